@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import (
-    ACTOR,
-    REPO,
-    Command,
-    actor_option,
-    json_option,
-    repo_option_for,
-    show_field,
-    store_address,
-)
+from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.output import CommandFailed, Output, printable, show_table
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout, UsageFailure
@@ -35,10 +26,10 @@ if TYPE_CHECKING:
 CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
 COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
 
-_repo_option = repo_option_for(
+_repo_option = options.repo_option_for(
     f"The directory of the tracker.  [default: {REPO}, else the nearest one upwards that has a tracker]"
 )
-_actor_option = actor_option("human:USER")
+_actor_option = options.actor_option("human:USER")
 claim_option = click.option(
     "--claim",
     "claim_text",
@@ -48,12 +39,12 @@ claim_option = click.option(
 )
 
 
-def reading_options(command: Command) -> Command:
-    return _repo_option(json_option(command))
+def reading_options(command: options.Command) -> options.Command:
+    return _repo_option(options.json_option(command))
 
 
-def writing_options(command: Command) -> Command:
-    return _repo_option(_actor_option(json_option(command)))
+def writing_options(command: options.Command) -> options.Command:
+    return _repo_option(_actor_option(options.json_option(command)))
 
 
 @contextlib.contextmanager
@@ -72,7 +63,7 @@ def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) 
     else:
         named = f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"
     try:
-        address = store_address(os.environ)
+        address = options.store_address(os.environ)
         yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry)
     except LockTimeout as failure:
         raise CommandFailed(failure, advice=_lock_advice(failure)) from failure
@@ -103,7 +94,7 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
 def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], field: str | None) -> None:
     """Print the issues as a table, as records, or one field of each; and warn of broken ones."""
     if field:
-        show_field(output, issues_to_json(snapshot, issues)["issues"], field)
+        options.show_field(output, issues_to_json(snapshot, issues)["issues"], field)
     elif output.as_json:
         output.result(issues_to_json(snapshot, issues))
     else:

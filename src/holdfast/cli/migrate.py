@@ -33,27 +33,20 @@ def migrate(output: Output, *, directory: str, target: str, source: str | None, 
       holdfast migrate --to files --overwrite
     """
     from holdfast.repository.migration import migrate as copy
+    from holdfast.store import open as stores
     from holdfast.store.addresses import advice_about_secrets
-    from holdfast.store.open import (
-        address_of,
-        configure_store,
-        open_address,
-        open_read_only,
-        open_store,
-        require_other_store,
-    )
 
     source = source or store_address(os.environ)
-    old = address_of(directory, source)
-    require_other_store(directory, old, target)
-    from_store = open_store(directory, source)
-    to_store = open_read_only(directory, target) if dry_run else open_address(directory, target)
+    old = stores.address_of(directory, source)
+    stores.require_other_store(directory, old, target)
+    from_store = stores.open_store(directory, source)
+    to_store = stores.open_read_only(directory, target) if dry_run else stores.open_address(directory, target)
     try:
         moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
     finally:
         from_store.close()
         to_store.close()
-    new = address_of(directory, target) if dry_run else configure_store(directory, target)
+    new = stores.address_of(directory, target) if dry_run else stores.configure_store(directory, target)
     done = "Would copy" if dry_run else "Copied and compared"
     documents = f"{moved.copied_documents} of {moved.documents} documents"
     records = f"{moved.copied_records} of {moved.records} stream records"

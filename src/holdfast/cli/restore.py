@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,14 +13,8 @@ from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
+from holdfast.repository import to_json
 from holdfast.repository.restore import RestoreOptions
-from holdfast.repository.to_json import (
-    counts,
-    restore_plan_to_json,
-    restored_in_place_to_json,
-    restored_to_json,
-    undone,
-)
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import OpenedRepository
@@ -47,16 +41,12 @@ def restore(
     snapshot: str,
     name: str | None,
     inplace: bool,
-    reason: str | None,
-    path: str | None,
-    no_snapshot: bool,
-    allow_shared: bool,
-    force: bool,
     dry_run: bool,
     repo: str | None,
     worktree: str | None,
     lock_id: str | None,
     wait: float | None,
+    **only_inplace: Any,
 ) -> None:
     """Restore the snapshot ID: a prefix of an id, a reference, head, or head~2.
 
@@ -80,26 +70,13 @@ def restore(
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
     if not inplace:
-        given = {
-            "--reason": reason,
-            "--path": path,
-            "--no-snapshot": no_snapshot,
-            "--allow-shared": allow_shared,
-            "--force": force,
-        }
-        if wrong := [option for option, value in given.items() if value]:
-            raise UsageFailure(f"{wrong[0]} requires --inplace")
+        if wrong := [option for option, value in only_inplace.items() if value]:
+            raise UsageFailure(f"--{wrong[0].replace('_', '-')} requires --inplace")
         _restore_into_new(output, opened, found, name, dry_run=dry_run)
         return
     if name:
         raise UsageFailure("NAME is for a new worktree, not for --inplace (see --worktree)")
-    how = RestoreOptions(
-        reason=reason or "",
-        path=path.rstrip("/") if path else None,
-        keep=not no_snapshot,
-        allow_shared=allow_shared,
-        force=force,
-    )
+    how = _restore_options(**only_inplace)
     if dry_run:
         _show_plan(output, opened, found, how)
         return
@@ -119,7 +96,14 @@ def restore(
     lines.append(head or "It is not in a snapshot yet.")
     if inside:
         lines.append('You are in the old directory. Enter the new one: cd "$PWD"')
-    output.result(restored_in_place_to_json(opened.worktree, how, restored), lines)
+    output.result(to_json.restored_in_place_to_json(opened.worktree, how, restored), lines)
+
+
+def _restore_options(
+    *, reason: str | None, path: str | None, no_snapshot: bool, allow_shared: bool, force: bool
+) -> RestoreOptions:
+    part = path.rstrip("/") if path else None
+    return RestoreOptions(reason or "", part, keep=not no_snapshot, allow_shared=allow_shared, force=force)
 
 
 def _restore_into_new(
@@ -132,7 +116,7 @@ def _restore_into_new(
         chosen = snapshots.restore(found.snapshot_id, name).worktree_id
     path = opened.repository.payload(chosen)
     verb = "Would restore" if dry_run else "Restored"
-    record = restored_to_json(chosen, path, found.snapshot_id, dry_run=dry_run)
+    record = to_json.restored_to_json(chosen, path, found.snapshot_id, dry_run=dry_run)
     output.result(record, [f"{verb} {found.snapshot_id} into the new worktree {chosen}: {path}"])
 
 
@@ -141,7 +125,7 @@ _EFFECTS = {"added": "come back", "removed": "be removed", "modified": "change"}
 
 def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how: RestoreOptions) -> None:
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
-    numbers = counts(undone(plan))
+    numbers = to_json.counts(to_json.undone(plan))
     if plan.keeps:
         kept = "The current content would become a snapshot first."
     elif how.keep:
@@ -150,11 +134,11 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
         kept = "The current content would be lost."
     lines = [
         f"Would restore {found.snapshot_id} in {opened.worktree}:",
-        *change_lines(undone(plan)),
+        *change_lines(to_json.undone(plan)),
         ", ".join(f"{numbers[what]} would {effect}" for what, effect in _EFFECTS.items()) + ".",
         kept,
     ]
-    output.result(restore_plan_to_json(opened.worktree, how, plan), lines)
+    output.result(to_json.restore_plan_to_json(opened.worktree, how, plan), lines)
 
 
 @click.command()

@@ -16,15 +16,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import mcp_types as types
 from mcp import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    CallToolResult,
-    ReadResourceResult,
-    TextContent,
-    TextResourceContents,
-)
 
 from holdfast.errors import Failure, Interrupted, NotFound, UsageFailure
 from holdfast.fs.names import in_utf_8, printable
@@ -48,27 +41,29 @@ def attempt(work: Callable[[], Any]) -> Answer:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-def as_tool_result(answer: Answer) -> CallToolResult:
+def as_tool_result(answer: Answer) -> types.CallToolResult:
     """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
     if isinstance(answer, Failure):
         record = in_utf_8(answer.as_record())
         text = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
-        return CallToolResult(content=[TextContent(text=text)], structured_content=record, is_error=True)
+        return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=record, is_error=True)
     record = in_utf_8(answer)
-    return CallToolResult(content=[TextContent(text=_text(record))], structured_content=record, is_error=False)
+    return types.CallToolResult(
+        content=[types.TextContent(text=_text(record))], structured_content=record, is_error=False
+    )
 
 
-def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
+def as_contents(uri: str, answer: Answer) -> types.ReadResourceResult:
     """The content of a resource; a failure becomes an error of the protocol, with its record."""
     if isinstance(answer, Failure):
         expected = isinstance(answer, NotFound | UsageFailure)
         raise MCPError(
-            code=INVALID_PARAMS if expected else INTERNAL_ERROR,
+            code=types.INVALID_PARAMS if expected else types.INTERNAL_ERROR,
             message=f"{answer.code}: {printable(answer.message)}",
             data=in_utf_8(answer.as_record()),
         )
     text = _text(in_utf_8(answer))
-    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=JSON, text=text)])
+    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=JSON, text=text)])
 
 
 def _text(record: object) -> str:
