@@ -252,5 +252,4 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
 
 
 def lease_summary(state: LeaseState) -> str:
-    """The holder of a lease, in one line."""
     return f"{'expired, was leased' if state.expired else 'leased'} by {state.lease.who()}"

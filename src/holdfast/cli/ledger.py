@@ -75,17 +75,8 @@ def open_at(directory: str) -> OpenLedger:
 
 @group.command(short_help="Begin a ledger in a directory.")
 @options.repo_option_for("The directory that gets the ledger.  [default: the current one]")
-@click.option(
-    "--lock-timeout",
-    metavar="DURATION",
-    default="5m",
-    show_default=True,
-    callback=options.duration,
-    help="How long a claim lasts by default, from 1s to 1h.",
-)
-@click.option(
-    "--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for programs that read those."
-)
+@options.duration_option("--lock-timeout", "How long a claim lasts by default, from 1s to 1h.", default="5m")
+@click.option("--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for other programs.")
 @options.with_output
 def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
     """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
@@ -106,12 +97,7 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
 @group.command(short_help="Append an event, or many at once.")
 @click.argument("event")
 @ledger_option
-@click.option(
-    "--if-sequence",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Append only if the ledger is still at N; otherwise change nothing and fail with status 4.",
-)
+@click.option("--if-sequence", metavar="N", type=click.IntRange(0), help="Fail (status 4) unless the ledger is at N.")
 @options.field_option("sequence", "event")
 @options.with_output
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:

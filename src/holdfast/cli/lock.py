@@ -52,7 +52,7 @@ def _default_wait() -> str:
 )
 @click.option("--nonblock", is_flag=True, help="Do not wait: if the lock is held, fail with status 4.")
 @click.option(
-    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must pass it. Creates FILE.queue."
+    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must use it. Creates FILE.queue."
 )
 @click.option(
     "--conflict-status",

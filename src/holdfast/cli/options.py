@@ -54,9 +54,13 @@ def wait_option(
     return click.option("--wait", metavar="DURATION", default=default, callback=_wait, help=text)
 
 
+def duration_option(name: str, help: str, *, default: str | None = None) -> Callable[[Command], Command]:
+    """`--NAME DURATION`. The command gets seconds, or None if there is no default."""
+    return click.option(name, metavar="DURATION", default=default, show_default=True, callback=duration, help=help)
+
+
 def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], Command]:
-    """`--ttl DURATION`. The command gets seconds, or None if there is no default."""
-    return click.option("--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help)
+    return duration_option("--ttl", help, default=default)
 
 
 def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:

@@ -110,8 +110,7 @@ def create(output: Output, *, name: str, snapshot: str, note: str, repo: str | N
     """
     repository, here = open_worktree(repo, worktree)
     reference = repository.snapshots.create_reference(name, snapshot, seen_from=here, note=note)
-    line = f"{reference.name} refers to {reference.snapshot_id}."
-    output.result(msgspec.structs.asdict(reference), [line])
+    output.result(msgspec.structs.asdict(reference), [f"{reference.name} refers to {reference.snapshot_id}."])
 
 
 @ref_group.command("list", short_help="List all references.")

@@ -34,8 +34,8 @@ LONGEST_PURPOSE = 60
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
-    For each: since when, until when, whether its holder is alive, its purpose, who waits (position and since
-    when), and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
+    For each it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the
+    waiters, and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
     order. Takes no lock and changes nothing.
 
     \b
@@ -59,14 +59,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
 @click.command(short_help="'who', live in a terminal.")
 @options.repo_option
 @options.data_dir_option
-@click.option(
-    "--every",
-    metavar="DURATION",
-    default="1s",
-    show_default=True,
-    callback=options.duration,
-    help="How often to refresh.",
-)
+@options.duration_option("--every", "How often to refresh.", default="1s")
 @options.limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
 @options.with_output
 def top(output: Output, *, repo: str | None, data_dir: str | None, every: float, limit: int | None) -> None:
@@ -112,13 +105,10 @@ def _overview(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.overview import check_workspace, find_workspace, look_around
 
-    chosen, address = repo or os.environ.get(REPO) or None, options.store_address(os.environ)
-    if chosen is None:
-        root = find_workspace(current_directory())
-    else:
-        root = Path(os.path.abspath(chosen))
-        if address is None:
-            check_workspace(root)
+    chosen, address = repo or os.environ.get(REPO), options.store_address(os.environ)
+    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    if chosen and address is None:
+        check_workspace(root)
     locks = RepoLock(options.data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=address)
 
