@@ -264,7 +264,7 @@ def show(output: Output, *, event: str, repo: str) -> None:
     if found is None:
         raise NotFound(
             f"the ledger has no event with the id {event}",
-            hint="If you are checking an append: it did not succeed.",
+            hint="If you are checking whether the event was appended: it was not.",
             event_id=event,
         )
     width = max((len(name) for name in found.event), default=0)
