@@ -25,6 +25,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
 
 if TYPE_CHECKING:
+    import psutil
     from click.shell_completion import CompletionItem
 
 Child = subprocess.Popen[bytes]
@@ -217,11 +218,87 @@ def run(
         try:
             code = attend(child, check)
         except BaseException:
-            from holdfast.cli.process_tree import ProcessTree
-
             ProcessTree(child, mark).end(GRACE)
             raise
     return CommandExit(None, -code) if code < 0 else CommandExit(code, None)
+
+
+class ProcessTree:
+    """A command and its descendants, as far as they can be found. Loads psutil late: that takes time."""
+
+    _PAUSE = 0.05
+    _LAST_ROUNDS = 20
+
+    def __init__(self, child: Child, mark: Mark | None = None) -> None:
+        self._child = child
+        self._mark = mark
+        self._known: dict[int, psutil.Process] = {}
+
+    def end(self, grace: float) -> None:
+        """Terminate all of them; kill those that are left after `grace` seconds."""
+        deadline = time.monotonic() + grace
+        asked: set[psutil.Process] = set()
+        self._find()
+        with contextlib.suppress(OSError):
+            self._child.terminate()
+        while True:
+            for each in self._alive() - asked:
+                self._send(each.terminate)
+                asked.add(each)
+            if self._child.poll() is not None and not self._alive():
+                return
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(self._PAUSE)
+            self._find()
+        self._child.kill()
+        for _ in range(self._LAST_ROUNDS):  # a process may have started another one meanwhile
+            self._find()
+            left = self._alive()
+            for each in left:
+                self._send(each.kill)
+            if not left:
+                break
+            time.sleep(self._PAUSE)
+        self._child.wait()
+
+    def _find(self) -> None:
+        """Add the descendants of the processes that are known, and the processes that carry the mark."""
+        import psutil
+
+        found = [each for each in psutil.process_iter() if self._is_marked(each)] if self._mark else []
+        with contextlib.suppress(psutil.Error):
+            found += psutil.Process(self._child.pid).children(recursive=True)
+        for each in self._known.values():
+            with contextlib.suppress(psutil.Error):
+                found += each.children(recursive=True)
+        self._known |= {each.pid: each for each in found if each.pid not in (os.getpid(), self._child.pid)}
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        """Whether a process carries the mark, and has its current directory or an open file in the directory."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error, OSError):
+            if self._mark and process.environ().get(self._mark.name) == self._mark.value:
+                paths = [process.cwd(), *(each.path for each in process.open_files())]
+                return any(Path(path).is_relative_to(self._mark.directory) for path in paths)
+        return False
+
+    def _alive(self) -> set[psutil.Process]:
+        import psutil
+
+        def is_alive(process: psutil.Process) -> bool:
+            with contextlib.suppress(psutil.Error):
+                return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            return False
+
+        return set(filter(is_alive, self._known.values()))
+
+    def _send(self, signal_it: Callable[[], None]) -> None:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):  # it has ended, or has privileges that we lack
+            signal_it()
 
 
 def end_like(ended: CommandExit) -> int:

@@ -1,4 +1,4 @@
-"""What the issue commands share: their options, the tracker they open, the claim they name, their output."""
+"""Shared parts of the issue commands: options, the tracker, the claim, output."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import (
-    ACTOR,
-    REPO,
-    Command,
-    actor_option,
-    json_option,
-    repo_option_for,
-    show_field,
-    store_address,
-)
+from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.output import CommandFailed, Output, printable, show_table
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout, UsageFailure
@@ -35,10 +26,10 @@ if TYPE_CHECKING:
 CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
 COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
 
-_repo_option = repo_option_for(
+_repo_option = options.repo_option_for(
     f"The directory of the tracker.  [default: {REPO}, else the nearest one upwards that has a tracker]"
 )
-_actor_option = actor_option("human:USER")
+_actor_option = options.actor_option("human:USER")
 claim_option = click.option(
     "--claim",
     "claim_text",
@@ -48,12 +39,12 @@ claim_option = click.option(
 )
 
 
-def reading_options(command: Command) -> Command:
-    return _repo_option(json_option(command))
+def reading_options(command: options.Command) -> options.Command:
+    return _repo_option(options.json_option(command))
 
 
-def writing_options(command: Command) -> Command:
-    return _repo_option(_actor_option(json_option(command)))
+def writing_options(command: options.Command) -> options.Command:
+    return _repo_option(_actor_option(options.json_option(command)))
 
 
 @contextlib.contextmanager
@@ -72,7 +63,7 @@ def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) 
     else:
         named = f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"
     try:
-        address = store_address(os.environ)
+        address = options.store_address(os.environ)
         yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry)
     except LockTimeout as failure:
         raise CommandFailed(failure, advice=_lock_advice(failure)) from failure
@@ -90,7 +81,7 @@ def _lock_advice(failure: LockTimeout) -> str:
 
 
 def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
-    """The claim on this issue that the option names, or that the environment names if it is for this one."""
+    """The claim that the option names; else the claim in the environment, if it is on this issue."""
     text = flag or os.environ.get(CLAIM_VARIABLE)
     claim = ClaimId.parse(text) if text else None
     if claim is None or claim.issue_id == issue_id:
@@ -103,7 +94,7 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
 def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], field: str | None) -> None:
     """Print the issues as a table, as records, or one field of each; and warn of broken ones."""
     if field:
-        show_field(output, issues_to_json(snapshot, issues)["issues"], field)
+        options.show_field(output, issues_to_json(snapshot, issues)["issues"], field)
     elif output.as_json:
         output.result(issues_to_json(snapshot, issues))
     else:
@@ -144,10 +135,8 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
 
 
 def issue_lines(record: dict[str, Any]) -> Iterator[str]:
-    yield f"{record['title']}"
-    yield f"  id            {record['id']}"
-    yield f"  state         {record['state']}"
-    yield f"  priority      {record['priority']}"
+    yield record["title"]
+    yield from (f"  {name:12}  {record[name]}" for name in ("id", "state", "priority"))
     yield f"  assignee      {record['assignee'] or '-'}"
     if record["labels"]:
         yield f"  labels        {', '.join(record['labels'])}"
@@ -164,9 +153,8 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
     if claim := record["claim"]:
-        left = claim["time_left"]
-        time = format_duration(abs(left))
-        expiry = f"expires in {time}" if left > 0 else f"expired {time} ago"
+        time = format_duration(abs(claim["time_left"]))
+        expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
         yield f"  claim         {claim['claim_id']}"
         yield f"                by {claim['actor']}, token {claim['token']}, {expiry}"
     yield f"  created       {record['created_at']}"

@@ -1,4 +1,4 @@
-"""`holdfast lease`: the timed right to write to a worktree, whose holder may be many processes."""
+"""`holdfast lease`: the timed right to write to a worktree, which many processes may share."""
 
 from __future__ import annotations
 
@@ -7,28 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import LOCK_ID, TOKEN, WORKTREE
+from holdfast.cli import LOCK_ID, TOKEN, WORKTREE, options
 from holdfast.cli.entry import Group
-from holdfast.cli.options import (
-    field_option,
-    json_option,
-    lock_id_option,
-    print_record,
-    priority_option,
-    purpose_option,
-    repo_option,
-    ttl_option,
-    wait_option,
-    worktree_option,
-)
 from holdfast.cli.output import Output
-from holdfast.cli.repository import (
-    OpenedRepository,
-    held_lock_id,
-    open_repository,
-    open_worktree,
-    refuse_own_lease,
-)
+from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.locks.identity import Liveness
@@ -42,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.repository.context import WorktreeConfig
 
 HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
+_NOT_VISIBLE = "not visible; the lease belongs to whoever has its id, until it expires"
 LEASE_FIELDS = (
     *("lock_id", "token", "worktree", "expires_at", "holder_id", "actor", "purpose", "ttl"),
     *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
@@ -67,31 +50,25 @@ The id is --lock-id, else {LOCK_ID} from the environment.
 """,
 )
 
-_ttl_option = ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
-_holder_pid_option = click.option(
-    "--holder-pid",
-    metavar="PID",
-    type=click.IntRange(min=1),
-    help="The process to record as the holder.  [default: the one that runs this command]",
-)
-_field_option = field_option(*LEASE_FIELDS)
+_ttl_option = options.ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
+_HOLDER_PID = "The process to record as the holder.  [default: the one that runs this command]"
+_holder_pid_option = click.option("--holder-pid", metavar="PID", type=click.IntRange(min=1), help=_HOLDER_PID)
+_field_option = options.field_option(*LEASE_FIELDS)
 _export_option = click.option(
     "--export", is_flag=True, help="Print shell commands that name the lease to later commands."
 )
 
 
 @group.command(short_help="Acquire the lease of a worktree.")
-@repo_option
-@worktree_option
+@options.worktree_options
 @_ttl_option
-@wait_option("How long to wait in the queue")
-@purpose_option
-@priority_option
+@options.wait_option("How long to wait in the queue")
+@options.purpose_option
+@options.priority_option
 @_holder_pid_option
 @_field_option
 @_export_option
-@json_option
-@click.pass_obj
+@options.with_output
 def acquire(
     output: Output,
     *,
@@ -107,8 +84,8 @@ def acquire(
 ) -> None:
     """Acquire the lease of a worktree and print its id. An expired lease is taken over.
 
-    If another holder has it, the error names that holder: host, purpose, since when, for how long, and
-    whether its process is alive.
+    If another holder has it, the error gives that holder's host and purpose, the times of the lease, and
+    whether the process is alive.
 
     \b
     Examples:
@@ -118,26 +95,19 @@ def acquire(
     opened = open_worktree(repo, worktree)
     refuse_own_lease(opened.repository, opened.worktree)
     held = opened.repository.lease(
-        opened.worktree,
-        ttl=ttl,
-        wait=wait,
-        purpose=purpose,
-        priority=priority,
-        behalf_of=_holder(holder_pid),
+        opened.worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, behalf_of=_holder(holder_pid)
     )
     _print_granted(output, opened, held.lease, field=field, export=export)
 
 
 @group.command(short_help="Take over an expired lease.")
-@repo_option
-@worktree_option
+@options.worktree_options
 @_ttl_option
-@purpose_option
+@options.purpose_option
 @_holder_pid_option
 @_field_option
 @_export_option
-@json_option
-@click.pass_obj
+@options.with_output
 def steal(
     output: Output,
     *,
@@ -149,7 +119,7 @@ def steal(
     field: str | None,
     export: bool,
 ) -> None:
-    """Take over the lease of a worktree, which must have expired; any other lease is left alone.
+    """Take over the expired lease of a worktree. A lease that has not expired is left alone.
 
     'acquire' takes over an expired lease too, but only when the queue is empty.
 
@@ -163,14 +133,12 @@ def steal(
 
 
 @group.command(short_help="Renew your lease.")
-@repo_option
-@worktree_option
-@lock_id_option
-@ttl_option("Time until it expires, from now on.  [default: as before]")
-@json_option
-@click.pass_obj
+@options.worktree_options
+@options.lock_id_option
+@options.ttl_option("Time until it expires, from now on.  [default: as before]")
+@options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
-    """Renew your lease: it runs for its whole time again. If that fails (status 5), stop writing.
+    """Renew your lease for its full ttl. If that fails (status 5), stop writing.
 
     \b
     Example:
@@ -178,18 +146,14 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
     """
     opened = open_worktree(repo, worktree)
     lease = opened.repository.desk.renew(opened.worktree, held_lock_id(lock_id), ttl)
-    output.result(
-        lease_to_json(lease),
-        [f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"],
-    )
+    line = f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"
+    output.result(lease_to_json(lease), [line])
 
 
 @group.command(short_help="Release your lease.")
-@repo_option
-@worktree_option
-@lock_id_option
-@json_option
-@click.pass_obj
+@options.worktree_options
+@options.lock_id_option
+@options.with_output
 def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
     """Release your lease. If it is no longer yours (status 5), nothing changes.
 
@@ -203,12 +167,10 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
 
 
 @group.command(short_help="Show the holder of a worktree's lease.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@options.worktree_options
+@options.with_output
 def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
-    """Show the holder of a worktree's lease, since when, until when, and the queue. Changes nothing.
+    """Show who holds a worktree's lease, since when and until when, and the queue. Changes nothing.
 
     \b
     Examples:
@@ -222,9 +184,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
 
 
 @group.command("list", short_help="Show the leases of all worktrees.")
-@repo_option
-@json_option
-@click.pass_obj
+@options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """Show the holder of each worktree's lease. Changes nothing.
 
@@ -234,14 +194,12 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     repository = open_repository(repo)
     states = [(each, repository.desk.state(each.worktree_id)) for each in repository.worktrees.configs()]
-    output.result(
-        {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]},
-        [line for each in states for line in lease_state_lines(*each)],
-    )
+    record = {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]}
+    output.result(record, [line for each in states for line in lease_state_lines(*each)])
 
 
 def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, field: str | None, export: bool) -> None:
-    """Print a new lease. If that fails, release it: nobody could use it, and everybody would wait for it."""
+    """Print a new lease. If that fails, release it: its id is unknown, and all others would wait for it."""
     lines = [
         f"{lease.worktree_id}: leased for {format_duration(lease.ttl)}, unless renewed",
         f"  expires   {lease.lease_expires_at}",
@@ -253,7 +211,7 @@ def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, fi
         values = {LOCK_ID: lease.lock_id, TOKEN: lease.fencing_token, WORKTREE: lease.worktree_id}
         lines = [f"export {name}={value}" for name, value in values.items()]
     try:
-        print_record(output, field, lease_to_json(lease), lines)
+        options.print_record(output, field, lease_to_json(lease), lines)
     except BaseException:
         opened.repository.desk.release(opened.worktree, lease.lock_id)
         raise
@@ -263,12 +221,10 @@ def _holder(pid: int | None) -> Holder:
     """The holder to record: the process that runs this command, because it outlives the command."""
     from holdfast.locks.identity import calling_agent, holder_with_pid
 
-    if pid is None:
-        return calling_agent()
-    named = holder_with_pid(pid)
-    if named is None:
+    holder = calling_agent() if pid is None else holder_with_pid(pid)
+    if holder is None:
         raise UsageFailure(f"there is no process {pid}", pid=pid)
-    return named
+    return holder
 
 
 def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[str]:
@@ -278,13 +234,17 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
     elif state is None:
         yield f"{name}: free"
     else:
-        lease = state.lease
+        lease, left = state.lease, format_duration(abs(state.time_left))
         yield f"{name}: {lease_summary(state)}"
         if lease.purpose:
             yield f"  purpose   {lease.purpose}"
         yield f"  since     {lease.created_at}, renewed {lease.last_renewed_at}"
-        yield f"  expires   {_expiry(state)}"
-        yield f"  process   {_life(state)}"
+        if state.expired:
+            yield f"  expires   {left} ago; the next to acquire it takes it over"
+        else:
+            yield f"  expires   in {left}, unless renewed"
+        hidden = lease.detached and state.liveness is Liveness.UNKNOWN
+        yield f"  process   {_NOT_VISIBLE if hidden else state.liveness.value}"
         yield f"  lock id   {lease.lock_id}"
         yield f"  token     {lease.fencing_token}"
         for position, waiter in enumerate(state.waiters, 1):
@@ -292,17 +252,4 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
 
 
 def lease_summary(state: LeaseState) -> str:
-    """The holder of a lease, in one line."""
     return f"{'expired, was leased' if state.expired else 'leased'} by {state.lease.who()}"
-
-
-def _expiry(state: LeaseState) -> str:
-    if state.expired:
-        return f"{format_duration(-state.time_left)} ago; the next to acquire it takes it over"
-    return f"in {format_duration(state.time_left)}, unless renewed"
-
-
-def _life(state: LeaseState) -> str:
-    if state.lease.detached and state.liveness is Liveness.UNKNOWN:
-        return "not visible; the lease belongs to whoever has its id, until it expires"
-    return state.liveness.value

@@ -5,29 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import ACTOR, REPO
+from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.entry import Group, LazyCommand
-from holdfast.cli.options import (
-    duration,
-    field_option,
-    json_option,
-    limit_option,
-    print_record,
-    repo_option_for,
-    store_address,
-    wait_option,
-)
 from holdfast.cli.output import Output, escaped_json, shortened
 from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.ledger.log import Event, Recorded
+    from holdfast.ledger.log import Recorded
     from holdfast.locks.ledger_lock import LedgerLockState
     from holdfast.repository.opening import OpenLedger
 
@@ -48,10 +38,10 @@ Examples:
 """,
     table={
         "claim": LazyCommand(f"{_CLAIMS}:claim", "Claim a node, at once or by waiting in the queue."),
-        "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and who waits."),
+        "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and their waiters."),
         "extend": LazyCommand(f"{_CLAIMS}:extend", "Renew a claim."),
         "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
-        "reap": LazyCommand(f"{_CLAIMS}:reap", "Clear away expired claims."),
+        "reap": LazyCommand(f"{_CLAIMS}:reap", "Remove expired claims."),
         "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
     },
 )
@@ -63,41 +53,31 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
         return named or "."
     from holdfast.repository.opening import find_ledger
 
-    found = find_ledger(".")
-    if found is None and (repo := os.environ.get(REPO)):
-        found = find_ledger(repo)
-    return "." if found is None else str(found)
+    starts = filter(None, (".", os.environ.get(REPO)))
+    return next((str(found) for start in starts if (found := find_ledger(start)) is not None), ".")
 
 
-ledger_option = repo_option_for(
+ledger_option = options.repo_option_for(
     f"The directory of the ledger.  [default: the nearest one upwards that has a ledger, else {REPO}]",
     callback=_nearest,
 )
 
 
+def in_ledger(command: Callable[..., Any]) -> Callable[..., Any]:
+    return ledger_option(options.with_output(command))
+
+
 def open_at(directory: str) -> OpenLedger:
     from holdfast.repository.opening import open_ledger
 
-    return open_ledger(directory, address=store_address(os.environ), actor=os.environ.get(ACTOR))
+    return open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
 
 
 @group.command(short_help="Begin a ledger in a directory.")
-@repo_option_for("The directory that gets the ledger.  [default: the current one]")
-@click.option(
-    "--lock-timeout",
-    metavar="DURATION",
-    default="5m",
-    show_default=True,
-    callback=duration,
-    help="How long a claim lasts by default, from 1s to 1h.",
-)
-@click.option(
-    "--claim-files",
-    is_flag=True,
-    help="Also keep each claim as a file in locks/, for programs that read those.",
-)
-@json_option
-@click.pass_obj
+@options.repo_option_for("The directory that gets the ledger.  [default: the current one]")
+@options.duration_option("--lock-timeout", "How long a claim lasts by default, from 1s to 1h.", default="5m")
+@click.option("--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for other programs.")
+@options.with_output
 def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
     """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
 
@@ -108,33 +88,24 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     """
     from holdfast.repository.opening import init_ledger
 
-    address = store_address(os.environ)
+    address = options.store_address(os.environ)
     made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
     output.result(record, [f"Began a ledger in {made.root}."])
 
 
-# --- Appending --------------------------------------------------------------------------------------
-
-
 @group.command(short_help="Append an event, or many at once.")
 @click.argument("event")
 @ledger_option
-@click.option(
-    "--if-sequence",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Append only if the ledger is still at N; otherwise change nothing and fail with status 4.",
-)
-@field_option("sequence", "event")
-@json_option
-@click.pass_obj
+@click.option("--if-sequence", metavar="N", type=click.IntRange(0), help="Fail (status 4) unless the ledger is at N.")
+@options.field_option("sequence", "event")
+@options.with_output
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
-    Lines are appended all or none. An event without a "timestamp" gets one, and one without an "id" too: by
-    its id you can find out whether an append was made whose outcome you did not see. Events over 1 MiB are
-    refused. When this returns, the events are on disk.
+    Lines are appended all or none. An event without a "timestamp" or an "id" gets one; 'ledger show ID' tells
+    you whether an append with an unknown outcome succeeded. Events over 1 MiB are refused. When this
+    returns, the events are on disk.
 
     \b
     Examples:
@@ -148,7 +119,7 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     if event != "-":
         given = _event(event.encode("utf-8", "surrogateescape"), "EVENT")
         made = ledger.append(given) if if_sequence is None else ledger.append_if_sequence(given, if_sequence)
-        print_record(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
+        options.print_record(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
         return
     if if_sequence is not None:
         raise click.UsageError("--if-sequence takes one event.", click.get_current_context())
@@ -156,10 +127,8 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     appended = ledger.append_many(events)
     records = [event_to_json(each) for each in appended]
-    text = "Nothing to append."
-    if appended:
-        text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}."
-    print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
+    text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}." if appended else "Nothing to append."
+    options.print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
 
 
 def _event(text: bytes, source: str) -> dict[str, Any]:
@@ -175,30 +144,18 @@ def _event(text: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-# --- Reading ----------------------------------------------------------------------------------------
+def _selects(kind: str | None, node: str | None) -> Callable[[Recorded], bool]:
+    """The events of this type, about this node or nodes below it."""
+    from holdfast.ledger.log import is_node_id, is_under, node_id
 
+    top = None if node is None else node_id(node)
 
-class Selection(NamedTuple):
-    """Which events to print."""
+    def selects(recorded: Recorded) -> bool:
+        found = recorded.event.get("node_id")
+        about = top is None or (is_node_id(found) and is_under(str(found), top))
+        return about and (kind is None or recorded.event.get("type") == kind)
 
-    kind: str | None
-    node: str | None
-
-    def matches(self, event: Event) -> bool:
-        from holdfast.ledger.log import is_node_id, is_under
-
-        if self.kind is not None and event.get("type") != self.kind:
-            return False
-        if self.node is None:
-            return True
-        node = event.get("node_id")
-        return is_node_id(node) and is_under(str(node), self.node)
-
-
-def _select(kind: str | None, node: str | None) -> Selection:
-    from holdfast.ledger.log import node_id
-
-    return Selection(kind, None if node is None else node_id(node))
+    return selects
 
 
 _after_option = click.option("--after", metavar="N", type=click.IntRange(0), help="Only events after N.")
@@ -210,11 +167,10 @@ _node_option = click.option("--node", metavar="NODE", help="Only events about th
 @ledger_option
 @_after_option
 @click.option("--until", metavar="N", type=click.IntRange(1), help="Only events up to N.")
-@limit_option("Only the last N events.")
+@options.limit_option("Only the last N events.")
 @_type_option
 @_node_option
-@json_option
-@click.pass_obj
+@options.with_output
 def log(
     output: Output,
     *,
@@ -238,10 +194,10 @@ def log(
     """
     from holdfast.ledger.log import events_to_json
 
-    ledger, selection, start = open_at(repo).ledger, _select(kind, node), after or 0
+    ledger, selects, start = open_at(repo).ledger, _selects(kind, node), after or 0
     if limit is not None and kind is None and node is None and until is None:
-        start = max(start, ledger.sequence - limit)  # do not read what is not shown
-    found = (each for each in ledger.events(after=start, until=until) if selection.matches(each.event))
+        start = max(start, ledger.sequence - limit)  # skip events that are not shown
+    found = filter(selects, ledger.events(after=start, until=until))
     chosen = found if limit is None else iter(deque(found, maxlen=limit))
     if output.as_json:
         output.result(events_to_json(chosen))
@@ -254,10 +210,9 @@ def log(
 @_after_option
 @_type_option
 @_node_option
-@limit_option("Stop after N events.")
-@wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
-@json_option
-@click.pass_obj
+@options.limit_option("Stop after N events.")
+@options.wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
+@options.with_output
 def watch(
     output: Output,
     *,
@@ -268,7 +223,7 @@ def watch(
     limit: int | None,
     wait: float | None,
 ) -> None:
-    """Show each event when it is appended, in the form of 'log'; with --after, those after N first.
+    """Show each event when it is appended, in the form of 'log'; with --after, first the events after N.
 
     With --json, one JSON object per line for each event.
 
@@ -279,9 +234,7 @@ def watch(
     """
     from holdfast.ledger.log import event_to_json
 
-    selection = _select(kind, node)
-    new = open_at(repo).ledger.watch(after=after, timeout=wait)
-    chosen = (each for each in new if selection.matches(each.event))
+    chosen = filter(_selects(kind, node), open_at(repo).ledger.watch(after=after, timeout=wait))
     limited = chosen if limit is None else (each for _, each in zip(range(limit), chosen, strict=False))
     if output.as_json:
         for each in limited:
@@ -292,13 +245,11 @@ def watch(
 
 @group.command(short_help="Show one event, by its sequence or by its id.")
 @click.argument("event")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def show(output: Output, *, event: str, repo: str) -> None:
-    """Show the whole of EVENT: a sequence such as 41, or the id of an event.
+    """Show EVENT in full: a sequence such as 41, or the id of an event.
 
-    Use the id to find out whether an append was made whose outcome you did not see.
+    Use the id to find out whether an append with an unknown outcome succeeded.
 
     \b
     Examples:
@@ -313,7 +264,7 @@ def show(output: Output, *, event: str, repo: str) -> None:
     if found is None:
         raise NotFound(
             f"the ledger has no event with the id {event}",
-            hint="If you wanted to know whether an append was made: it was not.",
+            hint="If you are checking whether the event was appended: it was not.",
             event_id=event,
         )
     width = max((len(name) for name in found.event), default=0)
@@ -322,7 +273,7 @@ def show(output: Output, *, event: str, repo: str) -> None:
 
 
 def _print_events(events: Iterable[Recorded], output: Output) -> None:
-    """A line for people each, on a terminal; elsewhere a line of JSON each."""
+    """On a terminal, a line for people per event; elsewhere, a line of JSON."""
     from holdfast.fs import strictjson
     from holdfast.ledger.log import event_to_json
 
@@ -344,21 +295,13 @@ def event_line(recorded: Recorded) -> str:
     when = str(event.get("timestamp", ""))[:19].replace("T", " ")
     start = f"{recorded.sequence:>6}  {when:<19}  {event.get('type', '?')!s:<16}"
     node, owner = event.get("node_id", ""), event.get("owner", "")
-    rest = " ".join(
-        f"{name}={shortened(str(value), _LONGEST_VALUE)}"
-        for name, value in event.items()
-        if name not in _COLUMNS + _NOT_SHOWN
-    )
+    others = [(name, str(value)) for name, value in event.items() if name not in _COLUMNS + _NOT_SHOWN]
+    rest = " ".join(f"{name}={shortened(value, _LONGEST_VALUE)}" for name, value in others)
     return "  ".join(part for part in (start, f"{node!s:<8}", str(owner), rest) if part.strip()).rstrip()
 
 
-# --- Status, verification and the lock --------------------------------------------------------------
-
-
 @group.command(short_help="Show the length of the ledger, its lock and the number of claims.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def status(output: Output, *, repo: str) -> None:
     """Show the sequence of the ledger, the holder of its lock, and the number of claims. Changes nothing.
 
@@ -382,11 +325,10 @@ def status(output: Output, *, repo: str) -> None:
 
 
 def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    lock = record["lock"]
-    active, expired, waiting = record["active_claims"], record["expired_claims"], record["waiting"]
+    lock, active, expired = record["lock"], record["active_claims"], record["expired_claims"]
     yield f"{record['root']}: {_counted(record['sequence'])}"
     yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
-    yield f"  claims   {active} active, {expired} expired, {waiting} waiting"
+    yield f"  claims   {active} active, {expired} expired, {record['waiting']} waiting"
     yield f"  ttl      {format_duration(record['lock_timeout'])} for each claim, unless given"
 
 
@@ -395,9 +337,7 @@ def _counted(events: int) -> str:
 
 
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def verify(output: Output, *, repo: str) -> None:
     """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
@@ -415,12 +355,10 @@ def verify(output: Output, *, repo: str) -> None:
     lines = [f"{_counted(report.events)} can be read in order."]
     for each in report.findings:
         lines += [f"{each.severity}: {each.subject}", f"  {each.message}", f"  -> {each.remedy}"]
+    if report.sound or not output.as_json:
+        output.result({"sound": report.sound, "events": report.events, "findings": findings}, lines)
     if report.sound:
-        output.result({"sound": True, "events": report.events, "findings": findings}, lines)
         return
-    if not output.as_json:
-        for line in lines:
-            output.line(line)
     errors = sum(each.severity == "error" for each in report.findings)
     raise Corrupt(
         f"the ledger has {errors} {'error' if errors == 1 else 'errors'}",
@@ -433,14 +371,13 @@ def verify(output: Output, *, repo: str) -> None:
 @group.command(short_help="Show the holder of the ledger's lock; break the lock by its exact identity.")
 @ledger_option
 @click.option("--identity", metavar="IDENTITY", help="Break the lock that has this identity.")
-@json_option
-@click.pass_obj
+@options.with_output
 def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
-    A lock whose holder is certainly dead needs no breaking: the next writer takes it over. One that is only
-    old may belong to a process that is stopped and will continue: break it only if you know that it will
-    not. Even if you are wrong no event is lost, because events are never overwritten.
+    The next writer takes over a lock whose holder is certainly dead. A lock that is merely old may belong to
+    a suspended process that will continue: break it only if you know that it will not. Even if you are
+    wrong, no event is lost, because events are never overwritten.
 
     \b
     Examples:
@@ -463,13 +400,12 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
 _LIVENESS = {
     "dead": "certainly dead: the next writer takes the lock over",
     "alive": "alive: wait for it, or find out why it is stuck",
-    "unknown": "unknown: the lock says too little, or the holder is on another machine",
+    "unknown": "unknown: the lock does not identify its holder, or the holder is on another machine",
 }
 
 
 def ledger_lock_to_json(state: LedgerLockState) -> dict[str, Any]:
-    dead = state.liveness.value == "dead"
-    return {**state.as_record(), "certainly_dead": dead, "path": str(state.path)}
+    return {**state.as_record(), "certainly_dead": state.liveness.value == "dead", "path": str(state.path)}
 
 
 def _lock_lines(state: LedgerLockState) -> Iterator[str]:
@@ -484,6 +420,6 @@ def _lock_lines(state: LedgerLockState) -> Iterator[str]:
         return
     yield ""
     if not state.suspect:
-        yield "It is not old: most likely a process is writing just now."
-    yield "If you are certain that its holder will not continue, break it:"
+        yield "The lock is recent: a process is probably writing right now."
+    yield "If you are certain that the holder will not continue, break the lock:"
     yield f"  holdfast ledger unlock --identity {state.identity}"

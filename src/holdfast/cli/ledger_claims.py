@@ -1,4 +1,4 @@
-"""`holdfast ledger claim` and its relatives: reserve the nodes of a ledger, so that no work is done twice."""
+"""`holdfast ledger claim` and related commands: reserve the nodes of a ledger, so that no work is done twice."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from typing import Any
 
 import click
 
-from holdfast.cli import ACTOR
-from holdfast.cli.ledger import event_line, ledger_option, open_at
-from holdfast.cli.options import (
-    actor_option,
-    dry_run_option,
-    field_option,
-    json_option,
-    print_record,
-    priority_option,
-    purpose_option,
-    ttl_option,
-    wait_option,
-)
+from holdfast.cli import ACTOR, options
+from holdfast.cli.ledger import event_line, in_ledger, open_at
 from holdfast.cli.output import Output, plain_table
 from holdfast.clock import format_duration
 from holdfast.ledger.log import event_to_json, is_under, node_id
 from holdfast.ledger.projection import Claim, ClaimWaiter
 from holdfast.ledger.service import Claims
 
-CLAIM_FIELDS = (
-    *("claim_id", "node_id", "actor", "created_at", "expires_at", "time_left", "sequence"),
-    *("purpose", "holder"),
-)
+CLAIM_FIELDS = "claim_id node_id actor created_at expires_at time_left sequence purpose holder".split()
 
 
 def _actor(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
@@ -40,10 +26,10 @@ def _actor(context: click.Context, parameter: click.Parameter, value: str | None
     return chosen
 
 
-_actor_option = actor_option("none", callback=_actor)
-_ttl_option = ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
+_actor_option = options.actor_option("none", callback=_actor)
+_ttl_option = options.ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
 _claim_id_option = click.option(
-    "--claim-id", metavar="ID", default="", help="Only if it is this very claim, as 'claim' printed it."
+    "--claim-id", metavar="ID", default="", help="Only if the claim has this id, as printed by 'claim'."
 )
 
 
@@ -51,13 +37,11 @@ _claim_id_option = click.option(
 @click.argument("node")
 @_actor_option
 @_ttl_option
-@wait_option("How long to wait in the queue")
-@priority_option
-@purpose_option
-@field_option(*CLAIM_FIELDS)
-@ledger_option
-@json_option
-@click.pass_obj
+@options.wait_option("How long to wait in the queue")
+@options.priority_option
+@options.purpose_option
+@options.field_option(*CLAIM_FIELDS)
+@in_ledger
 def claim(
     output: Output,
     *,
@@ -70,7 +54,7 @@ def claim(
     field: str | None,
     repo: str,
 ) -> None:
-    """Claim NODE. Fails with status 4 if another actor has it, with 75 if waiting was not enough.
+    """Claim NODE. Fails with status 4 if another actor has it, with 75 after --wait.
 
     The claim outlives this command: extend it while you work, and release it when you are done.
 
@@ -84,16 +68,14 @@ def claim(
     claims = open_at(repo).claims
     held = claims.claim(node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent())
     now = claims.ledger.store.now()
-    print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
+    options.print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
 
 
 @click.command(short_help="Release a claim.")
 @click.argument("node")
 @_actor_option
 @_claim_id_option
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) -> None:
     """Release the actor's claim on NODE. Fails with status 5 if the actor does not hold it.
 
@@ -111,11 +93,9 @@ def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) 
 @_actor_option
 @_ttl_option
 @_claim_id_option
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id: str, repo: str) -> None:
-    """Renew the actor's claim on NODE: it runs for another --ttl from now.
+    """Renew the actor's claim on NODE: it expires --ttl from now.
 
     Fails with status 5 if the actor does not hold it, or it has expired: stop working on the node, because
     another actor may have begun.
@@ -130,14 +110,12 @@ def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id
     output.result(claim_to_json(held, now), _claim_lines("Extended", held, now))
 
 
-@click.command(short_help="List the claims and who waits.")
+@click.command(short_help="List the claims and their waiters.")
 @click.option("--under", metavar="NODE", help="Only this node and those below it.")
 @click.option("--at-sequence", metavar="N", type=click.IntRange(0), help="The claims as of event N.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: str) -> None:
-    """List the active claims, the expired ones, and who waits. Changes nothing.
+    """List the active claims, the expired claims and the waiters. Changes nothing.
 
     \b
     Examples:
@@ -149,16 +127,14 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
     output.result(record, _list_lines(record))
 
 
-@click.command(short_help="Clear away expired claims.")
-@dry_run_option("Only show which they are.")
-@ledger_option
-@json_option
-@click.pass_obj
+@click.command(short_help="Remove expired claims.")
+@options.dry_run_option("Show the expired claims; change nothing.")
+@in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
-    """Clear away the expired claims, each by one event, however many processes reap at the same time.
+    """Remove expired claims, each by exactly one event even if several processes reap at the same time.
 
-    Nobody has to: claiming a node clears its expired claim away first. Claim files, if the ledger has them,
-    are brought up to date as well.
+    This is optional: claiming a node removes its expired claim first. Claim files, if the ledger has
+    them, are brought up to date as well.
 
     \b
     Example:
@@ -175,9 +151,7 @@ def reap(output: Output, *, dry_run: bool, repo: str) -> None:
 
 @click.command("claim-history", short_help="Show every event about claims on a node.")
 @click.argument("node")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def claim_history(output: Output, *, node: str, repo: str) -> None:
     """Show every claim, extension, release, wait and expiry of NODE, in order.
 
@@ -227,19 +201,14 @@ def _claims_to_json(claims: Claims, *, under: str | None, at_sequence: int | Non
 
 
 def _waiter_to_json(waiter: ClaimWaiter) -> dict[str, Any]:
-    return {
-        "node_id": waiter.node_id,
-        "actor": waiter.owner,
-        "ticket": waiter.ticket,
-        "priority": waiter.priority,
-        "sequence": waiter.sequence,
-    }
+    known = {"node_id": waiter.node_id, "actor": waiter.owner, "ticket": waiter.ticket}
+    return {**known, "priority": waiter.priority, "sequence": waiter.sequence}
 
 
 def _list_lines(record: Mapping[str, Any]) -> Iterator[str]:
     rows = [_row(each, state) for state in ("active", "expired") for each in record[state]]
     columns = ["NODE", "ACTOR", "STATE", "SINCE", "LEFT"]
-    if record["at_sequence"] is not None:  # how much time was left then says nothing now
+    if record["at_sequence"] is not None:  # the time left is that of now, not of event N
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     if rows:
         yield from plain_table(columns, rows)

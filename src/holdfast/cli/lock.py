@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from holdfast.cli import child
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import json_option, wait_option
+from holdfast.cli.options import wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import observe_file_lock
 from holdfast.errors import LockConflict, LockTimeout
@@ -44,7 +44,7 @@ def _default_wait() -> str:
 
 @group.command(cls=RunCommand, short_help="Run a command under the lock.")
 @click.argument("path", metavar="FILE", type=click.Path())
-@click.option("--shared", is_flag=True, help="Exclude exclusive holders only: for reading.")
+@click.option("--shared", is_flag=True, help="Lock for reading: exclude only exclusive holders.")
 @wait_option(
     "How long to wait for the lock",
     default=_default_wait,
@@ -52,9 +52,7 @@ def _default_wait() -> str:
 )
 @click.option("--nonblock", is_flag=True, help="Do not wait: if the lock is held, fail with status 4.")
 @click.option(
-    "--fair",
-    is_flag=True,
-    help="Serve waiters in order. Every user of the lock must ask for it. Creates FILE.queue.",
+    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must use it. Creates FILE.queue."
 )
 @click.option(
     "--conflict-status",
@@ -62,8 +60,7 @@ def _default_wait() -> str:
     type=click.IntRange(0, 255),
     help="Exit with this status if the lock is not available, instead of 75 or 4.",
 )
-@json_option
-@click.pass_obj
+@with_output
 def run(
     output: Output,
     *,
@@ -95,7 +92,10 @@ def run(
         raise click.UsageError("--nonblock and --wait exclude each other.", context)
     began = time.monotonic()
     try:
-        lock = _try_once(path, shared, fair) if nonblock else _acquire(path, shared, fair, wait)
+        if nonblock:
+            lock = _try_once(path, shared, fair)
+        else:
+            lock = FileLocker(wait, fair=fair, observer=observe_file_lock).acquire(path, shared=shared)
     except (LockTimeout, LockConflict) as failure:
         advice = _advice(path, failure, wait_given) if isinstance(failure, LockTimeout) else None
         raise CommandFailed(failure, exit_status=conflict_status, advice=advice) from failure
@@ -105,10 +105,6 @@ def run(
         held = time.monotonic() - acquired
     output.result({**ended.as_record(), "waited": round(acquired - began, 6), "held": round(held, 6)})
     return child.end_like(ended)
-
-
-def _acquire(path: str, shared: bool, fair: bool, wait: float | None) -> LockGuard:
-    return FileLocker(wait, fair=fair, observer=observe_file_lock).acquire(path, shared=shared)
 
 
 def _try_once(path: str, shared: bool, fair: bool) -> LockGuard:
@@ -139,8 +135,7 @@ def _advice(path: str, failure: LockTimeout, wait_given: bool) -> str:
 
 @group.command(short_help="Show whether a file is locked, its holders and its waiters.")
 @click.argument("path", metavar="FILE", type=click.Path())
-@json_option
-@click.pass_obj
+@with_output
 def status(output: Output, *, path: str) -> None:
     """Show whether FILE is locked, who holds the lock and who waits for it.
 
@@ -203,7 +198,7 @@ def file_lock_state(path: str) -> FileLockState:
 
 
 def _try(path: str) -> str:
-    """Find out by acquiring the lock for a moment, shared first: that disturbs nobody who reads."""
+    """Find out by acquiring the lock for a moment, shared first: that does not disturb readers."""
     locker = FileLocker(0.0)
     guard = locker.try_lock_shared(path)
     if guard is None:

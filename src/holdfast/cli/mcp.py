@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
-from holdfast.cli.options import actor_option, data_dir_option, data_directory, json_option, repo_option_for
+from holdfast.cli.options import actor_option, data_dir_option, data_directory, repo_option_for, with_output
 from holdfast.cli.output import Output
 from holdfast.cli.repository import current_directory, token_named
 from holdfast.errors import ExtraMissing
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Serve an agent over MCP, on standard input and output.")
-@repo_option_for(
-    f"The project directory of a client that names none (by its roots).  [default: {REPO}, else the current directory]"
-)
+@repo_option_for(f"The project directory for clients without roots.  [default: {REPO}, else the current directory]")
 @actor_option("agent:CLIENT")
 @data_dir_option
-@json_option
-@click.pass_obj
+@with_output
 def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | None) -> None:
     """Serve one agent that speaks the Model Context Protocol, on standard input and output.
 
@@ -52,7 +49,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         if (error.name or "").partition(".")[0] == "holdfast":
             raise  # a defect of ours
         raise ExtraMissing(
-            f"cannot load the package mcp, version 2 or later, which serving agents needs: {error}",
+            f"cannot load the package mcp, version 2 or later, which the server needs: {error}",
             hint="Install it: pip install 'mcp>=2'.",
             extra="mcp",
         ) from error

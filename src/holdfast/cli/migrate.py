@@ -6,7 +6,7 @@ import os
 
 import click
 
-from holdfast.cli.options import STORE_VARIABLE, dry_run_option, json_option, store_address
+from holdfast.cli.options import STORE_VARIABLE, dry_run_option, store_address, with_output
 from holdfast.cli.output import Output
 
 
@@ -14,10 +14,9 @@ from holdfast.cli.output import Output
 @click.argument("directory", type=click.Path(file_okay=False), default=".")
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
-@click.option("--overwrite", is_flag=True, help="The target may be an older copy: replace what differs.")
-@dry_run_option("Show what would be copied, and whether that is possible.")
-@json_option
-@click.pass_obj
+@click.option("--overwrite", is_flag=True, help="Overwrite an older copy in the target store.")
+@dry_run_option("Show what would be copied; fail if that is impossible.")
+@with_output
 def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 
@@ -34,27 +33,20 @@ def migrate(output: Output, *, directory: str, target: str, source: str | None, 
       holdfast migrate --to files --overwrite
     """
     from holdfast.repository.migration import migrate as copy
+    from holdfast.store import open as stores
     from holdfast.store.addresses import advice_about_secrets
-    from holdfast.store.open import (
-        address_of,
-        configure_store,
-        open_address,
-        open_read_only,
-        open_store,
-        require_other_store,
-    )
 
     source = source or store_address(os.environ)
-    old = address_of(directory, source)
-    require_other_store(directory, old, target)
-    from_store = open_store(directory, source)
-    to_store = open_read_only(directory, target) if dry_run else open_address(directory, target)
+    old = stores.address_of(directory, source)
+    stores.require_other_store(directory, old, target)
+    from_store = stores.open_store(directory, source)
+    to_store = stores.open_read_only(directory, target) if dry_run else stores.open_address(directory, target)
     try:
         moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
     finally:
         from_store.close()
         to_store.close()
-    new = address_of(directory, target) if dry_run else configure_store(directory, target)
+    new = stores.address_of(directory, target) if dry_run else stores.configure_store(directory, target)
     done = "Would copy" if dry_run else "Copied and compared"
     documents = f"{moved.copied_documents} of {moved.documents} documents"
     records = f"{moved.copied_records} of {moved.records} stream records"

@@ -47,19 +47,20 @@ def _wait(context: click.Context, parameter: click.Parameter, value: str) -> flo
 
 
 def wait_option(
-    help: str,
-    *,
-    default: str | Callable[[], str] = "0s",
-    default_text: str = "do not wait; fail with status 4",
+    help: str, *, default: str | Callable[[], str] = "0s", default_text: str = "do not wait; fail with status 4"
 ) -> Callable[[Command], Command]:
     """`--wait DURATION`. The command gets seconds, or None for `forever`."""
     text = f"{help}, such as 30s or 5m, or '{FOREVER}'.  [default: {default_text}]"
     return click.option("--wait", metavar="DURATION", default=default, callback=_wait, help=text)
 
 
+def duration_option(name: str, help: str, *, default: str | None = None) -> Callable[[Command], Command]:
+    """`--NAME DURATION`. The command gets seconds, or None if there is no default."""
+    return click.option(name, metavar="DURATION", default=default, show_default=True, callback=duration, help=help)
+
+
 def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], Command]:
-    """`--ttl DURATION`. The command gets seconds, or None if there is no default."""
-    return click.option("--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help)
+    return duration_option("--ttl", help, default=default)
 
 
 def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
@@ -69,12 +70,11 @@ def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Ca
 
 def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
     """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
-    help = f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    help = f"The actor to act as.  [default: {ACTOR}, else {otherwise}]"
     return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
 
 
 def limit_option(help: str) -> Callable[[Command], Command]:
-    """`--limit N`: at least one."""
     return click.option("--limit", metavar="N", type=click.IntRange(1, 10**9), help=help)
 
 
@@ -92,6 +92,21 @@ worktree_option = click.option(
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
 )
+
+
+def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`, and pass the `Output` as the first argument."""
+    return json_option(click.pass_obj(command))
+
+
+def in_repository(command: Callable[..., Any]) -> Callable[..., Any]:
+    return repo_option(with_output(command))
+
+
+def worktree_options(command: Command) -> Command:
+    return repo_option(worktree_option(command))
+
+
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What it is for; shown to others.")
 priority_option = click.option(
     "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
@@ -109,7 +124,6 @@ DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
 
 
 def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
-    """The directory of the repo locks."""
     chosen = flag or next(filter(None, map(environment.get, DATA_VARIABLES)), None)
     return Path(chosen) if chosen else _platform_data(environment) / "holdfast"
 
@@ -125,10 +139,8 @@ def _platform_data(environment: Mapping[str, str]) -> Path:
         return Path(xdg)
     home = Path(os.path.expanduser("~"))
     if not home.is_absolute():
-        raise UsageFailure(
-            "there is no home directory for the data directory",
-            hint="Name a directory: --data-dir, or HOLDFAST_DATA_DIR.",
-        )
+        hint = "Name a directory: --data-dir, or HOLDFAST_DATA_DIR."
+        raise UsageFailure("there is no home directory for the data directory", hint=hint)
     if sys.platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
     if sys.platform == "darwin":
@@ -169,22 +181,18 @@ _LISTED = 5
 
 
 def field_option(*names: str) -> Callable[[Command], Command]:
-    """`--field NAME`, for a command whose records have these fields; without any, whatever a record has."""
+    """`--field NAME`, for a command whose records have these fields; without names, any field of a record."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and names and value.partition(".")[0] not in names:
             raise _unknown(value, names)
         return value
 
-    some = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-    return click.option(
-        "--field",
-        metavar="NAME",
-        callback=checked,
-        help="Print only this field"
-        + (f" ({some})" if names else ", such as id or context.branch")
-        + ": one value per line, for scripts.",
+    some = " (" + ", ".join(names[:_LISTED]) + (", ...)" if len(names) > _LISTED else ")")
+    help = (
+        f"Print only this field{some if names else ', such as id or context.branch'}: one value per line, for scripts."
     )
+    return click.option("--field", metavar="NAME", callback=checked, help=help)
 
 
 def print_record(
@@ -205,11 +213,7 @@ def print_record(
 def show_field(output: Output, records: Sequence[Mapping[str, Any]], field: str) -> None:
     """Print one field of each record: a value per line, or a list for programs."""
     values = [_field(record, field) for record in records]
-    if output.as_json:
-        output.result({"field": field, "values": values})
-    else:
-        for value in values:
-            output.line(_as_text(value))
+    output.result({"field": field, "values": values}, map(_as_text, values))
 
 
 def _field(record: Mapping[str, Any], path: str) -> object:

@@ -19,6 +19,7 @@ from holdfast.errors import Failure, IoFailure
 from holdfast.fs import calls
 from holdfast.fs.names import in_utf_8
 from holdfast.fs.names import printable as printable
+from holdfast.fs.names import shortened as shortened
 
 SCHEMA_VERSION = 1
 
@@ -34,8 +35,6 @@ class CommandFailed(Exception):
 
 
 class Output:
-    """The output streams of this process, and their format."""
-
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self._envelopes_to_stderr = False
@@ -61,7 +60,6 @@ class Output:
             self.diagnostic(f"Error: {printable(failure.message)}\n\n{hint}\n\nCode: {failure.code}")
 
     def line(self, text: str) -> None:
-        """Print one line for people."""
         _write(sys.stdout, printable(text), "standard output")
 
     def text(self, text: str) -> None:
@@ -112,19 +110,16 @@ def discard_output(stream: TextIO | None) -> None:
     calls.close(null)
 
 
-USUAL_WIDTH, USUAL_HEIGHT = 80, 24
-
-
 def width() -> int | None:
     """The width of the terminal; None if standard output is not a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
-    return _variable("COLUMNS") or _size().columns or USUAL_WIDTH
+    return _variable("COLUMNS") or _size().columns or 80
 
 
 def cut(lines: list[str], rest: str) -> list[str]:
     """As many lines as fit on the terminal; if that is not all, the last one says how many are left."""
-    height = _variable("LINES") or _size().lines or USUAL_HEIGHT
+    height = _variable("LINES") or _size().lines or 24
     if len(lines) <= height:
         return lines
     kept = max(0, height - 1)
@@ -172,16 +167,8 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return [form.format(*row).rstrip() for row in grid]
 
 
-_STYLES = {
-    "ready": "green",
-    "in_progress": "yellow",
-    "gated": "magenta",
-    "done": "dim",
-    "rejected": "red dim",
-    "archived": "dim",
-    "critical": "bold red",
-    "high": "bold",
-}
+_STYLES = {"ready": "green", "in_progress": "yellow", "gated": "magenta", "done": "dim"}
+_STYLES |= {"rejected": "red dim", "archived": "dim", "critical": "bold red", "high": "bold"}
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -207,13 +194,8 @@ def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Ca
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f} files, {task.fields[size]}"),
-        TimeElapsedColumn(),
-    )
+    text, count = TextColumn("{task.description}"), TextColumn("{task.completed:.0f} files, {task.fields[size]}")
+    columns = (SpinnerColumn(), text, BarColumn(), count, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=files or None, size="0 B")
         yield lambda done, size: progress.update(task, completed=done, size=format_size(size))
@@ -221,14 +203,10 @@ def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Ca
 
 def format_size(size: int) -> str:
     """A number of bytes for people: `512 B`, `1.5 MiB`."""
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
-
-
-def shortened(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    value, units = size / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{size} B" if size < 1024 else f"{value:.1f} {units[0]}"
 
 
 def command_as_text(command: Sequence[str]) -> str:
@@ -245,9 +223,6 @@ def escaped_json(text: str) -> str:
     import json
 
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def files_as_text(count: int) -> str:

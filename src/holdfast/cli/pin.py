@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from holdfast.cli.entry import Group
-from holdfast.cli.options import duration, json_option, repo_option, worktree_option
+from holdfast.cli.options import duration, in_repository, with_output, worktree_options
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository, open_worktree
 from holdfast.repository.retention import pin_holds
@@ -28,18 +28,10 @@ Example:
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
 @click.option("--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@worktree_options
+@with_output
 def add(
-    output: Output,
-    *,
-    snapshot: str,
-    reason: str,
-    until: float | None,
-    repo: str | None,
-    worktree: str | None,
+    output: Output, *, snapshot: str, reason: str, until: float | None, repo: str | None, worktree: str | None
 ) -> None:
     """Keep SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
 
@@ -55,9 +47,7 @@ def add(
 
 
 @group.command("list", short_help="List all pins.")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """List all pins, including expired ones. Changes nothing.
 
@@ -77,9 +67,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 @group.command(short_help="Remove a pin.")
 @click.argument("pin_id", metavar="PIN")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
     """Remove the pin PIN, named by its id as in 'pin list'.
 
@@ -108,10 +96,8 @@ Example:
 @click.argument("name")
 @click.argument("snapshot")
 @click.option("-m", "--note", default="", metavar="TEXT", help="What it is for.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@worktree_options
+@with_output
 def create(output: Output, *, name: str, snapshot: str, note: str, repo: str | None, worktree: str | None) -> None:
     """Create the reference NAME to SNAPSHOT. The name must be new.
 
@@ -124,14 +110,11 @@ def create(output: Output, *, name: str, snapshot: str, note: str, repo: str | N
     """
     repository, here = open_worktree(repo, worktree)
     reference = repository.snapshots.create_reference(name, snapshot, seen_from=here, note=note)
-    line = f"{reference.name} refers to {reference.snapshot_id}."
-    output.result(msgspec.structs.asdict(reference), [line])
+    output.result(msgspec.structs.asdict(reference), [f"{reference.name} refers to {reference.snapshot_id}."])
 
 
 @ref_group.command("list", short_help="List all references.")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def list_refs(output: Output, *, repo: str | None) -> None:
     """List all references by name. Changes nothing.
 
@@ -147,9 +130,7 @@ def list_refs(output: Output, *, repo: str | None) -> None:
 
 @ref_group.command(short_help="Delete a reference; its snapshot stays.")
 @click.argument("name")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def delete(output: Output, *, name: str, repo: str | None) -> None:
     """Delete the reference NAME. Its snapshot stays until it is garbage-collected, if nothing keeps it.
 

@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.issue_view import reading_options, show_issues, tracking, warn_of_broken
 from holdfast.cli.options import ISSUE_FIELDS, field_option, limit_option, print_record
-from holdfast.cli.output import Output, printable
+from holdfast.cli.output import Output, printable, shortened
 from holdfast.issues import rules
 from holdfast.issues.model import EVENTS, Issue, IssueEvent
 from holdfast.issues.reading import SHORT, IssueSet, issue_summary_to_json, unreadable_issues_to_json
@@ -62,8 +62,7 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
             blockers.append({"id": on, "state": state, "title": title})
             lines.append(f"  waits for {on[:SHORT]} ({state}) {title or ''}{_ADVICE.get(state, '')}")
         records.append({**issue_summary_to_json(issue, snapshot.state(issue)), "blocked_by": blockers})
-    broken = unreadable_issues_to_json(snapshot.broken)
-    record = {"issues": records, "count": len(records), "broken": broken}
+    record = {"issues": records, "count": len(records), "broken": unreadable_issues_to_json(snapshot.broken)}
     print_record(output, field, record, lines, records=records)
     warn_of_broken(output, snapshot.broken, reported=output.as_json and not field)
 
@@ -134,8 +133,7 @@ class GraphView:
             shown.add(issue.id)
 
     def dot(self) -> Iterator[str]:
-        yield "digraph issues {"
-        yield "  rankdir=LR; node [shape=box];"
+        yield from ("digraph issues {", "  rankdir=LR; node [shape=box];")
         for issue in self._issues.values():
             title = printable(issue.title).replace("\\", "\\\\").replace('"', '\\"')
             label = f"{issue.id[:SHORT]}\\n{title}\\n({self._state(issue)})"
@@ -163,13 +161,7 @@ class GraphView:
 @reading_options
 @click.pass_obj
 def events(
-    output: Output,
-    *,
-    follow: bool,
-    issue_id: str | None,
-    types: tuple[str, ...],
-    limit: int | None,
-    repo: str | None,
+    output: Output, *, follow: bool, issue_id: str | None, types: tuple[str, ...], limit: int | None, repo: str | None
 ) -> None:
     """Show the events of the tracker, oldest first. With --follow and --json, one envelope per event.
 
@@ -210,10 +202,7 @@ def issue_event_to_json(entry: Entry[IssueEvent]) -> dict[str, Any]:
 
 
 def issue_event_line(event: IssueEvent) -> str:
-    facts = ", ".join(f"{name}={_short(value)}" for name, value in event.unknown.items() if value is not None)
+    facts = ", ".join(
+        f"{name}={shortened(str(value), 60)}" for name, value in event.unknown.items() if value is not None
+    )
     return f"{event.timestamp or '-'}  {event.issue_id[:SHORT] or '-':8}  {event.type:20}  {facts}".rstrip()
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

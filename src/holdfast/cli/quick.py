@@ -1,10 +1,9 @@
-"""The checks that hooks make before every write, answered without the command parser: that takes longer.
+"""Fast path for the checks that hooks make before every write, without the slow command parser.
 
-Only the simplest forms are answered here; `answer` returns None for the rest, and the command of the same
-name takes over. A hook never gets in the way for a reason of its own: outside a repository, and when
-Holdfast itself fails, it lets the write pass and says so on standard error. It refuses one thing, a write
-to a worktree that another holder has leased: with exit status 2, which the calling programs take for "no",
-and the reason on standard error, which they show to the agent.
+`answer` handles the simplest forms; it returns None for the others, and the command of the same name takes
+over. A hook fails open: outside a repository, and when Holdfast itself fails, it lets the write pass and reports
+the failure on standard error. It refuses only a write to a worktree that another holder has leased: with exit
+status 2, which the calling programs treat as a refusal, and a reason on standard error, which they show the agent.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def answer_hook(output: Output, act: Callable[[Output], int]) -> int:
 
 
 def read_request() -> dict[str, Any]:
-    """The JSON object that the calling program writes to standard input, if it does."""
+    """The JSON object that the calling program writes to standard input; empty if there is none."""
     import json
 
     if sys.stdin is None or sys.stdin.isatty():
@@ -107,13 +106,13 @@ def read_request() -> dict[str, Any]:
 
 
 def before_write(output: Output, request: Mapping[str, Any], program: str) -> int:
-    """Whether a tool may write to the paths that it is about to write to."""
+    """Check whether a tool may write to the paths that it names."""
     base = working_directory(request)
     return _check(output, [os.path.join(base, path) for path in _written_paths(request)], program)
 
 
 def pre_commit(output: Output, request: Mapping[str, Any], program: str) -> int:
-    """Whether git may commit in the current directory."""
+    """Check whether git may commit in the current directory."""
     return _check(output, [os.path.join(_current_directory(), ".")], program)
 
 
@@ -133,14 +132,12 @@ def after_tool(output: Output, request: Mapping[str, Any], program: str) -> int:
 
 
 def repository_of(request: Mapping[str, Any]) -> Repository:
-    """The repository in which the agent works."""
     from holdfast.repository.repository import Repository, find_repository
 
     return Repository(find_repository(working_directory(request)), actor=os.environ.get(ACTOR))
 
 
 def working_directory(request: Mapping[str, Any]) -> str:
-    """The directory in which the agent works."""
     roots = request.get("workspace_roots")
     chosen = request.get("cwd") or (roots[0] if isinstance(roots, list) and roots else None)
     return chosen if isinstance(chosen, str) else _current_directory()

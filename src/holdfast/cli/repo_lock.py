@@ -13,14 +13,7 @@ import click
 from holdfast.cli import child
 from holdfast.cli.child import Periodic, RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import (
-    data_dir_option,
-    data_directory,
-    dry_run_option,
-    duration,
-    json_option,
-    wait_option,
-)
+from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, command_as_text
 from holdfast.cli.repository import observe_repo_lock
 from holdfast.clock import format_duration, format_instant
@@ -79,8 +72,7 @@ def _locks_in(data_dir: str | None, stale_after: float) -> RepoLock:
 @data_dir_option
 @wait_option("How long to wait for the lock")
 @_stale_after_option
-@json_option
-@click.pass_obj
+@with_output
 def run(
     output: Output,
     *,
@@ -94,7 +86,7 @@ def run(
 
     If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up
     (E_DEADLOCK). While the command runs, the lock is refreshed so that it does not become stale. If it is
-    lost all the same (somebody broke it), the command is ended and the status is 5: stop writing. With
+    lost nevertheless (a user broke it), the command is ended and the status is 5: stop writing. With
     --json the outcome is printed to standard error, because standard output is the command's.
 
     \b
@@ -120,8 +112,7 @@ def run(
 @click.argument("repo_id", required=False)
 @data_dir_option
 @_stale_after_option
-@json_option
-@click.pass_obj
+@with_output
 def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_after: float) -> None:
     """Show the holder of the lock of REPO_ID, or of every repository. Changes nothing.
 
@@ -134,10 +125,8 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
     states = lock.states() if repo_id is None else {repo_id: lock.state(repo_id)}
     records = [repo_lock_to_json(each, state, stale_after) for each, state in states.items()]
     lines = [line for each, state in states.items() for line in repo_lock_lines(each, state, stale_after)]
-    output.result(
-        {"data_dir": str(lock.data_dir), "repositories": records},
-        lines or [f"No repository has ever been locked in {lock.data_dir}."],
-    )
+    none = [f"No repository has ever been locked in {lock.data_dir}."]
+    output.result({"data_dir": str(lock.data_dir), "repositories": records}, lines or none)
 
 
 @group.command("break", short_help="Remove a lock by force, named by its exact identity.")
@@ -145,8 +134,7 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
 @click.option("--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it.")
 @data_dir_option
 @dry_run_option("Show what would be removed, and change nothing.")
-@json_option
-@click.pass_obj
+@with_output
 def break_(output: Output, *, repo_id: str, identity: str, data_dir: str | None, dry_run: bool) -> None:
     """Remove the lock of REPO_ID if it still has the identity that you saw.
 
@@ -164,11 +152,9 @@ def break_(output: Output, *, repo_id: str, identity: str, data_dir: str | None,
         lock.break_lock(repo_id, identity)
     elif state is None or state.identity != identity:
         raise LockChanged(f"the lock of {repo_id} does not have the identity {identity}", repo_id=repo_id)
-    heading = "Would break this lock:" if dry_run else "Broke this lock:"
-    output.result(
-        {"dry_run": dry_run, "broken": repo_lock_to_json(repo_id, state, lock.stale_after)},
-        [heading, *repo_lock_lines(repo_id, state, lock.stale_after)],
-    )
+    lines = ["Would break this lock:" if dry_run else "Broke this lock:"]
+    lines += repo_lock_lines(repo_id, state, lock.stale_after)
+    output.result({"dry_run": dry_run, "broken": repo_lock_to_json(repo_id, state, lock.stale_after)}, lines)
 
 
 def repo_lock_to_json(repo_id: str, state: RepoLockState | None, stale_after: float) -> dict[str, object]:
@@ -206,9 +192,7 @@ def repo_lock_lines(repo_id: str, state: RepoLockState | None, stale_after: floa
 
 
 def _holder(info: Mapping[str, object]) -> str:
-    text = f"pid {info.get('pid')}"
-    if info.get("cmd"):
-        text += f" ({info['cmd']})"
+    text = f"pid {info.get('pid')}" + (f" ({info['cmd']})" if info.get("cmd") else "")
     return text + (f" since {info['created_at']}" if info.get("created_at") else "")
 
 
@@ -251,8 +235,8 @@ def acquire(lock: RepoLock, repo_id: str, purpose: str, wait: float | None) -> H
 class Heartbeat:
     """Refreshes a held lock, and raises `LockNotHeld` once it is lost.
 
-    It checks the lock every few seconds and refreshes it every `stale_after / 4`. If refreshing fails (a
-    full disk, say) the lock is still ours until it is stale; it is given up before that.
+    It checks the lock every few seconds and refreshes it every `stale_after / 4`. If refreshing fails (a full
+    disk, say) the lock is still ours until it is stale, and is given up before that.
     """
 
     def __init__(self, lock: RepoLock, held: HeldRepoLock) -> None:
@@ -265,7 +249,7 @@ class Heartbeat:
 
     def __call__(self) -> None:
         age = time.monotonic() - self._refreshed_at + _ROUNDING
-        if age < self._refresh_every and self._is_unchanged():
+        if age < self._refresh_every and self._identity is not None and self._current_identity() == self._identity:
             return
         try:
             self._held.refresh()
@@ -273,21 +257,13 @@ class Heartbeat:
             raise
         except Failure as failure:
             if age >= 3 * self._refresh_every:
-                raise self._given_up(failure) from failure
+                repo_id, reason = self._held.repo_id, failure.as_record()
+                message = f"the lock of {repo_id} cannot be refreshed: {failure.message}"
+                raise LockNotHeld(message, repo_id=repo_id, reason=reason) from failure
         else:
             self._refreshed_at = time.monotonic()
             self._identity = self._current_identity()
 
-    def _is_unchanged(self) -> bool:
-        return self._identity is not None and self._current_identity() == self._identity
-
     def _current_identity(self) -> str | None:
         state = self._lock.state(self._held.repo_id)
         return state.identity if state else None
-
-    def _given_up(self, failure: Failure) -> LockNotHeld:
-        return LockNotHeld(
-            f"the lock of {self._held.repo_id} cannot be refreshed: {failure.message}",
-            repo_id=self._held.repo_id,
-            reason=failure.as_record(),
-        )

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import Repository
     from holdfast.repository.waits import LockWaits, NotedWait
 
-TTL = 20.0
-"""How long a lease lasts that a command acquires for itself; it is renewed until the command ends."""
+TTL = 20.0  # of a lease that a command acquires for itself, and renews until it ends
 
 wait_option = options.wait_option("How long to wait if another holder has the lease")
 
 
 class OpenedRepository(NamedTuple):
-    """A repository, and the worktree in it that a command works with."""
-
     repository: Repository
-    worktree: str
+    worktree: str  # which the command works with
 
 
 def current_directory() -> Path:
@@ -64,29 +61,21 @@ def open_repository(
         return Repository(root, actor=actor, ledger_address=address, to_examine=to_examine)
     except NotFound as failure:
         if chosen:
-            with contextlib.suppress(NotFound):  # not opened by itself: which worktree would be meant?
+            with contextlib.suppress(NotFound):  # not opened: the worktree would be ambiguous
                 failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
         raise
 
 
 def open_worktree(
-    repo: str | None,
-    worktree: str | None,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    to_examine: bool = False,
+    repo: str | None, worktree: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
 ) -> OpenedRepository:
     """Open the repository, and choose the worktree, which need not exist."""
     from holdfast.repository.payloads import worktree_name
 
     repository = open_repository(repo, environment, to_examine=to_examine)
     chosen = worktree or environment.get(WORKTREE)
-    if chosen:
-        return OpenedRepository(repository, worktree_name(chosen))
-    return OpenedRepository(repository, repository.worktree_around(current_directory()))
-
-
-# --- The caller's lease -----------------------------------------------------------------------------
+    name = worktree_name(chosen) if chosen else repository.worktree_around(current_directory())
+    return OpenedRepository(repository, name)
 
 
 def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -95,13 +84,9 @@ def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ)
 
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """The id of the lease that the caller holds; `LockNotHeld` if it names none."""
-    lock_id = known_lock_id(flag, environment)
-    if lock_id is None:
-        raise LockNotHeld(
-            "no lease was named",
-            hint=f"Name the lease that you hold with --lock-id, or in {LOCK_ID}: "
-            f"export {LOCK_ID}=$(holdfast lease acquire --field lock_id)",
-        )
+    if (lock_id := known_lock_id(flag, environment)) is None:
+        how = f"export {LOCK_ID}=$(holdfast lease acquire --field lock_id)"
+        raise LockNotHeld("no lease was named", hint=f"Name your lease with --lock-id, or in {LOCK_ID}: {how}")
     return lock_id
 
 
@@ -156,16 +141,11 @@ def proven(
     try:
         lease = repository.lease(worktree, ttl=TTL, wait=wait, purpose=purpose)
     except LockConflict as conflict:
-        hint = (
-            "Wait for it with --wait 1m: a dead holder's lease expires by itself. "
-            f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
-        )
+        own = f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
+        hint = f"Wait for it with --wait 1m: the lease of a dead holder expires. {own}"
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
     with lease:
         yield Proof(lease.lock_id, lease.token)
-
-
-# --- Deadlocks among waiting commands ---------------------------------------------------------------
 
 
 def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
@@ -208,10 +188,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
 def _repository_around(path: str | None) -> Path | None:
     from holdfast.repository.guard import find_repository_root
 
-    starts = [os.environ.get(REPO) or "."]
-    if path is not None:
-        starts.append(os.path.dirname(path) or ".")
+    starts = [os.environ.get(REPO) or ".", *([] if path is None else [os.path.dirname(path) or "."])]
     with contextlib.suppress(OSError):  # the current directory is gone
-        found = next(filter(None, map(find_repository_root, starts)), None)
-        return None if found is None else Path(found)
+        return next((Path(found) for found in map(find_repository_root, starts) if found), None)
     return None

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import dry_run_option, json_option, lock_id_option, repo_option, worktree_option
+from holdfast.cli.options import dry_run_option, lock_id_option, with_output, worktree_options
 from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
+from holdfast.repository import to_json
 from holdfast.repository.restore import RestoreOptions
-from holdfast.repository.to_json import (
-    counts,
-    restore_plan_to_json,
-    restored_in_place_to_json,
-    restored_to_json,
-    undone,
-)
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import OpenedRepository
@@ -35,30 +29,24 @@ if TYPE_CHECKING:
 @click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
-@click.option("--force", is_flag=True, help="With --inplace: although processes write to the worktree.")
+@click.option("--force", is_flag=True, help="With --inplace: even if processes write to the worktree.")
 @dry_run_option("Show what would be done; change nothing.")
-@repo_option
-@worktree_option
+@worktree_options
 @lock_id_option
 @wait_option
-@json_option
-@click.pass_obj
+@with_output
 def restore(
     output: Output,
     *,
     snapshot: str,
     name: str | None,
     inplace: bool,
-    reason: str | None,
-    path: str | None,
-    no_snapshot: bool,
-    allow_shared: bool,
-    force: bool,
     dry_run: bool,
     repo: str | None,
     worktree: str | None,
     lock_id: str | None,
     wait: float | None,
+    **only_inplace: Any,
 ) -> None:
     """Restore the snapshot ID: a prefix of an id, a reference, head, or head~2.
 
@@ -82,57 +70,40 @@ def restore(
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
     if not inplace:
-        given = {
-            "--reason": reason,
-            "--path": path,
-            "--no-snapshot": no_snapshot,
-            "--allow-shared": allow_shared,
-            "--force": force,
-        }
-        if wrong := [option for option, value in given.items() if value]:
-            raise UsageFailure(f"{wrong[0]} is for --inplace")
+        if wrong := [option for option, value in only_inplace.items() if value]:
+            raise UsageFailure(f"--{wrong[0].replace('_', '-')} requires --inplace")
         _restore_into_new(output, opened, found, name, dry_run=dry_run)
         return
     if name:
         raise UsageFailure("NAME is for a new worktree, not for --inplace (see --worktree)")
-    how = RestoreOptions(
-        reason=reason or "",
-        path=path.rstrip("/") if path else None,
-        keep=not no_snapshot,
-        allow_shared=allow_shared,
-        force=force,
-    )
+    how = _restore_options(**only_inplace)
     if dry_run:
         _show_plan(output, opened, found, how)
         return
     opened.repository.snapshots.check_restore(opened.worktree, how)  # before a lease is acquired
-    inside = how.path is None and _is_inside(opened)
+    inside = how.path is None and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
-    with (
-        proven(opened, lock_id, purpose, wait=wait) as proof,
-        shown(output, "Restoring", files=found.files) as progress,
-    ):
+    with proven(opened, lock_id, purpose, wait=wait) as proof, shown(output, "Restoring", files=found.files) as report:
         restored = opened.repository.snapshots.restore_in_place(
-            opened.worktree, found.snapshot_id, proof, how._replace(progress=progress)
+            opened.worktree, found.snapshot_id, proof, how._replace(progress=report)
         )
     lines = [f"Restored {how.path or 'everything'} of {found.snapshot_id} in {opened.worktree}."]
     if restored.kept:
         lines.append(f"The previous content is in the snapshot {restored.kept.snapshot_id}.")
     if restored.late:
         lines.append(f"Files written during the restore are in the snapshot {restored.late}.")
-    if restored.published:
-        lines.append(f"The head is now {restored.published.snapshot_id}.")
-    else:
-        lines.append("It is not in a snapshot yet.")
+    head = f"The head is now {restored.published.snapshot_id}." if restored.published else None
+    lines.append(head or "It is not in a snapshot yet.")
     if inside:
         lines.append('You are in the old directory. Enter the new one: cd "$PWD"')
-    output.result(restored_in_place_to_json(opened.worktree, how, restored), lines)
+    output.result(to_json.restored_in_place_to_json(opened.worktree, how, restored), lines)
 
 
-def _is_inside(opened: OpenedRepository) -> bool:
-    """Whether the current directory is in the worktree."""
-    here, directory = current_directory(), opened.repository.payload(opened.worktree)
-    return directory in (here, *here.parents)
+def _restore_options(
+    *, reason: str | None, path: str | None, no_snapshot: bool, allow_shared: bool, force: bool
+) -> RestoreOptions:
+    part = path.rstrip("/") if path else None
+    return RestoreOptions(reason or "", part, keep=not no_snapshot, allow_shared=allow_shared, force=force)
 
 
 def _restore_into_new(
@@ -145,7 +116,7 @@ def _restore_into_new(
         chosen = snapshots.restore(found.snapshot_id, name).worktree_id
     path = opened.repository.payload(chosen)
     verb = "Would restore" if dry_run else "Restored"
-    record = restored_to_json(chosen, path, found.snapshot_id, dry_run=dry_run)
+    record = to_json.restored_to_json(chosen, path, found.snapshot_id, dry_run=dry_run)
     output.result(record, [f"{verb} {found.snapshot_id} into the new worktree {chosen}: {path}"])
 
 
@@ -154,7 +125,7 @@ _EFFECTS = {"added": "come back", "removed": "be removed", "modified": "change"}
 
 def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how: RestoreOptions) -> None:
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
-    numbers = counts(undone(plan))
+    numbers = to_json.counts(to_json.undone(plan))
     if plan.keeps:
         kept = "The current content would become a snapshot first."
     elif how.keep:
@@ -163,21 +134,19 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
         kept = "The current content would be lost."
     lines = [
         f"Would restore {found.snapshot_id} in {opened.worktree}:",
-        *change_lines(undone(plan)),
+        *change_lines(to_json.undone(plan)),
         ", ".join(f"{numbers[what]} would {effect}" for what, effect in _EFFECTS.items()) + ".",
         kept,
     ]
-    output.result(restore_plan_to_json(opened.worktree, how, plan), lines)
+    output.result(to_json.restore_plan_to_json(opened.worktree, how, plan), lines)
 
 
 @click.command()
 @click.argument("snapshot", metavar="ID")
 @click.argument("directory", metavar="DIR")
 @click.option("--path", metavar="PATH", help="Only this file or directory, which becomes DIR.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@worktree_options
+@with_output
 def export(
     output: Output, *, snapshot: str, directory: str, path: str | None, repo: str | None, worktree: str | None
 ) -> None:
@@ -202,14 +171,8 @@ def export(
     wanted = None if path is None else os.fsencode("/".join(split_relative(path.rstrip("/") or path)))
     with shown(output, "Exporting", files=None if path else found.files) as progress:
         made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=progress)
-    record = {
-        "snapshot_id": found.snapshot_id,
-        "path": path,
-        "directory": str(destination),
-        "files": made.files,
-        "bytes": made.bytes,
-        "not_preserved": list(made.not_preserved),
-    }
+    record = {"snapshot_id": found.snapshot_id, "path": path, "directory": str(destination)}
+    counted = {"files": made.files, "bytes": made.bytes, "not_preserved": list(made.not_preserved)}
     size = f"{files_as_text(made.files)}, {format_size(made.bytes)}"
     line = f"Wrote {path or 'all'} of {found.snapshot_id} to {shown_path(str(destination))}: {size}."
-    output.result(record, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])
+    output.result({**record, **counted}, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])

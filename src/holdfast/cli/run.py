@@ -13,14 +13,7 @@ import click
 
 from holdfast.cli import LOCK_ID, REPO, TOKEN, WORKTREE, child
 from holdfast.cli.child import RunCommand
-from holdfast.cli.options import (
-    json_option,
-    priority_option,
-    repo_option,
-    ttl_option,
-    wait_option,
-    worktree_option,
-)
+from holdfast.cli.options import priority_option, ttl_option, wait_option, with_output, worktree_options
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
 from holdfast.cli.repository import current_directory, open_worktree, refuse_own_lease
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
@@ -33,8 +26,7 @@ from holdfast.repository.repository import Repository
 LOST = """\
 The command was ended: the lease was lost, so another holder may be writing.
 Check what it left half done before you run it again."""
-NOT_SAVED = """\
-The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."""
+NOT_SAVED = "The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."
 CHECK_EVERY = 1.0
 
 
@@ -49,8 +41,7 @@ class RunOptions(NamedTuple):
 
 
 @click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree.")
-@repo_option
-@worktree_option
+@worktree_options
 @wait_option("How long to wait in the queue")
 @ttl_option("How long others wait if this process is killed; while it lives, it renews the lease.", default="30s")
 @click.option("--purpose", metavar="TEXT", help="What it is for; shown to others.  [default: the command]")
@@ -58,12 +49,11 @@ class RunOptions(NamedTuple):
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="The note of that snapshot.")
 @click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
-@json_option
-@click.pass_obj
+@with_output
 def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND in a worktree while holding its lease, and exit with its status.
 
-    The lease is renewed as long as the command runs. If it is lost all the same, the command is ended
+    The lease is renewed as long as the command runs. If it is lost nevertheless, the command is ended
     (SIGTERM, then SIGKILL) and the status is 5: stop writing. The command has HOLDFAST_REPO,
     HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its environment, so the holdfast commands
     that it calls use this lease. With --json the outcome is printed to standard error.
@@ -74,8 +64,7 @@ def run(output: Output, /, *, repo: str | None, worktree: str | None, command: t
       holdfast run --worktree experiment --snapshot -m "generated" -- ./generate
     """
     opened = open_worktree(repo, worktree)
-    chosen = RunOptions(**options)
-    return child.end_like(_run_leased(opened.repository, opened.worktree, command, output, chosen))
+    return child.end_like(_run_leased(opened.repository, opened.worktree, command, output, RunOptions(**options)))
 
 
 def _run_leased(
@@ -110,13 +99,13 @@ def _run_leased(
 
 
 def _warn_if_elsewhere(output: Output, worktree: str, directory: Path) -> None:
-    """Warn that a command outside the worktree writes nothing that the snapshot has."""
+    """Warn that the snapshot has nothing of what a command writes outside the worktree."""
     with contextlib.suppress(OSError, NotFound):  # the current directory is gone
         here, expected = current_directory(), calls.stat(directory)
         if not any(os.path.samestat(expected, calls.stat(each)) for each in (here, *here.parents)):
             output.diagnostic(
                 f"holdfast: the command runs in {printable(str(here))}, outside {worktree}; "
-                "the snapshot has nothing of what it writes there. Without --no-chdir, it runs there."
+                f"the snapshot has nothing of what it writes there. Without --no-chdir, it runs in {worktree}."
             )
 
 
@@ -141,11 +130,7 @@ def _leased(
 
 
 def _run(
-    command: tuple[str, ...],
-    lease: HeldLease | None,
-    environment: dict[str, str],
-    options: RunOptions,
-    directory: Path,
+    command: tuple[str, ...], lease: HeldLease | None, environment: dict[str, str], options: RunOptions, directory: Path
 ) -> child.CommandExit:
     check = mark = None
     if lease is not None:
@@ -164,7 +149,7 @@ def _run(
 def _environment(repository: Repository, worktree: str, lease: HeldLease | None) -> dict[str, str]:
     known = {**os.environ, REPO: str(repository.root), WORKTREE: worktree}
     for name in (LOCK_ID, TOKEN):
-        known.pop(name, None)  # of some other lease
+        known.pop(name, None)  # of another lease
     if lease is not None:
         known |= {LOCK_ID: lease.lock_id, TOKEN: str(lease.token)}
     return known

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.options import dry_run_option, json_option
+from holdfast.cli.options import dry_run_option, with_output
 from holdfast.cli.output import Output
 from holdfast.errors import NotFound
 from holdfast.fs import calls
@@ -51,8 +51,7 @@ _NEXT_STEPS = {
     default=".",
     help="The project's directory.  [default: the current one]",
 )
-@json_option
-@click.pass_obj
+@with_output
 def setup(output: Output, *, program: str, remove: bool, dry_run: bool, project: Path) -> None:
     target, project = Target(program), Path(os.path.abspath(project))
     changes = edits(project, target, remove=remove)

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import (
-    SNAPSHOT_FIELDS,
-    field_option,
-    json_option,
-    lock_id_option,
-    print_record,
-    repo_option,
-    worktree_option,
-)
+from holdfast.cli import options
 from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import open_worktree, proven, wait_option
 from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
@@ -46,15 +38,13 @@ WARNING = "warning: best effort, its files may be from different moments"
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help=f"How files are captured.  [default: {ENGINE}, else the best one that works here]",
+    help=f"How files are captured.  [default: {ENGINE}, else the best available]",
 )
-@repo_option
-@worktree_option
-@lock_id_option
+@options.worktree_options
+@options.lock_id_option
 @wait_option
-@field_option(*SNAPSHOT_FIELDS)
-@json_option
-@click.pass_obj
+@options.field_option(*options.SNAPSHOT_FIELDS)
+@options.with_output
 def snapshot(
     output: Output,
     *,
@@ -84,10 +74,7 @@ def snapshot(
 
     opened = open_worktree(repo, worktree)
     known = opened.repository.snapshots.files_of_head(opened.worktree)
-    with (
-        proven(opened, lock_id, "snapshot", wait=wait) as proof,
-        shown(output, "Capturing", files=known) as progress,
-    ):
+    with proven(opened, lock_id, "snapshot", wait=wait) as proof, shown(output, "Capturing", files=known) as progress:
         wanted = SnapshotOptions(
             note=note,
             consistency=Consistency(consistency) if consistency else None,
@@ -101,7 +88,7 @@ def snapshot(
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    print_record(output, field, new_snapshot_to_json(made, tag), lines)
+    options.print_record(output, field, new_snapshot_to_json(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:
@@ -113,9 +100,6 @@ def engine_named(flag: str | None) -> Engine | None:
     if text and text not in ENGINES:
         raise SettingInvalid(ENGINE, text, f"one of {', '.join(ENGINES)}")
     return Engine(text) if text else None
-
-
-# --- Snapshots for people ---------------------------------------------------------------------------
 
 
 def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
@@ -160,21 +144,10 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
     yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
 
 
-# --- Differences for people -------------------------------------------------------------------------
-
-MANY_BELOW = 20
-"""How many entries of a new or removed directory are listed one by one."""
+MANY_BELOW = 20  # entries of a new or removed directory that are listed one by one
 _SIGNS = {"added": "A", "removed": "D", "modified": "M"}
-_KINDS = {
-    "f": "file",
-    "d": "directory",
-    "l": "symbolic link",
-    "p": "fifo",
-    "s": "socket",
-    "c": "character device",
-    "b": "block device",
-    "m": "mount point",
-}
+_KINDS = {"f": "file", "d": "directory", "l": "symbolic link", "m": "mount point"}
+_KINDS |= {"p": "fifo", "s": "socket", "c": "character device", "b": "block device"}
 
 
 def change_lines(changes: Iterable[Change]) -> Iterator[str]:

@@ -12,19 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import REPO
+from holdfast.cli import REPO, options
 from holdfast.cli import output as cli_output
-from holdfast.cli.options import (
-    data_dir_option,
-    data_directory,
-    duration,
-    json_option,
-    limit_option,
-    repo_option,
-    store_address,
-)
 from holdfast.cli.output import Output, plain_table, printable, shortened, show_table
 from holdfast.cli.repository import current_directory
+from holdfast.clock import format_duration, parse_instant
 
 if TYPE_CHECKING:
     from holdfast.repository.holdings import Holding, HoldingWaiter
@@ -36,15 +28,14 @@ LONGEST_PURPOSE = 60
 
 
 @click.command(short_help="Show who holds what, who waits, and what can be reclaimed.")
-@repo_option
-@data_dir_option
-@json_option
-@click.pass_obj
+@options.repo_option
+@options.data_dir_option
+@options.with_output
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
-    For each: since when, until when, whether its holder is alive, its purpose, who waits (position and since
-    when), and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
+    For each it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the
+    waiters, and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
     order. Takes no lock and changes nothing.
 
     \b
@@ -66,19 +57,11 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
 
 
 @click.command(short_help="'who', live in a terminal.")
-@repo_option
-@data_dir_option
-@click.option(
-    "--every",
-    metavar="DURATION",
-    default="1s",
-    show_default=True,
-    callback=duration,
-    help="How often to refresh.",
-)
-@limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
-@json_option
-@click.pass_obj
+@options.repo_option
+@options.data_dir_option
+@options.duration_option("--every", "How often to refresh.", default="1s")
+@options.limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
+@options.with_output
 def top(output: Output, *, repo: str | None, data_dir: str | None, every: float, limit: int | None) -> None:
     """Show who holds what, and refresh it until Ctrl-C. Without a terminal, or with --json, print one
     overview after the other; with --json, one JSON object per line.
@@ -122,14 +105,11 @@ def _overview(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.overview import check_workspace, find_workspace, look_around
 
-    chosen, address = repo or os.environ.get(REPO) or None, store_address(os.environ)
-    if chosen is None:
-        root = find_workspace(current_directory())
-    else:
-        root = Path(os.path.abspath(chosen))
-        if address is None:
-            check_workspace(root)
-    locks = RepoLock(data_directory(data_dir, os.environ))
+    chosen, address = repo or os.environ.get(REPO), options.store_address(os.environ)
+    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    if chosen and address is None:
+        check_workspace(root)
+    locks = RepoLock(options.data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=address)
 
 
@@ -170,15 +150,11 @@ def _problem_lines(overview: Overview) -> list[str]:
 
 
 def _rows(overview: Overview) -> list[list[str]]:
-    from holdfast.clock import parse_instant
-
     now = parse_instant(overview.at)
     return [_row(each, now) for each in overview.holdings]
 
 
 def _row(held: Holding, now: float) -> list[str]:
-    from holdfast.clock import format_duration, parse_instant
-
     left = since = ""
     if held.time_left is not None:
         left = format_duration(round(held.time_left)) if held.time_left > 0 else "expired"
@@ -204,8 +180,6 @@ def _waiters(waiting: Sequence[HoldingWaiter], now: float) -> str:
 
 
 def _waiter(waiting: HoldingWaiter, now: float) -> str:
-    from holdfast.clock import format_duration, parse_instant
-
     known = []
     if waiting.since is not None:
         known.append(f"for {format_duration(max(0, round(now - parse_instant(waiting.since))))}")

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import options
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
-from holdfast.cli.options import (
-    WORKTREE_FIELDS,
-    dry_run_option,
-    field_option,
-    json_option,
-    lock_id_option,
-    print_record,
-    repo_option,
-)
 from holdfast.cli.output import Output, show_table
 from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
 from holdfast.errors import NotFound
@@ -34,7 +26,7 @@ if TYPE_CHECKING:
 group = Group(
     "worktree",
     help="""\
-Worktrees: directories to work in, each with a lease and a history of its own. Every repository has
+Worktrees: directories to work in, each with its own lease and history. Every repository has
 'main'; the others are in its directory worktrees/. They contain nothing but your files.
 
 \b
@@ -50,10 +42,9 @@ Example:
 @click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to start from.  [default: empty]")
 @click.option("--shared", is_flag=True, help="Without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
-@repo_option
-@field_option(*WORKTREE_FIELDS)
-@json_option
-@click.pass_obj
+@options.repo_option
+@options.field_option(*options.WORKTREE_FIELDS)
+@options.with_output
 def create(
     output: Output,
     *,
@@ -77,13 +68,11 @@ def create(
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
+    options.print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
 
 
 @group.command("list", short_help="List all worktrees.")
-@repo_option
-@json_option
-@click.pass_obj
+@options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """List all worktrees with their heads, the holders of their leases, and their paths. Changes nothing.
 
@@ -104,9 +93,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 @group.command(short_help="Show one worktree, and which processes use it.")
 @click.argument("name", required=False)
-@repo_option
-@json_option
-@click.pass_obj
+@options.in_repository
 def show(output: Output, *, name: str | None, repo: str | None) -> None:
     """Show the worktree NAME (default: the current one), and which processes use it.
 
@@ -124,9 +111,7 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
 
 @group.command(short_help="Print the path of a worktree.")
 @click.argument("name", required=False)
-@repo_option
-@json_option
-@click.pass_obj
+@options.in_repository
 def path(output: Output, *, name: str | None, repo: str | None) -> None:
     """Print the path of the worktree NAME (default: the current one).
 
@@ -143,10 +128,8 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="Although processes use it; never while it is leased.")
-@repo_option
-@json_option
-@click.pass_obj
+@click.option("--force", is_flag=True, help="Even if processes use it; never while it is leased.")
+@options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
 
@@ -163,26 +146,17 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Although processes use it; never while somebody else leases it.")
-@dry_run_option("Show what would be removed, and what prevents it.")
+@click.option("--force", is_flag=True, help="Even if processes use it; never while another holder leases it.")
+@options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
-@lock_id_option
-@repo_option
-@json_option
-@click.pass_obj
+@options.lock_id_option
+@options.in_repository
 def remove(
-    output: Output,
-    *,
-    name: str,
-    force: bool,
-    dry_run: bool,
-    no_snapshot: bool,
-    lock_id: str | None,
-    repo: str | None,
+    output: Output, *, name: str, force: bool, dry_run: bool, no_snapshot: bool, lock_id: str | None, repo: str | None
 ) -> None:
     """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
 
-    Refused while somebody else leases it, or while processes use it; the error names them.
+    Refused while another holder leases it, or while processes use it; the error names them.
 
     \b
     Examples:
@@ -196,19 +170,11 @@ def remove(
         lines = ["Would remove:", *_worktree_lines(state, usage)]
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
-    removed = repository.remove_worktree(
-        name, keep_unsaved=not no_snapshot, force=force, lock_id=known_lock_id(lock_id)
-    )
+    named = known_lock_id(lock_id)
+    removed = repository.remove_worktree(name, keep_unsaved=not no_snapshot, force=force, lock_id=named)
+    record = {"dry_run": False, "worktree": removed.worktree, "head_snapshot_id": removed.head_snapshot_id}
     saved = [f"Its unsaved changes are in the snapshot {removed.saved}."] if removed.saved else []
-    output.result(
-        {
-            "dry_run": False,
-            "worktree": removed.worktree,
-            "head_snapshot_id": removed.head_snapshot_id,
-            "saved_snapshot_id": removed.saved,
-        },
-        [f"Removed {removed.worktree}.", *saved],
-    )
+    output.result({**record, "saved_snapshot_id": removed.saved}, [f"Removed {removed.worktree}.", *saved])
 
 
 def _usage_to_json(usage: Usage) -> dict[str, object]:

@@ -12,6 +12,11 @@ from msgspec import Meta
 
 from holdfast.errors import UsageFailure
 
+
+def _about(description: str) -> Meta:
+    return Meta(description=description)
+
+
 LONGEST_NAME, LONGEST_LINE, LONGEST_TEXT = 128, 200, 4000
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
@@ -19,13 +24,8 @@ Line = Annotated[str, Meta(max_length=LONGEST_LINE)]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Duration = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z.]+$")]
 
-Worktree = Annotated[
-    Name | None, Meta(description="The worktree. Default: the one around the project directory, else main.")
-]
-LockId = Annotated[
-    Name | None,
-    Meta(description="The id of a lease from elsewhere, not from take_lease. Rarely needed."),
-]
+Worktree = Annotated[Name | None, _about("The worktree. Default: the one around the project directory, else main.")]
+LockId = Annotated[Name | None, _about("The id of a lease from elsewhere, not from take_lease. Rarely needed.")]
 
 
 class Arguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -38,11 +38,9 @@ class Who(Arguments):
 
 class TakeLease(Arguments):
     worktree: Worktree = None
-    ttl: Annotated[
-        Duration | None, Meta(description="How long others wait if this server is killed. Default: 30s.")
-    ] = None
-    wait: Annotated[Duration, Meta(description="How long to wait in the queue: 0s, 30s, 5m.")] = "0s"
-    purpose: Annotated[Line, Meta(description="What it is for; shown to others.")] = ""
+    ttl: Annotated[Duration | None, _about("How long others wait if this server dies. Default: 30s.")] = None
+    wait: Annotated[Duration, _about("How long to wait in the queue: 0s, 30s, 5m.")] = "0s"
+    purpose: Annotated[Line, _about("What it is for; shown to others.")] = ""
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Higher priority is served first.")] = 0
 
 
@@ -52,74 +50,57 @@ class ReleaseLease(Arguments):
 
 class TakeSnapshot(Arguments):
     worktree: Worktree = None
-    note: Annotated[Text, Meta(description="What it is, for people.")] = ""
-    tag: Annotated[Name | None, Meta(description="A name for it; a named snapshot is not garbage collected.")] = None
+    note: Annotated[Text, _about("What it is, for people.")] = ""
+    tag: Annotated[Name | None, _about("A name for it; a named snapshot is not garbage collected.")] = None
     consistency: Annotated[
         Literal["quiesced", "best_effort"] | None,
-        Meta(description="quiesced: fail if a file changes meanwhile. Default: that of the worktree."),
+        _about("quiesced: fail if a file changes meanwhile. Default: that of the worktree."),
     ] = None
     lock_id: LockId = None
 
 
 class Restore(Arguments):
-    snapshot: Annotated[Name, Meta(description="The first characters of its id, a tag, head, or head~2.")]
-    into: Annotated[Name | None, Meta(description="The name of the new worktree. Not with in_place.")] = None
-    in_place: Annotated[
-        bool, Meta(description="Replace the content of the worktree, after saving it as a snapshot.")
-    ] = False
+    snapshot: Annotated[Name, _about("The first characters of its id, a tag, head, or head~2.")]
+    into: Annotated[Name | None, _about("The name of the new worktree. Not with in_place.")] = None
+    in_place: Annotated[bool, _about("Save the content of the worktree as a snapshot, and replace it.")] = False
     worktree: Worktree = None
-    reason: Annotated[Text, Meta(description="Why. Required with in_place, and recorded.")] = ""
-    path: Annotated[
-        Text | None, Meta(description="With in_place: only this, relative to the worktree's directory.")
-    ] = None
-    dry_run: Annotated[bool, Meta(description="Only report what would be done.")] = False
+    reason: Annotated[Text, _about("Why. Required with in_place, and recorded.")] = ""
+    path: Annotated[Text | None, _about("With in_place: only this path, relative to the worktree.")] = None
+    dry_run: Annotated[bool, _about("Only report what would be done.")] = False
     lock_id: LockId = None
 
 
 class ReadHistory(Arguments):
     worktree: Worktree = None
     limit: Annotated[int, Meta(ge=1, le=1000, description="The newest N.")] = 20
-    all_worktrees: Annotated[bool, Meta(description="All snapshots of all worktrees.")] = False
+    all_worktrees: Annotated[bool, _about("All snapshots of all worktrees.")] = False
 
 
 class ClaimNextWork(Arguments):
-    issue: Annotated[
-        Name | None, Meta(description="The id of an issue. Default: the most urgent one that is ready.")
-    ] = None
-    worktree: Annotated[Name | None, Meta(description="Where to work. Default: one for the issue, made from main.")] = (
-        None
-    )
-    gate: Annotated[
-        Name | None, Meta(description="The gate that this work decides: passed if it is done, else failed.")
-    ] = None
-    ttl: Annotated[Duration, Meta(description="Time until the work returns to the queue if this server is killed.")] = (
-        "1m"
-    )
-    wait: Annotated[Duration, Meta(description="How long to wait for the worktree.")] = "10s"
+    issue: Annotated[Name | None, _about("The id of an issue. Default: the most urgent ready one.")] = None
+    worktree: Annotated[Name | None, _about("Where to work. Default: one for the issue, made from main.")] = None
+    gate: Annotated[Name | None, _about("The gate that this work decides: passed if done, else failed.")] = None
+    ttl: Annotated[Duration, _about("How soon the work returns to the queue if this server dies.")] = "1m"
+    wait: Annotated[Duration, _about("How long to wait for the worktree.")] = "10s"
 
 
 class FinishWork(Arguments):
     outcome: Annotated[
         Literal["done", "failed", "released"],
-        Meta(
-            description="done: it is complete. failed: it was tried and returns to the queue. "
+        _about(
+            "done: it is complete. failed: it was tried and returns to the queue. "
             "released: it returns to the queue as if it had not been claimed."
         ),
     ]
-    issue: Annotated[
-        Name | None, Meta(description="The id of the issue. Default: the only one that you have claimed.")
-    ] = None
-    reason: Annotated[Text, Meta(description="Why it failed or was released. Recorded.")] = ""
+    issue: Annotated[Name | None, _about("The id of the issue. Default: the only one you have claimed.")] = None
+    reason: Annotated[Text, _about("Why it failed or was released. Recorded.")] = ""
 
 
 class AppendToLedger(Arguments):
     event: Annotated[
-        dict[str, Any],
-        Meta(description='The event: an object with a "type", such as {"type": "note", "text": "..."}.'),
+        dict[str, Any], _about('The event: an object with a "type", such as {"type": "note", "text": "..."}.')
     ]
-    if_sequence: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="Append only if the ledger is at this sequence.")
-    ] = None
+    if_sequence: Annotated[Annotated[int, Meta(ge=0)] | None, _about("Only if the ledger is at this sequence.")] = None
 
 
 class AddWork(Arguments):

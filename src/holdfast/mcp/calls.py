@@ -1,7 +1,7 @@
 """One request of a client: a `Call`, carried out in a worker thread.
 
-The event loop never waits for a file or a lock. When the client cancels a request, the request is told so,
-and its effect is undone if it happened all the same.
+The event loop never waits for a file or a lock. When the client cancels a request, the request sees it at
+its next check, and an effect that it has nevertheless had is undone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import mcp_types as types
 from mcp import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    CallToolResult,
-    ReadResourceResult,
-    TextContent,
-    TextResourceContents,
-)
 
 from holdfast.errors import Failure, Interrupted, NotFound, UsageFailure
 from holdfast.fs.names import in_utf_8, printable
@@ -48,31 +41,33 @@ def attempt(work: Callable[[], Any]) -> Answer:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-def as_tool_result(answer: Answer) -> CallToolResult:
+def as_tool_result(answer: Answer) -> types.CallToolResult:
     """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
-    failed = isinstance(answer, Failure)
-    record = in_utf_8(answer.as_record() if isinstance(answer, Failure) else answer)
-    text = _text(record)
     if isinstance(answer, Failure):
+        record = in_utf_8(answer.as_record())
         text = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
-    return CallToolResult(content=[TextContent(text=text)], structured_content=record, is_error=failed)
+        return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=record, is_error=True)
+    record = in_utf_8(answer)
+    return types.CallToolResult(
+        content=[types.TextContent(text=_text(record))], structured_content=record, is_error=False
+    )
 
 
-def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
+def as_contents(uri: str, answer: Answer) -> types.ReadResourceResult:
     """The content of a resource; a failure becomes an error of the protocol, with its record."""
     if isinstance(answer, Failure):
         expected = isinstance(answer, NotFound | UsageFailure)
         raise MCPError(
-            code=INVALID_PARAMS if expected else INTERNAL_ERROR,
+            code=types.INVALID_PARAMS if expected else types.INTERNAL_ERROR,
             message=f"{answer.code}: {printable(answer.message)}",
             data=in_utf_8(answer.as_record()),
         )
     text = _text(in_utf_8(answer))
-    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=JSON, text=text)])
+    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=JSON, text=text)])
 
 
 def _text(record: object) -> str:
-    """JSON that is safe to show: whatever would move a cursor or forge a line is escaped."""
+    """JSON that is safe to print: escapes everything that could move a cursor or forge a line."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if text.isprintable():
         return text
@@ -96,11 +91,9 @@ class Call:
         self.held = held
         self.cancelled = threading.Event()
         self.undo: Callable[[], object] | None = None
-        """Undoes the effect, if the request turns out to be cancelled when it is done."""
-        self.total: int | None = None
-        """The approximate number of files, if known."""
-        self.files = self.size = 0
-        """Files and bytes so far."""
+        """Undoes the effect if the request was cancelled before it was done."""
+        self.total: int | None = None  # approximate number of files, if known
+        self.files = self.size = 0  # files and bytes so far
         self._settings = settings
         self._roots = roots
 
@@ -117,7 +110,6 @@ class Call:
         return f"{self.client}: {text}" if text else self.client
 
     def progress(self, files: int, size: int) -> None:
-        """Note the progress; raise if the request was cancelled."""
         self.check()
         self.files, self.size = files, size
 
@@ -131,10 +123,7 @@ Step = Callable[[Call], Record]
 
 
 async def carry_out(
-    call: Call,
-    step: Step,
-    send: ReportProgress,
-    limiter: anyio.CapacityLimiter | None = None,
+    call: Call, step: Step, send: ReportProgress, limiter: anyio.CapacityLimiter | None = None
 ) -> Answer:
     """Run the step in a thread and report its progress; if the client cancels it, undo it."""
     report = _Progress(call, send)
@@ -162,8 +151,6 @@ async def _set_when_cancelled(event: threading.Event) -> None:
 
 
 class _Progress:
-    """Reports the progress of a call, if there is any."""
-
     def __init__(self, call: Call, send: ReportProgress) -> None:
         self._call = call
         self._send = send

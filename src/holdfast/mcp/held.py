@@ -34,7 +34,7 @@ class WorktreeKey(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Claimed work. Closing `end` releases whatever is not decided."""
+    """Claimed work. Closing `end` releases the lease and a claim without an outcome."""
 
     key: WorktreeKey
     assignment: Assignment
@@ -50,8 +50,6 @@ class ClientHoldings:
         self._work: dict[str, Work] = {}
         self._closed = False
 
-    # --- Leases ------------------------------------------------------------------------------------
-
     def lease(self, key: WorktreeKey) -> HeldLease | None:
         """The lease on a worktree, also one that belongs to work. It may have been lost."""
         with self._lock:
@@ -63,7 +61,7 @@ class ClientHoldings:
         """Hold a lease, and renew it from now on."""
         with self._lock:
             if not self._closed:
-                self._leases[key] = lease.beat()  # perhaps instead of one that was lost
+                self._leases[key] = lease.beat()  # it may replace a lost lease
                 return
         lease.release()
         raise _client_gone()
@@ -75,16 +73,12 @@ class ClientHoldings:
             for_work = any(each.key == key for each in self._work.values())
         if lease is not None:
             return lease
+        message = f"this server does not hold the lease of {key.worktree}"
         hint = "Acquire it first: take_lease. A lease that was acquired elsewhere is released there."
-        raise LockNotHeld(
-            f"this server holds the lease of {key.worktree} only for claimed work"
-            if for_work
-            else f"this server does not hold the lease of {key.worktree}",
-            hint="It is released with the work: finish_work." if for_work else hint,
-            worktree=key.worktree,
-        )
-
-    # --- Work --------------------------------------------------------------------------------------
+        if for_work:
+            message = f"this server holds the lease of {key.worktree} only for claimed work"
+            hint = "It is released with the work: finish_work."
+        raise LockNotHeld(message, hint=hint, worktree=key.worktree)
 
     def keep_work(self, work: Work) -> None:
         name = work.assignment.issue.id
@@ -99,7 +93,7 @@ class ClientHoldings:
             raise _client_gone()
 
     def take_work(self, issue: str | None) -> Work:
-        """Hand out work that was claimed through this server; nobody else can finish it meanwhile."""
+        """Hand out work that was claimed through this server; no other request can finish it meanwhile."""
         with self._lock:
             found = [name for name in self._work if name.startswith(issue or "")]
             if len(found) == 1:
@@ -113,10 +107,8 @@ class ClientHoldings:
             held=held,
         )
 
-    # --- The end -----------------------------------------------------------------------------------
-
     def release_all(self) -> None:
-        """Release everything. Whatever cannot be released expires by itself."""
+        """Release everything. A lease or claim that cannot be released expires."""
         with self._lock:
             self._closed = True
             endings: list[Callable[[], object]] = [work.end.close for work in self._work.values()]
@@ -142,18 +134,12 @@ class GivenLease(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """What the command line decides."""
-
-    here: Path
-    """The directory in which the server was started."""
-    repo: Path | None
-    """The project directory, if one was named."""
+    here: Path  # where the server was started
+    repo: Path | None  # the project directory, if one was named
     data_directory: Path
-    actor: str | None = None
-    """In whose name work is claimed; None: in that of the client."""
+    actor: str | None = None  # the actor that claims work; None: the client
     given: GivenLease | None = None
-    client: Holder | None = None
-    """The process that started the server, on whose behalf it holds leases and claims."""
+    client: Holder | None = None  # the process that started the server, on whose behalf it holds leases and claims
     lock_timeout: float | None = None
     retry: RetryConfig | None = None
 
@@ -162,8 +148,7 @@ class Project(NamedTuple):
     """A project directory: its repository, tracker and ledger, as far as they exist."""
 
     root: Path
-    start: Path
-    """The directory of the client in it."""
+    start: Path  # the directory of the client in it
     settings: ServerSettings
 
     def repository(self) -> Repository:
@@ -178,17 +163,16 @@ class Project(NamedTuple):
         return given if given is not None and here and given.worktree == worktree else None
 
     def tracker(self, actor: str) -> Tracker:
-        timeout, retry = self.settings.lock_timeout, self.settings.retry
-        return open_tracker(find_root(self.root), actor=actor, timeout=timeout, retry=retry)
+        settings = self.settings
+        return open_tracker(find_root(self.root), actor=actor, timeout=settings.lock_timeout, retry=settings.retry)
 
     def ledger(self) -> Ledger:
         return open_ledger(self.root).ledger
 
     def ledger_if_any(self) -> Ledger | None:
-        try:
+        with contextlib.suppress(NotFound):
             return self.ledger()
-        except NotFound:
-            return None
+        return None
 
     def repo_locks(self) -> RepoLock:
         return RepoLock(self.settings.data_directory)
@@ -220,7 +204,7 @@ def path_of(uri: str) -> Path | None:
 
 
 def actor_of(settings: ServerSettings, client: str) -> str:
-    """In whose name a client claims work."""
+    """The actor in whose name a client claims work."""
     if settings.actor is not None:
         return checked_actor(settings.actor, "actor")
     name = "".join(each if each.isalnum() or each in "._-" else "-" for each in client).strip("-")
@@ -228,7 +212,7 @@ def actor_of(settings: ServerSettings, client: str) -> str:
 
 
 def _root_above(start: Path) -> Path:
-    """The repository around a directory, or whatever else of Holdfast is there."""
+    """The repository, or else the workspace, around a directory."""
     try:
         return find_repository(start)
     except NotFound:

@@ -1,4 +1,7 @@
-"""The implementation of the tools. Each operation runs in a worker thread and returns a JSON record."""
+"""The implementation of the tools; a public function's docstring is what the client reads about the tool.
+
+Each operation runs in a worker thread and returns a JSON record.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,10 @@ OWN_TTL = 20.0
 
 
 def take_lease(call: Call, given: arguments.TakeLease) -> Record:
-    repository = call.project.repository()
-    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
+    """Acquire the lease of a worktree before you write to it; no other holder can have it meanwhile. The server
+    renews it until you release it or disconnect. A lease that you already hold is renewed, with another ttl if
+    you give one. E_LOCK_CONFLICT names the holder: wait, or work elsewhere."""
+    repository, key = _keyed(call, given.worktree)
     ttl = None if given.ttl is None else parse_duration(given.ttl, setting="ttl")
     if (lease := _renewed(call, key, ttl)) is not None:
         return lease_to_json(lease)
@@ -50,15 +55,18 @@ def take_lease(call: Call, given: arguments.TakeLease) -> Record:
 
 
 def release_lease(call: Call, given: arguments.ReleaseLease) -> Record:
+    """Release a lease that you acquired with take_lease. Take a snapshot first to save your work."""
+    return lease_to_json(_given_back(call, _keyed(call, given.worktree)[1]))
+
+
+def _keyed(call: Call, worktree: str | None) -> tuple[Repository, WorktreeKey]:
     repository = call.project.repository()
-    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
-    return lease_to_json(_given_back(call, key))
+    return repository, WorktreeKey(repository.root, call.project.worktree(repository, worktree))
 
 
 def _renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | None:
     """Renew the lease of this client on the worktree; None if it has none."""
-    held = call.held.lease(key)
-    if held is None:
+    if (held := call.held.lease(key)) is None:
         return None
     with contextlib.suppress(LockNotHeld, LockExpired):
         return held.renew(ttl)
@@ -68,7 +76,7 @@ def _renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | None:
 
 
 def _soon_renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | None:
-    """The same, while another request of this client is about to get it."""
+    """Renew the lease that another request of this client is about to get."""
     for _ in range(10):
         if (lease := _renewed(call, key, ttl)) is not None:
             return lease
@@ -80,7 +88,7 @@ def _soon_renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | No
 def _taken(
     call: Call, repository: Repository, key: WorktreeKey, given: arguments.TakeLease, ttl: float | None
 ) -> HeldLease | Lease:
-    """A new lease, or the one that another request of the same client got meanwhile."""
+    """A new lease, or the lease that another request of the same client got meanwhile."""
     deadline = time.monotonic() + parse_duration(given.wait, setting="wait")
     moot = _Moot(call, key)
     while True:
@@ -139,36 +147,27 @@ def proven(
     if lock_id is not None:
         yield repository.proof(key.worktree, lock_id)
         return
-    held = call.held.lease(key)
-    if held is not None:
+    if (held := call.held.lease(key)) is not None:
         held.check()
-        yield _proof(held)
+        yield Proof(held.lock_id, held.token)
         return
-    given = call.project.given_lease(key.worktree)
-    if given is not None:
+    if (given := call.project.given_lease(key.worktree)) is not None:
         yield repository.proof(key.worktree, given.lock_id, given.token)
         return
     try:
-        own = repository.lease(
-            key.worktree,
-            ttl=OWN_TTL,
-            purpose=call.purpose(purpose),
-            client=call.project.settings.client,
-        )
+        client = call.project.settings.client
+        own = repository.lease(key.worktree, ttl=OWN_TTL, purpose=call.purpose(purpose), client=client)
     except LockConflict as conflict:
         hint = "Wait for the holder with take_lease, or work in a worktree of your own."
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
     with own:
-        yield _proof(own)
-
-
-def _proof(lease: HeldLease) -> Proof:
-    return Proof(lease.lock_id, lease.token)
+        yield Proof(own.lock_id, own.token)
 
 
 def snapshot(call: Call, given: arguments.TakeSnapshot) -> Record:
-    repository = call.project.repository()
-    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
+    """Save the content of a worktree as a snapshot, completely or not at all. It uses the lease that you hold, or
+    acquires one while it runs. Snapshots are never overwritten."""
+    repository, key = _keyed(call, given.worktree)
     call.total = repository.snapshots.files_of_head(key.worktree)
     wanted = SnapshotOptions(
         note=given.note,
@@ -183,6 +182,7 @@ def snapshot(call: Call, given: arguments.TakeSnapshot) -> Record:
 
 
 def history(call: Call, given: arguments.ReadHistory) -> Record:
+    """Show the snapshots of a worktree, newest first."""
     repository = call.project.repository()
     if given.all_worktrees:
         return to_json.history_to_json(repository.snapshots.everything(limit=given.limit), None)
@@ -191,28 +191,23 @@ def history(call: Call, given: arguments.ReadHistory) -> Record:
 
 
 def restore(call: Call, given: arguments.Restore) -> Record:
-    repository = call.project.repository()
-    worktree = call.project.worktree(repository, given.worktree)
+    """Restore a snapshot into a new worktree (nothing that exists changes), or with in_place into the worktree
+    itself. In place, the old content is saved as a snapshot first; programs in the directory stay in the old one."""
+    repository, key = _keyed(call, given.worktree)
     if given.in_place and given.into:
         raise UsageFailure("into is for a new worktree, not for in_place", hint="Leave one of them out.")
     if not given.in_place and (given.path or given.reason):
-        raise UsageFailure(
-            f"{'path' if given.path else 'reason'} is for in_place", hint="Set in_place too, or leave it out."
-        )
-    found = repository.snapshots.named(given.snapshot, seen_from=worktree)
+        wrong = "path" if given.path else "reason"
+        raise UsageFailure(f"{wrong} requires in_place", hint="Set in_place too, or leave it out.")
+    found = repository.snapshots.named(given.snapshot, seen_from=key.worktree)
     call.total = found.files
     if given.in_place:
-        return _restore_in_place(call, given, repository, WorktreeKey(repository.root, worktree), found.snapshot_id)
-    return _restore_into_new(repository, found.snapshot_id, given)
-
-
-def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments.Restore) -> Record:
+        return _restore_in_place(call, given, repository, key, found.snapshot_id)
     if given.dry_run:
-        name = given.into or next(repository.snapshots.free_names(snapshot_id))
+        name = given.into or next(repository.snapshots.free_names(found.snapshot_id))
     else:
-        name = repository.snapshots.restore(snapshot_id, given.into).worktree_id
-    path = repository.payload(name)
-    return to_json.restored_to_json(name, path, snapshot_id, dry_run=given.dry_run)
+        name = repository.snapshots.restore(found.snapshot_id, given.into).worktree_id
+    return to_json.restored_to_json(name, repository.payload(name), found.snapshot_id, dry_run=given.dry_run)
 
 
 def _restore_in_place(
@@ -224,20 +219,23 @@ def _restore_in_place(
         plan = repository.snapshots.plan(key.worktree, snapshot_id, how)
         return to_json.restore_plan_to_json(key.worktree, how, plan)
     repository.snapshots.check_restore(key.worktree, how)  # before a lease is acquired
-    purpose = f"restore {snapshot_id} in place"
-    with proven(call, repository, key, given.lock_id, purpose) as proof:
+    with proven(call, repository, key, given.lock_id, f"restore {snapshot_id} in place") as proof:
         call.check()
         restored = repository.snapshots.restore_in_place(key.worktree, snapshot_id, proof, how)
     return to_json.restored_in_place_to_json(key.worktree, how, restored)
 
 
-def who(call: Call, given: arguments.Who) -> Record:
+def who(call: Call, given: arguments.Who | None = None) -> Record:
+    """Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, the purpose,
+    whether the holder is alive, who waits, and whether and how it can be reclaimed safely."""
     return look_around(call.project.root, repo_locks=call.project.repo_locks()).as_record()
 
 
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
-    project = call.project
-    repository = project.repository()
+    """Claim the most urgent issue that is ready (or a certain one), with a leased worktree. Do the work in the
+    directory `path` of the answer, then call finish_work. The server renews the claim; if you disconnect, the
+    work returns to the queue, and what you wrote stays in the worktree."""
+    project, repository = call.project, call.project.repository()
     tracker, ledger = project.tracker(call.actor), project.ledger_if_any()
     options = AssignmentOptions(
         issue_id=given.issue,
@@ -272,6 +270,9 @@ def _dropped(call: Call, issue: str) -> None:
 
 
 def finish_work(call: Call, given: arguments.FinishWork) -> Record:
+    """Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the ledger gets a
+    record; then the issue is done, or returns to the queue. E_FENCING_MISMATCH or E_LOCK_EXPIRED: another agent
+    has it now, and nothing of yours was published."""
     work = call.held.take_work(given.issue)
     assignment = work.assignment
     try:
@@ -292,6 +293,7 @@ def finish_work(call: Call, given: arguments.FinishWork) -> Record:
 
 
 def add_work(call: Call, given: arguments.AddWork) -> Record:
+    """Create an issue for you or another agent: a problem that you found, or a part of a bigger issue."""
     tracker = call.project.tracker(call.actor)
     new = NewIssue(
         title=given.title,
@@ -305,6 +307,8 @@ def add_work(call: Call, given: arguments.AddWork) -> Record:
 
 
 def append_to_ledger(call: Call, given: arguments.AppendToLedger) -> Record:
+    """Append an event to the log that all agents here share: a finding, a decision, a result. It is on disk when
+    this returns. With if_sequence, only if nothing was appended since."""
     ledger = call.project.ledger()
     if given.if_sequence is None:
         return log.event_to_json(ledger.append(given.event))

@@ -21,21 +21,17 @@ from pydantic import ValidationError
 
 from holdfast import __version__
 from holdfast.mcp import arguments, calls, tools
-from holdfast.mcp.calls import Answer, Call, Step, carry_out
+from holdfast.mcp.calls import Answer, Call, Record, Step, carry_out
 from holdfast.mcp.held import ClientHoldings, ServerSettings
 from holdfast.mcp.tools import TOOLS
 
-ROOTS_TIMEOUT = 10.0
-"""How long a client has to name its roots."""
-
+ROOTS_TIMEOUT = 10.0  # for a client to name its roots
 _KEY = "roots"
 
 Asked = types.CallToolRequestParams | types.ReadResourceRequestParams
 
 
 class Roots:
-    """The roots of the client."""
-
     def __init__(self) -> None:
         self._known: list[str] | None = None
 
@@ -81,14 +77,11 @@ The server renews what you hold, and releases it when you disconnect. snapshot s
 are never overwritten. A failure has a code and a hint: E_LOCK_CONFLICT names the holder; after \
 E_LOCK_EXPIRED or E_FENCING_MISMATCH stop writing, acquire the lease again and check what has changed."""
 
-MOST_WAITS = 64
-"""How many requests may wait for other holders at the same time."""
-
-GRACE = 1.0
-"""How long requests have to end when the process is terminated."""
-
+MOST_WAITS = 64  # requests that wait for other holders at the same time
+GRACE = 1.0  # for requests to end when the process is terminated
 LONGEST_CLIENT = 60
 
+Page = types.PaginatedRequestParams | None
 Context = ServerRequestContext[Any]
 
 
@@ -134,7 +127,7 @@ class Session:
         self._settings = settings
         self._held = held
         self._roots = Roots()
-        self._waits: anyio.CapacityLimiter | None = None
+        self._waits: anyio.CapacityLimiter | None = None  # threads of requests that wait for other holders
         self._calls: set[Call] = set()
         self.server: Server[Any] = Server(
             "holdfast",
@@ -149,24 +142,16 @@ class Session:
         )
         self._roots.watch(self.server)
 
-    # --- Lists -------------------------------------------------------------------------------------
-
-    async def _list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(self, context: Context, page: Page) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in TOOLS.items()])
 
-    async def _list_resources(
-        self, context: Context, asked: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def _list_resources(self, context: Context, page: Page) -> types.ListResourcesResult:
         listed = [offer.as_resource() for offer in tools.RESOURCES if not offer.is_template]
         return types.ListResourcesResult(resources=listed)
 
-    async def _list_templates(
-        self, context: Context, asked: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
+    async def _list_templates(self, context: Context, page: Page) -> types.ListResourceTemplatesResult:
         templates = [offer.as_template() for offer in tools.RESOURCES if offer.is_template]
         return types.ListResourceTemplatesResult(resource_templates=templates)
-
-    # --- Requests ----------------------------------------------------------------------------------
 
     async def _call_tool(
         self, context: Context, asked: types.CallToolRequestParams
@@ -178,13 +163,10 @@ class Session:
         if isinstance(roots, types.InputRequiredResult):
             return roots
 
-        answer = await self._carry_out(
-            context,
-            roots,
-            lambda call: offer.step(call, arguments.checked(offer.takes, asked.arguments)),
-            waits=offer.waits,
-        )
-        return calls.as_tool_result(answer)
+        def step(call: Call) -> Record:
+            return offer.step(call, arguments.checked(offer.takes, asked.arguments))
+
+        return calls.as_tool_result(await self._carry_out(context, roots, step, waits=offer.waits))
 
     async def _read_resource(
         self, context: Context, asked: types.ReadResourceRequestParams
@@ -207,16 +189,11 @@ class Session:
         call = Call(self._settings, roots, client_name(context), self._held)
         self._calls.add(call)
         try:
-            limiter = self._waiters() if waits else None
-            return await carry_out(call, step, context.session.report_progress, limiter)
+            if waits and self._waits is None:
+                self._waits = anyio.CapacityLimiter(MOST_WAITS)
+            return await carry_out(call, step, context.session.report_progress, self._waits if waits else None)
         finally:
             self._calls.discard(call)
-
-    def _waiters(self) -> anyio.CapacityLimiter:
-        """The threads of requests that wait for other holders, apart from those that do not."""
-        if self._waits is None:
-            self._waits = anyio.CapacityLimiter(MOST_WAITS)
-        return self._waits
 
 
 def client_name(context: Context) -> str:

@@ -20,23 +20,21 @@ Step = Callable[[Call, Any], Record]
 
 
 class ToolOffer(NamedTuple):
-    """A tool: its arguments, its implementation, and what a client should know before calling it."""
+    """A tool and its properties. Its description is the docstring of its implementation."""
 
     step: Step
     takes: type[arguments.Arguments]
     title: str
-    description: str
     reads: bool = False
     destroys: bool = False
     idempotent: bool = False
-    waits: bool = False
-    """Whether it may wait long for others."""
+    waits: bool = False  # perhaps long, for other holders
 
     def as_tool(self, name: str) -> Tool:
         return Tool(
             name=name,
             title=self.title,
-            description=self.description,
+            description=" ".join((self.step.__doc__ or "").split()),
             input_schema=arguments.schema_of(self.takes),
             annotations=ToolAnnotations(
                 title=self.title,
@@ -49,91 +47,27 @@ class ToolOffer(NamedTuple):
 
 
 TOOLS = {
-    "who": ToolOffer(
-        operations.who,
-        arguments.Who,
-        "Who holds what",
-        "Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, the "
-        "purpose, whether the holder is alive, who waits, and whether and how it can be reclaimed safely.",
-        reads=True,
-    ),
+    "who": ToolOffer(operations.who, arguments.Who, "Who holds what", reads=True),
     "take_lease": ToolOffer(
-        operations.take_lease,
-        arguments.TakeLease,
-        "Acquire the lease of a worktree",
-        "Acquire the lease of a worktree before you write to it; nobody else can have it meanwhile. The "
-        "server renews it until you release it or disconnect. A lease that you already hold is renewed, with "
-        "another ttl if you give one. E_LOCK_CONFLICT names the holder: wait, or work elsewhere.",
-        idempotent=True,
-        waits=True,
+        operations.take_lease, arguments.TakeLease, "Acquire the lease of a worktree", idempotent=True, waits=True
     ),
-    "release_lease": ToolOffer(
-        operations.release_lease,
-        arguments.ReleaseLease,
-        "Release the lease of a worktree",
-        "Release a lease that you acquired with take_lease. Take a snapshot first to save your work.",
-    ),
-    "snapshot": ToolOffer(
-        operations.snapshot,
-        arguments.TakeSnapshot,
-        "Take a snapshot of a worktree",
-        "Save the content of a worktree as a snapshot, completely or not at all. It uses the lease that you "
-        "hold, or acquires one while it runs. Snapshots are never overwritten.",
-    ),
-    "restore": ToolOffer(
-        operations.restore,
-        arguments.Restore,
-        "Restore a snapshot",
-        "Restore a snapshot into a new worktree (nothing that exists changes), or with in_place into the "
-        "worktree itself. In place, the old content is saved as a snapshot first; programs in the directory "
-        "stay in the old one.",
-        destroys=True,
-    ),
-    "history": ToolOffer(
-        operations.history,
-        arguments.ReadHistory,
-        "Show snapshots",
-        "Show the snapshots of a worktree, newest first.",
-        reads=True,
-    ),
+    "release_lease": ToolOffer(operations.release_lease, arguments.ReleaseLease, "Release the lease of a worktree"),
+    "snapshot": ToolOffer(operations.snapshot, arguments.TakeSnapshot, "Take a snapshot of a worktree"),
+    "restore": ToolOffer(operations.restore, arguments.Restore, "Restore a snapshot", destroys=True),
+    "history": ToolOffer(operations.history, arguments.ReadHistory, "Show snapshots", reads=True),
     "claim_next_work": ToolOffer(
-        operations.claim_next_work,
-        arguments.ClaimNextWork,
-        "Take work from the queue",
-        "Claim the most urgent issue that is ready (or a certain one), with a leased worktree. Do the work "
-        "in the directory `path` of the answer, then call finish_work. The server renews the claim; if you "
-        "disconnect, the work returns to the queue, and what you wrote stays in the worktree.",
-        waits=True,
+        operations.claim_next_work, arguments.ClaimNextWork, "Take work from the queue", waits=True
     ),
-    "finish_work": ToolOffer(
-        operations.finish_work,
-        arguments.FinishWork,
-        "Finish work",
-        "Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the "
-        "ledger gets a record; then the issue is done, or returns to the queue. E_FENCING_MISMATCH or "
-        "E_LOCK_EXPIRED: another agent has it now, and nothing of yours was published.",
-    ),
-    "add_work": ToolOffer(
-        operations.add_work,
-        arguments.AddWork,
-        "Add work to the queue",
-        "Create an issue for you or another agent: a problem that you found, or a part of a bigger issue.",
-    ),
+    "finish_work": ToolOffer(operations.finish_work, arguments.FinishWork, "Finish work"),
+    "add_work": ToolOffer(operations.add_work, arguments.AddWork, "Add work to the queue"),
     "append_to_ledger": ToolOffer(
-        operations.append_to_ledger,
-        arguments.AppendToLedger,
-        "Append an event to the ledger",
-        "Append an event to the log that all agents here share: a finding, a decision, a result. It is on "
-        "disk when this returns. With if_sequence, only if nothing was appended since.",
+        operations.append_to_ledger, arguments.AppendToLedger, "Append an event to the ledger"
     ),
 }
-
 
 SCHEME = "holdfast://"
 TAIL = 50
 LONGEST_PART = 200
-
-Read = Callable[..., Record]
 
 
 class ResourceOffer(NamedTuple):
@@ -142,7 +76,7 @@ class ResourceOffer(NamedTuple):
     address: str
     name: str
     description: str
-    read: Read
+    read: Callable[..., Record]
 
     @property
     def is_template(self) -> bool:
@@ -152,13 +86,8 @@ class ResourceOffer(NamedTuple):
         return Resource(uri=SCHEME + self.address, name=self.name, description=self.description, mime_type=JSON)
 
     def as_template(self) -> ResourceTemplate:
-        return ResourceTemplate(
-            uri_template=SCHEME + self.address, name=self.name, description=self.description, mime_type=JSON
-        )
-
-
-def _who(call: Call) -> Record:
-    return operations.who(call, arguments.Who())
+        uri = SCHEME + self.address
+        return ResourceTemplate(uri_template=uri, name=self.name, description=self.description, mime_type=JSON)
 
 
 def _worktrees(call: Call) -> Record:
@@ -182,8 +111,7 @@ def _issue(call: Call, name: str) -> Record:
 
 def _tail(call: Call) -> Record:
     ledger = call.project.ledger()
-    last = deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL)
-    return log.events_to_json(last)
+    return log.events_to_json(deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL))
 
 
 def _event(call: Call, sequence: str) -> Record:
@@ -193,7 +121,7 @@ def _event(call: Call, sequence: str) -> Record:
 
 
 RESOURCES = (
-    ResourceOffer("who", "who", "Who holds what, who waits, and what can be reclaimed.", _who),
+    ResourceOffer("who", "who", "Who holds what, who waits, and what can be reclaimed.", operations.who),
     ResourceOffer("worktrees", "worktrees", "All worktrees, with their heads and leases.", _worktrees),
     ResourceOffer("history", "history", f"The newest {TAIL} snapshots of your worktree.", _history),
     ResourceOffer("history/{worktree}", "history of", f"The newest {TAIL} snapshots of a worktree.", _history),
@@ -205,7 +133,6 @@ RESOURCES = (
 
 
 def read(call: Call, uri: str) -> Record:
-    """Read the resource at an address."""
     parts = uri.removeprefix(SCHEME).split("/")
     for offer in RESOURCES if uri.startswith(SCHEME) else ():
         pattern = offer.address.split("/")

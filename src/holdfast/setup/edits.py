@@ -34,7 +34,6 @@ class FileEdit(NamedTuple):
 
 
 def read_unchanged(path: Path) -> FileEdit:
-    """The file as it is, without a change."""
     try:
         mode = stat.S_IMODE(calls.stat(path).st_mode)
         content = durable.read(path, limit=MOST_BYTES)
@@ -62,21 +61,16 @@ def apply(project: Path, changes: Iterable[FileEdit]) -> None:
 
 def summary(changes: Sequence[FileEdit], project: Path) -> list[dict[str, str]]:
     """The path and the action (`create`, `change` or `remove`) of each edit."""
-    return [
-        {
-            "path": str(edit.path.relative_to(project) if edit.path.is_relative_to(project) else edit.path),
-            "action": "create" if edit.before is None else "remove" if edit.after is None else "change",
-        }
-        for edit in changes
-    ]
 
+    def summarized(edit: FileEdit) -> dict[str, str]:
+        path = edit.path.relative_to(project) if edit.path.is_relative_to(project) else edit.path
+        action = "create" if edit.before is None else "remove" if edit.after is None else "change"
+        return {"path": str(path), "action": action}
 
-# --- Marked blocks ----------------------------------------------------------------------------------
+    return list(map(summarized, changes))
 
 
 class Comment(NamedTuple):
-    """The comment syntax of a kind of file."""
-
     before: str
     after: str = ""
 
@@ -86,24 +80,15 @@ HASH = Comment("# ")
 
 
 class FoundBlock(NamedTuple):
-    """A block in a file. Flags: `alone` if the file was created for it, `joined` if a line break was added
-    before it."""
-
     start: int
     end: int
     version: int
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # `alone`: the file was created for it; `joined`: a line break was added before it
     text: str
 
 
 def with_block(
-    content: bytes | None,
-    text: str,
-    *,
-    version: int,
-    comment: Comment,
-    where: str,
-    first_line: bytes = b"",
+    content: bytes | None, text: str, *, version: int, comment: Comment, where: str, first_line: bytes = b""
 ) -> bytes:
     """The content with `text` in a marked block: in place of an existing block, else at the end.
 
@@ -112,10 +97,8 @@ def with_block(
     """
     if content is None:
         return first_line + _block(text, version, comment, ("alone",))
-    found = find_block(content, comment=comment, where=where)
-    if found is not None:
-        block = _block(text, version, comment, found.flags)
-        return content[: found.start] + block + content[found.end :]
+    if (found := find_block(content, comment=comment, where=where)) is not None:
+        return content[: found.start] + _block(text, version, comment, found.flags) + content[found.end :]
     at = content.find(b"\n") + 1 if first_line and b"\n" in content else len(content)
     joined = at > 0 and content[at - 1 : at] != b"\n"
     return content[:at] + _block(text, version, comment, ("joined",) if joined else ()) + content[at:]
@@ -154,9 +137,6 @@ def find_block(content: bytes, *, comment: Comment, where: str) -> FoundBlock | 
 
 def _block(text: str, version: int, comment: Comment, flags: tuple[str, ...]) -> bytes:
     words = " ".join(("holdfast:begin", f"v{version}", *flags))
-    lines = [
-        f"{comment.before}{words}{comment.after}",
-        *text.strip("\n").split("\n"),
-        f"{comment.before}holdfast:end{comment.after}",
-    ]
-    return (("\n" if "joined" in flags else "") + "\n".join(lines) + "\n").encode()
+    begin, end = (f"{comment.before}{each}{comment.after}\n" for each in (words, "holdfast:end"))
+    body = text.strip("\n") + "\n"
+    return (("\n" if "joined" in flags else "") + begin + body + end).encode()

@@ -21,25 +21,21 @@ _BLANK = " \t\r\n"
 
 
 class JsonNode(NamedTuple):
-    """A value in the text, from `start` to `end`. An object or array has `members`, by key or index, and
-    `begins`: where each member starts, including its key."""
+    """A value in the text, from `start` to `end`."""
 
     start: int
     end: int
     kind: str
-    members: dict[str, JsonNode]
-    begins: dict[str, int]
+    members: dict[str, JsonNode]  # by key or index
+    begins: dict[str, int]  # where each member starts, including its key
 
 
 class JsonEntry(NamedTuple):
-    """An entry at `path`: a member of an object if it has a `key`, else an item of an array.
-
-    `is_ours` recognises a value as this entry, in any version.
-    """
+    """An entry at `path`: a member of an object if it has a `key`, else an item of an array."""
 
     path: tuple[str, ...]
     value: object
-    is_ours: Callable[[object], bool]
+    is_ours: Callable[[object], bool]  # recognises a value as this entry, in any version
     key: str | None = None
 
 
@@ -47,11 +43,9 @@ def with_entry(text: str | None, entry: JsonEntry, *, where: str) -> str:
     """The text with the entry; an older version of it is replaced. `text` is None for a new file."""
     if text is None:
         return f"{{\n{STEP}{_member(entry.path, entry, STEP)}\n}}\n"
-    document = _parsed(text, where)
-    container, missing = _descend(document, entry, where)
+    container, missing = _descend(_parsed(text, where), entry, where)
     if not missing:
-        name = _find(container, entry, text)
-        if name is not None:
+        if (name := _find(container, entry, text)) is not None:
             return _replaced(text, container.members[name], entry)
         if entry.key is not None and entry.key in container.members:
             raise Refused(
@@ -80,9 +74,6 @@ def without_entry(text: str, entry: JsonEntry, *, where: str) -> str | None:
     return None
 
 
-# --- Changes of the text ----------------------------------------------------------------------------
-
-
 def _inserted(text: str, container: JsonNode, missing: Sequence[str], entry: JsonEntry) -> str:
     line = text[: container.start].rpartition("\n")[2]
     depth = (len(line) - len(line.lstrip(" "))) // len(STEP)
@@ -102,9 +93,8 @@ def _member(missing: Sequence[str], entry: JsonEntry, indent: str) -> str:
     if missing:
         first, *rest = missing
         inner = indent + STEP
-        brackets = "[]" if not rest and entry.key is None else "{}"
-        below = _member(rest, entry, inner)
-        return f"{json.dumps(first)}: {brackets[0]}\n{inner}{below}\n{indent}{brackets[1]}"
+        left, right = "[]" if not rest and entry.key is None else "{}"
+        return f"{json.dumps(first)}: {left}\n{inner}{_member(rest, entry, inner)}\n{indent}{right}"
     value = _value_text(entry, indent)
     return value if entry.key is None else f"{json.dumps(entry.key)}: {value}"
 
@@ -132,9 +122,6 @@ def _cut(text: str, container: JsonNode, name: str) -> str:
     return text[:start] + text[end:]
 
 
-# --- Search -----------------------------------------------------------------------------------------
-
-
 def _descend(document: JsonNode, entry: JsonEntry, where: str) -> tuple[JsonNode, tuple[str, ...]]:
     """The deepest existing container on the entry's path, and the names that are missing."""
     node = document
@@ -158,13 +145,8 @@ def _require_kind(node: JsonNode, kind: str, path: Sequence[str], where: str) ->
 
 def _find(container: JsonNode, entry: JsonEntry, text: str) -> str | None:
     """The name of the member that is this entry."""
-    for name, node in container.members.items():
-        if entry.key in (None, name) and entry.is_ours(json.loads(text[node.start : node.end])):
-            return name
-    return None
-
-
-# --- Parsing ----------------------------------------------------------------------------------------
+    named = ((name, node) for name, node in container.members.items() if entry.key in (None, name))
+    return next((name for name, node in named if entry.is_ours(json.loads(text[node.start : node.end]))), None)
 
 
 def _parsed(text: str, where: str) -> JsonNode:
@@ -183,12 +165,9 @@ def _value(text: str, at: int) -> JsonNode:
     """The value that starts at `at`, in a text that is valid JSON."""
     if text[at] in "{[":
         return _container(text, at)
-    if text[at] == '"':
-        end = _string_end(text, at)
-    else:
-        end = at
-        while end < len(text) and text[end] not in ",]}" + _BLANK:
-            end += 1
+    end = _string_end(text, at) if text[at] == '"' else at
+    while text[at] != '"' and end < len(text) and text[end] not in ",]}" + _BLANK:
+        end += 1
     return JsonNode(at, end, "scalar", {}, {})
 
 

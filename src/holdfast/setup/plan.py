@@ -65,10 +65,10 @@ def _resolve(project: Path, relative: str) -> Path:
 def _edit(part: Part, edit: FileEdit, *, remove: bool) -> FileEdit:
     where, content = str(edit.path), edit.after
     if isinstance(part, TextPart):
-        if not remove:
-            text = with_block(content, part.text, version=VERSION, comment=part.comment, where=where)
-            return edit._replace(after=text)
-        return edit._replace(after=content and without_block(content, comment=part.comment, where=where))
+        if remove:
+            return edit._replace(after=content and without_block(content, comment=part.comment, where=where))
+        text = with_block(content, part.text, version=VERSION, comment=part.comment, where=where)
+        return edit._replace(after=text)
     try:
         document = None if content is None else content.decode("utf-8")
     except UnicodeDecodeError:
@@ -105,9 +105,6 @@ def _is_set_up(part: Part, edit: FileEdit) -> bool:
         return _edit(part, edit, remove=True).changes
     except Refused:  # an unreadable file of another program must not stop this one
         return HOOK.encode() in edit.before
-
-
-# --- git --------------------------------------------------------------------------------------------
 
 
 def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:

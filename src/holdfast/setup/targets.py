@@ -33,36 +33,24 @@ Several agents and people work in this repository at the same time. Holdfast kee
 - Every command takes `--json`; every failure has a code and a hint.
 """
 
-CLAUDE_POINTER = """
-@AGENTS.md
-"""
-
+CLAUDE_POINTER = "@AGENTS.md"
 CODEX_MCP = """
 [mcp_servers.holdfast]
 command = "holdfast"
 args = ["mcp"]
 """
 
-PRE_COMMIT = """
-if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi
-"""
-
-PRE_COMMIT_CHAIN = (
-    PRE_COMMIT
-    + """\
+PRE_COMMIT = "if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi"
+PRE_COMMIT_CHAIN = f"""{PRE_COMMIT}
 if [ -x "$(dirname "$0")/pre-commit.before-holdfast" ]; then
     exec "$(dirname "$0")/pre-commit.before-holdfast" "$@"
 fi
 """
-)
 
-HOOK = "holdfast hook "
-"""The start of our hooks' commands, by which they are recognised."""
+HOOK = "holdfast hook "  # the start of our hooks' commands, by which they are recognised
 
 
 class Target(StrEnum):
-    """The programs that can be set up."""
-
     CLAUDE = "claude"
     CODEX = "codex"
     CURSOR = "cursor"
@@ -70,32 +58,25 @@ class Target(StrEnum):
 
 
 class TextPart(NamedTuple):
-    """A marked block in a text file."""
-
     path: str
     text: str
     comment: Comment
 
 
 class JsonPart(NamedTuple):
-    """Entries in a JSON file, in the order of insertion. A new file starts with `new`, which has no final
-    line break, so that no user's own file is mistaken for it."""
-
     path: str
-    entries: tuple[JsonEntry, ...]
-    new: str | None = None
+    entries: tuple[JsonEntry, ...]  # in the order of insertion
+    new: str | None = None  # a new file's content; without a final line break, no user's file is mistaken for it
 
 
 Part = TextPart | JsonPart
 
-_WRITES = "Write|Edit|MultiEdit|NotebookEdit|apply_patch"
-_HOOKS = {
+_HOOKS = {  # the hook and the matcher for each event
     "SessionStart": ("session-start", None),
-    "PreToolUse": ("before-write", _WRITES),
+    "PreToolUse": ("before-write", "Write|Edit|MultiEdit|NotebookEdit|apply_patch"),
     "PostToolUse": ("after-tool", None),
     "SessionEnd": ("session-end", None),
 }
-"""The hook and the matcher for each event."""
 
 
 def _is_our_hook(value: object) -> bool:
