@@ -272,11 +272,7 @@ def take_work(
 
 
 def _lease_worktree(
-    repository: Repository,
-    options: AssignmentOptions,
-    claimed: Claimed,
-    held: contextlib.ExitStack,
-    quietly: Quietly,
+    repository: Repository, options: AssignmentOptions, claimed: Claimed, held: contextlib.ExitStack, quietly: Quietly
 ) -> HeldLease:
     issue = claimed.issue
     name = options.worktree or f"issue-{issue.id[:8]}"

@@ -308,12 +308,7 @@ def late_writes(
             captured = capture_best(directory, room.tree, beside=room.path, base=base, quiesced=False)
         with published_tree(context, room, room.scratch_id):
             yield describe(
-                context,
-                operation.worktree_id,
-                room.scratch_id,
-                captured,
-                Consistency.BEST_EFFORT,
-                shortened(note),
+                context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
             )
 
 

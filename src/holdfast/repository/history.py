@@ -86,11 +86,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
     if name == HEAD:
         tip = context.config(worktree).tip
         if tip is None:
-            raise NotFound(
-                f"{worktree} has no snapshot yet",
-                hint="Take one: 'holdfast snapshot'.",
-                worktree=worktree,
-            )
+            raise NotFound(f"{worktree} has no snapshot yet", hint="Take one: 'holdfast snapshot'.", worktree=worktree)
         return tip
     if head_only:
         raise NameInvalid(f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}")
@@ -313,10 +309,7 @@ def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> 
 
 
 def _visible_parent(
-    descriptor: Descriptor,
-    known: Mapping[str, Descriptor],
-    seen: Mapping[str, Descriptor],
-    missing: set[str],
+    descriptor: Descriptor, known: Mapping[str, Descriptor], seen: Mapping[str, Descriptor], missing: set[str]
 ) -> str | None:
     passed = {descriptor.snapshot_id}
     here = descriptor.parent_id

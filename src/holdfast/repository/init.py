@@ -38,14 +38,7 @@ from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, Store, View
-from holdfast.store.open import (
-    CONFIG,
-    address_of,
-    configure_store,
-    is_in_files,
-    open_address,
-    open_store,
-)
+from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
@@ -136,11 +129,7 @@ def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat
         at = format_instant(now)
         record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at)
         config = WorktreeConfig(
-            worktree_id=MAIN,
-            isolation=Isolation.EXCLUSIVE,
-            created_at=at,
-            base_snapshot_id=None,
-            head_snapshot_id=None,
+            worktree_id=MAIN, isolation=Isolation.EXCLUSIVE, created_at=at, base_snapshot_id=None, head_snapshot_id=None
         )
         facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
         entry = context.audit(view, now, "repository_created", **facts)

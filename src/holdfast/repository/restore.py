@@ -47,13 +47,7 @@ from holdfast.repository.payloads import (
     refuse_replaced,
     scratch,
 )
-from holdfast.repository.snapshots import (
-    SnapshotOptions,
-    publish_changes,
-    published_tree,
-    same_worktree,
-    snapshot,
-)
+from holdfast.repository.snapshots import SnapshotOptions, publish_changes, published_tree, same_worktree, snapshot
 from holdfast.repository.usage import refuse_if_written
 from holdfast.store.model import Change, Create, Decision, Key, Stream, View
 
@@ -162,11 +156,7 @@ def _check_path(path: str) -> None:
 
 
 def _keep(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    snapshot_id: str,
-    proof: Proof | None,
-    how: RestoreOptions,
+    context: RepositoryContext, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Descriptor | None:
     lost = inode_at(context.places.payload(config.worktree_id)) is None
     if lost or not differs_from_head(context, config):
@@ -182,8 +172,7 @@ def differs_from_head(context: RepositoryContext, config: WorktreeConfig) -> boo
 
 def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavailable:
     return ConsistencyUnavailable(
-        f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
-        worktree=worktree,
+        f"{worktree} was written to while {how.path} was being restored; nothing was replaced", worktree=worktree
     )
 
 
@@ -242,11 +231,7 @@ def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tup
 
 
 def _decide(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    proof: Proof | None,
-    source: Descriptor,
-    operation: Operation,
+    context: RepositoryContext, config: WorktreeConfig, proof: Proof | None, source: Descriptor, operation: Operation
 ) -> Descriptor | None:
     """Commit point of a restore: record the operation, and publish R unless it restores a part."""
     worktree, whole = config.worktree_id, operation.path is None

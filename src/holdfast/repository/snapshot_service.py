@@ -124,12 +124,7 @@ class Snapshots:
         return [name for name, _ in self._context.store.scan(DESCRIPTORS)]
 
     def export(
-        self,
-        snapshot_id: str,
-        destination: Path,
-        *,
-        path: bytes | None = None,
-        progress: Progress | None = None,
+        self, snapshot_id: str, destination: Path, *, path: bytes | None = None, progress: Progress | None = None
     ) -> Materialised:
         """Write a snapshot, or the one `path` in it, to a new directory; see `compare.export`."""
         return compare.export(self._context, snapshot_id, destination, path=path, progress=progress)

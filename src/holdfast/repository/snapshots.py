@@ -23,14 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import (
-    AlreadyExists,
-    ConsistencyUnavailable,
-    Failure,
-    NotDurable,
-    NotFound,
-    OutcomeUnknown,
-)
+from holdfast.errors import AlreadyExists, ConsistencyUnavailable, Failure, NotDurable, NotFound, OutcomeUnknown
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories, move
 from holdfast.repository.context import (
@@ -147,11 +140,7 @@ def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int
 
 
 def _capture(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    room: Scratch,
-    level: Consistency,
-    options: SnapshotOptions,
+    context: RepositoryContext, config: WorktreeConfig, room: Scratch, level: Consistency, options: SnapshotOptions
 ) -> Captured:
     from holdfast.trees.capture import capture_best
     from holdfast.trees.walker import synced
@@ -240,11 +229,7 @@ def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> N
 
 
 def _publish(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    descriptor: Descriptor,
-    proof: Proof | None,
-    tag: str | None,
+    context: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: Proof | None, tag: str | None
 ) -> Descriptor:
     """Commit point of a snapshot."""
     worktree, key = descriptor.worktree_id, DESCRIPTORS.key(descriptor.snapshot_id)
@@ -294,7 +279,6 @@ def same_worktree(before: WorktreeConfig, now: WorktreeConfig) -> WorktreeConfig
     """The current record, unless another worktree has the name by now. Pure."""
     if now.created_at != before.created_at:
         raise ConsistencyUnavailable(
-            f"{now.worktree_id} is a different worktree by now; nothing was published",
-            worktree=now.worktree_id,
+            f"{now.worktree_id} is a different worktree by now; nothing was published", worktree=now.worktree_id
         )
     return now

@@ -62,12 +62,7 @@ class Removed(NamedTuple):
 
 
 def remove(
-    context: RepositoryContext,
-    name: str,
-    *,
-    save: Save | None,
-    force: bool = False,
-    lock_id: str | None = None,
+    context: RepositoryContext, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None
 ) -> Removed:
     """Remove a worktree on which nothing is pending. Without `save`, unsaved work is lost."""
     with (
@@ -260,11 +255,7 @@ def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof 
     """Commit point of a rename."""
     inode = payloads.inode_of(payloads.status_of(context.places, old))
     check, operation_id = token_check(context, old, proof), secrets.token_hex(8)
-    keys: list[Key[Any] | Stream[Any]] = [
-        *LeaseKeys.of(old).all(),
-        *worktree_keys(old),
-        *worktree_keys(new),
-    ]
+    keys: list[Key[Any] | Stream[Any]] = [*LeaseKeys.of(old).all(), *worktree_keys(old), *worktree_keys(new)]
 
     def decide(view: View, now: float) -> Decision[Operation]:
         check(view, now)

@@ -149,11 +149,7 @@ def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig
             head_snapshot_id=operation.snapshot_id,
             label=operation.label,
         )
-        facts = {
-            "worktree_id": name,
-            "isolation": config.isolation.value,
-            "base_snapshot_id": operation.snapshot_id,
-        }
+        facts = {"worktree_id": name, "isolation": config.isolation.value, "base_snapshot_id": operation.snapshot_id}
         entry = context.audit(view, now, "worktree_created", **facts)
         return Decision([Create(WORKTREES.key(name), config), Delete(OPERATIONS.key(name)), entry], config)
 
