@@ -109,10 +109,8 @@ class Assignment:
         self._gate = gate
 
     def check(self) -> None:
-        """Raise if the claim or the lease is lost: call it before every piece of work.
-
-        A claim that ended because the issue was finished, usually by the agent itself, is not lost.
-        """
+        """Raise if the claim or the lease is lost: call it before every piece of work. A claim that ended because the
+        issue was finished, usually by the agent itself, is not lost."""
         try:
             self.claim.check()
         except Failure:
@@ -122,10 +120,8 @@ class Assignment:
         self.lease.check()
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done; refused by its token if somebody else was given the issue meanwhile.
-
-        If the agent has already finished or released the issue itself, that counts.
-        """
+        """Record the work as done; refused by its token if somebody else was given the issue meanwhile. If the agent
+        has already finished or released the issue itself, that counts."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()  # refused before anything is published
@@ -165,11 +161,8 @@ class Assignment:
         return self.outcome
 
     def remove_worktree(self) -> Removed:
-        """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused, and
-        everything stays, while processes use it.
-
-        The pin comes first, so a kill leaves at most a superfluous pin.
-        """
+        """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused, and everything
+        stays, while processes use it. The pin comes first, so a kill leaves at most a superfluous pin."""
         assert self.outcome is not None
         repository, name = self._repository, self.lease.worktree
         base = repository.context.config(name).base_snapshot_id
@@ -349,10 +342,8 @@ class OwnLeaseResult(NamedTuple):
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The leases with this id, and those that this process acts under: see `acts_under`.
-
-    Not those that a server holds for the agent: the server renews and releases them.
-    """
+    """The leases with this id, and those that this process acts under: see `acts_under`. Not those that a server holds
+    for the agent: the server renews and releases them."""
     for config in repository.worktrees.configs():
         state = repository.desk.state(config.worktree_id)
         if state is None:

@@ -333,11 +333,10 @@ TokenCheck = Callable[[View, float], WorktreeConfig]
 def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
     """The comparison of lease and token that every publish makes inside its own transaction.
 
-    Snapshot, restore in place, rename and remove all call its result in the decide function that
-    commits them, on a view that has `publishing_keys`: so no steal can come between check and commit.
-    It raises if an operation is pending, or if an exclusive worktree's current lease does not have the
-    proof's lock id and token. The clock is read now. A stale reading may admit a holder whose lease has
-    just expired, but never one whose lease was taken over.
+    Snapshot, restore in place, rename and remove all call its result in the decide function that commits them, on a
+    view that has `publishing_keys`: so no steal can come between check and commit. It raises if an operation is
+    pending, or if an exclusive worktree's current lease does not have the proof's lock id and token. The clock is read
+    now. A stale reading may admit a holder whose lease has just expired, but never one whose lease was taken over.
     """
     validate = None if proof is None else context.desk.validator(worktree, proof.lock_id, proof.token)
 

@@ -53,10 +53,8 @@ def finish_restore(context: RepositoryContext, operation: Operation) -> None:
 
 
 def carry_out(context: RepositoryContext, operation: Operation) -> bool:
-    """Carry out a decided restore; the caller holds the payload lock.
-
-    False if it was abandoned and nothing replaced, because the directories above the part were taken away.
-    """
+    """Carry out a decided restore; the caller holds the payload lock. False if it was abandoned and nothing replaced,
+    because the directories above the part were taken away."""
     exchange = _Exchange(context, operation)
     with exchange.abandoned_if_impossible():
         if not exchange.is_done():
@@ -128,10 +126,8 @@ class _Exchange(NamedTuple):
         return True
 
     def make(self) -> None:
-        """Exchange new and old in one step, or in two where the filesystem cannot do it in one.
-
-        Between the two, the name is missing; the pending operation says how to continue.
-        """
+        """Exchange new and old in one step, or in two where the filesystem cannot do it in one. Between the two, the
+        name is missing; the pending operation says how to continue."""
         from holdfast.trees.restore import exchange, materialise
         from holdfast.trees.walker import synced
 
@@ -159,10 +155,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def late_snapshot(self) -> Iterator[Descriptor | None]:
-        """A snapshot of the replaced content, if it is not what was kept before: no write is lost.
-
-        Its tree is in place for the block, which publishes it.
-        """
+        """A snapshot of the replaced content, if it is not what was kept before: no write is lost. Its tree is in place
+        for the block, which publishes it."""
         operation, replaced = self.operation, self.room / REPLACED
         if not operation.keeps or inode_at(self.replaced) is None:
             yield None
@@ -180,10 +174,8 @@ class _Exchange(NamedTuple):
             yield descriptor
 
     def end(self, late: Descriptor | None) -> None:
-        """Delete the operation; the late snapshot goes between R and its parent.
-
-        A part has no R: the late snapshot becomes the head, and the restored part is unsaved work on it.
-        """
+        """Delete the operation; the late snapshot goes between R and its parent. A part has no R: the late snapshot
+        becomes the head, and the restored part is unsaved work on it."""
         operation = self.operation
         published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
         keys: list[Key[Any]] = [published, record]
@@ -229,10 +221,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def abandoned_if_impossible(self) -> Iterator[None]:
-        """Abandon a part that the system refuses to exchange, in a read-only directory for instance.
-
-        Nothing of it was published, so nothing is lost; a pending operation would block the worktree.
-        """
+        """Abandon a part that the system refuses to exchange, in a read-only directory for instance. Nothing of it was
+        published, so nothing is lost; a pending operation would block the worktree."""
         try:
             yield
         except IoFailure:

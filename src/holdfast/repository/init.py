@@ -187,10 +187,8 @@ def _known_format(root: Path) -> RepositoryFormat | None:
 
 
 def refuse_nested(root: Path, *, nested: bool) -> None:
-    """Refuse a directory inside a repository: commands in it, and below it, would find the new one.
-
-    With `nested`, it may be in a worktree, whose snapshots will contain the whole new repository.
-    """
+    """Refuse a directory inside a repository: commands in it, and below it, would find the new one. With `nested`, it
+    may be in a worktree, whose snapshots will contain the whole new repository."""
     real = Path(calls.realpath(root))
     outer = next(filter(_is_repository, real.parents), None)
     if outer is None:

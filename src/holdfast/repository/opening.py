@@ -31,10 +31,8 @@ FIRST_EVENT = "event-000001.json"
 
 
 class OpenLedger:
-    """A ledger and what belongs to it. A part is opened on first use: appending needs none of them.
-
-    `lock` and `files` are None if a server keeps the ledger; `files` also if it has no claim files.
-    """
+    """A ledger and what belongs to it. A part is opened on first use: appending needs none of them. `lock` and `files`
+    are None if a server keeps the ledger; `files` also if it has no claim files."""
 
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
         self._on_files = store.files is not None
@@ -90,10 +88,8 @@ def init_ledger(
     claim_files: bool = False,
     address: str | None = None,
 ) -> OpenLedger:
-    """Create a ledger in a directory; `AlreadyExists` if there is one.
-
-    Commit point: `meta.json`. Events that another program has already appended there become its first events.
-    """
+    """Create a ledger in a directory; `AlreadyExists` if there is one. Commit point: `meta.json`. Events that another
+    program has already appended there become its first events."""
     from holdfast.ledger.rules import checked_ttl
 
     path, store = Path(os.path.abspath(root)), open_store(root, address)
@@ -114,10 +110,8 @@ def init_ledger(
 
 
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
-    """Open the ledger of a directory, at this address if one is given; `NotFound` if there is none.
-
-    `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Creates nothing.
-    """
+    """Open the ledger of a directory, at this address if one is given; `NotFound` if there is none. `actor`
+    (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Creates nothing."""
     path = Path(os.path.abspath(root))
     if not _exists(path):
         raise _no_ledger(path)
@@ -190,10 +184,8 @@ def open_tracker(
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The issue tracker of the directory `root`, at this address if one is given.
-
-    `actor` is who acts on it, such as `agent:alice`. A new tracker must be initialised first.
-    """
+    """The issue tracker of the directory `root`, at this address if one is given. `actor` is who acts on it, such as
+    `agent:alice`. A new tracker must be initialised first."""
     store = open_store(root, address, timeout=timeout)
     path = Path(os.path.abspath(root))
     return Tracker(store, actor=actor, root=path, retry=retry, skew=store.skew)

@@ -128,10 +128,8 @@ def refuse_replaced(context: RepositoryContext, worktree: str) -> None:
 
 
 def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
-    """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point.
-
-    The mounted filesystem is not part of it: it would vanish from its users' sight, or be deleted too.
-    """
+    """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point. The mounted
+    filesystem is not part of it: it would vanish from its users' sight, or be deleted too."""
     if status_of(context.places, worktree) is None:
         return
     with Directory.open(directory_of(context, worktree)) as directory:
@@ -147,10 +145,8 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
 
 
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
-    """Refuse to decide a move that the parent directory's permissions forbid.
-
-    A decided operation that cannot be carried out would block the worktree for everybody.
-    """
+    """Refuse to decide a move that the parent directory's permissions forbid. A decided operation that cannot be
+    carried out would block the worktree for everybody."""
     with parent_of(context.places, worktree) as parent:
         if not calls.access(parent.shown, os.W_OK | os.X_OK):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -175,11 +171,8 @@ def inode_of(status: os.stat_result | None) -> str | None:
 
 
 def index_of_inode(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
-    """Which of these directories of one repository has this inode; None if that is uncertain.
-
-    The device number may change with a reboot, so it counts only where it must: roots of btrfs subvolumes
-    all have the same inode.
-    """
+    """Which of these directories of one repository has this inode; None if that is uncertain. The device number may
+    change with a reboot, so it counts only where it must: roots of btrfs subvolumes all have the same inode."""
     number = (inode or "").rpartition(":")[2]
     candidates = [index for index, each in enumerate(found) if str(each.st_ino) == number]
     if len(candidates) > 1 and same_boot:
@@ -197,10 +190,8 @@ def sync_names(paths: RepositoryPaths, worktree: str) -> None:
 
 
 def drop_record_directory(paths: RepositoryPaths, worktree: str) -> None:
-    """Remove the empty directory of a deleted record; after a kill it may stay, and means nothing.
-
-    The caller holds the payload lock, so nobody is creating a record in it.
-    """
+    """Remove the empty directory of a deleted record; after a kill it may stay, and means nothing. The caller holds the
+    payload lock, so nobody is creating a record in it."""
     with contextlib.suppress(OSError):
         calls.rmdir(paths.root / ".jvs" / "worktrees" / worktree)
 
@@ -217,10 +208,8 @@ TTL = 60.0
 
 @contextlib.contextmanager
 def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None]:
-    """Hold the payload locks of these worktrees, taken in name order, for the block.
-
-    Never waits: a lock that is held means that its holder is changing the directory, which is a conflict.
-    """
+    """Hold the payload locks of these worktrees, taken in name order, for the block. Never waits: a lock that is held
+    means that its holder is changing the directory, which is a conflict."""
     make_directories(context.places.guards)
     locker = FileLocker()
     with contextlib.ExitStack() as held:
@@ -250,11 +239,8 @@ class LeasedWorktree(NamedTuple):
 def leased(
     context: RepositoryContext, worktree: str, purpose: str, *, lock_id: str | None = None
 ) -> Iterator[LeasedWorktree]:
-    """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`).
-
-    Another holder's lease is a conflict. The caller's own is renewed meanwhile, and survives the block
-    unless the block deletes it.
-    """
+    """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`). Another holder's lease
+    is a conflict. The caller's own is renewed meanwhile, and survives the block unless the block deletes it."""
     config = context.config(worktree)
     if config.isolation is Isolation.SHARED:
         yield LeasedWorktree(config, None)
@@ -410,11 +396,8 @@ def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
 
 
 def _discard(path: Path) -> None:
-    """Remove a scratch directory that we have locked, under another name.
-
-    So a process that is about to lock it finds it gone and creates it again, and `is_abandoned` creates
-    no lock file in a directory that is being removed.
-    """
+    """Remove a scratch directory that we have locked, under another name. So a process that is about to lock it finds
+    it gone and creates it again, and `is_abandoned` creates no lock file in a directory that is being removed."""
     swept = path.with_name(path.name + SWEPT)
     if entry_exists(swept):
         _remove(swept)  # left by a killed sweeper
@@ -428,10 +411,8 @@ def _discard(path: Path) -> None:
 
 
 def _remove(swept: Path) -> None:
-    """Remove everything, the lock last: while it is held, the directory does not look abandoned.
-
-    A process that was about to lock it may create the lock file once more, hence the attempts.
-    """
+    """Remove everything, the lock last: while it is held, the directory does not look abandoned. A process that was
+    about to lock it may create the lock file once more, hence the attempts."""
     from holdfast.trees.walker import remove_tree
 
     with contextlib.suppress(NotFound), Directory.open(swept) as directory:

@@ -1,11 +1,10 @@
 """Restoring in place: the directory of a worktree gets the content of a snapshot, in one step.
 
-The steps have the numbers of `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
-transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new
-head and records the operation, which this process or another one finishes from then on. History stays
-linear, and nothing that was ever part of it becomes unreachable: the old content is kept before (1), and late
-writes become a snapshot between that and R (5). Restoring a part (`path`) exchanges only that part and
-publishes no R: it is unsaved work on top of the head.
+The steps have the numbers of `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the transaction
+of step 3: after the token check, it publishes a snapshot R with the restored content as the new head and records the
+operation, which this process or another one finishes from then on. History stays linear, and nothing that was ever part
+of it becomes unreachable: the old content is kept before (1), and late writes become a snapshot between that and R (5).
+Restoring a part (`path`) exchanges only that part and publishes no R: it is unsaved work on top of the head.
 """
 
 from __future__ import annotations
@@ -80,10 +79,8 @@ class Restored(NamedTuple):
 def restore_in_place(
     context: RepositoryContext, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Restored:
-    """Give the directory of a worktree the content of a snapshot; the module describes the steps.
-
-    An exclusive worktree requires the proof of its lease; a shared one, `allow_shared`.
-    """
+    """Give the directory of a worktree the content of a snapshot; the module describes the steps. An exclusive worktree
+    requires the proof of its lease; a shared one, `allow_shared`."""
     checked(context, worktree, how)
     config = check_early(context, worktree, proof)
     usable(visible(context, snapshot_id))

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
 
 class RestorePlan(NamedTuple):
-    """What restoring in place would do: undo `comparison.changes`, from the snapshot to the worktree.
-
-    With `keeps`, the content of the worktree would become a snapshot first.
-    """
+    """What restoring in place would do: undo `comparison.changes`, from the snapshot to the worktree. With `keeps`, the
+    content of the worktree would become a snapshot first."""
 
     source: Descriptor
     comparison: Comparison
@@ -108,10 +106,8 @@ class Snapshots:
         return compare.compare(self._context, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read everything in a snapshot, and yield what is wrong with it.
-
-        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
-        """
+        """Read everything in a snapshot, and yield what is wrong with it. `SnapshotCollected` if it is deleted
+        meanwhile: that is no damage."""
         from holdfast.trees.verify import verify
 
         descriptor = history.visible(self._context, snapshot_id)

@@ -66,10 +66,8 @@ def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
 
 
 def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
-    """Raise `InUse` if a running process has the file, or files in the directory, open for writing.
-
-    Its later writes would be lost; a process that merely stands in the directory loses nothing. Linux only.
-    """
+    """Raise `InUse` if a running process has the file, or files in the directory, open for writing. Its later writes
+    would be lost; a process that merely stands in the directory loses nothing. Linux only."""
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):

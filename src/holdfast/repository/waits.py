@@ -164,11 +164,8 @@ def wait_context(root: Path | None, data_dir: Path | None, *, ledger_address: st
 
 
 class LockWaits:
-    """Lets others see an agent's waits for file locks and repository locks, and ends those in a deadlock.
-
-    `agent` is the process that this one waits for, if not itself; `lock_id` that of the lease it works under,
-    if it knows one.
-    """
+    """Lets others see an agent's waits for file locks and repository locks, and ends those in a deadlock. `agent` is
+    the process that this one waits for, if not itself; `lock_id` that of the lease it works under, if it knows one."""
 
     def __init__(
         self, context: WaitContext, *, agent: Holder | None = None, actor: str = "", lock_id: str = ""

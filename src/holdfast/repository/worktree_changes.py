@@ -118,10 +118,8 @@ def _decide_remove(
 
 
 def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> None:
-    """Move the directory out of sight, once: anything that appears at its path later stays there.
-
-    The mark records the move before the directory is deleted.
-    """
+    """Move the directory out of sight, once: anything that appears at its path later stays there. The mark records the
+    move before the directory is deleted."""
     name = operation.worktree_id
     if entry_exists(room / MOVED):
         return
@@ -131,10 +129,8 @@ def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> 
 
 
 def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> str | None:
-    """Publish late writes as a snapshot.
-
-    Without the mark, a half deleted directory would be taken for one that was written to.
-    """
+    """Publish late writes as a snapshot. Without the mark, a half deleted directory would be taken for one that was
+    written to."""
     if not operation.keeps or entry_exists(room / SAVED) or not entry_exists(room / REMOVED):
         return None
     name = operation.worktree_id
@@ -227,10 +223,8 @@ def _carry_out(context: RepositoryContext, operation: Operation, old: str, new: 
 
 
 def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: str) -> bool:
-    """Whether the directory has its new name. If both names have a directory, the inode identifies it.
-
-    If the inode cannot tell (in a copy of the repository, say), nothing is guessed: a person must decide.
-    """
+    """Whether the directory has its new name. If both names have a directory, the inode identifies it. If the inode
+    cannot tell (in a copy of the repository, say), nothing is guessed: a person must decide."""
     at_old, at_new = (payloads.status_of(context.places, name) for name in (old, new))
     if not (at_new and stat.S_ISDIR(at_new.st_mode)):
         return False

@@ -172,9 +172,7 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 def settle(context: RepositoryContext, worktree: str) -> Operation | None:
     """Finish the operation that a dead process has left pending on a worktree; return it, if there is one.
-
-    `LockConflict` if its process is alive. Costs one read if nothing is pending.
-    """
+    `LockConflict` if its process is alive. Costs one read if nothing is pending."""
     pending = context.store.read(OPERATIONS.key(worktree))
     if pending is None:
         return None
@@ -251,10 +249,8 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
     ) -> WorktreeConfig:
-        """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head.
-
-        `snapshot` is any name of one; `head` in it means the head of the worktree `seen_from`.
-        """
+        """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
+        any name of one; `head` in it means the head of the worktree `seen_from`."""
         name = worktree_name(name)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
@@ -277,11 +273,8 @@ class Worktrees:
         return worktree_changes.rename(self._context, old, new, force=force)
 
     def remove(self, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None) -> Removed:
-        """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it.
-
-        An active lease is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that
-        use the directory.
-        """
+        """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it. An active lease
+        is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that use the directory."""
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)
