@@ -1,8 +1,7 @@
-"""Carrying out a decided restore in place, and keeping the writes that a restore or removal overtook.
+"""Carrying out a decided restore in place, and saving late writes of a restore or removal.
 
-Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has
-the content. Every step first checks whether it is done, so any process that holds the payload lock can
-continue after an interruption anywhere.
+Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has the
+content. Every step first checks whether it is done: any process that holds the payload lock can continue after a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
+from holdfast.fs.directory import Directory, make_directories, move, sync_parents
 from holdfast.fs.names import shortened, split_relative
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
@@ -32,6 +31,7 @@ from holdfast.repository.context import (
     RepositoryContext,
     is_ready,
     new_snapshot_id,
+    status_at,
 )
 from holdfast.repository.payloads import Scratch, scratch, sweep
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
@@ -47,14 +47,14 @@ def finish_restore(context: RepositoryContext, operation: Operation) -> None:
     try:
         carry_out(context, operation)
     except IoFailure:
-        if context.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
+        if context.pending(operation.worktree_id) is not None:
             raise
     sweep(context.places, operation.operation_id)
 
 
 def carry_out(context: RepositoryContext, operation: Operation) -> bool:
-    """Carry out a decided restore; the caller holds the payload lock. False if it was abandoned and nothing replaced,
-    because the directories above the part were taken away."""
+    """Carry out a decided restore; the caller holds the payload lock. False if it was abandoned, and nothing was
+    replaced, because the directories above the part are gone."""
     exchange = _Exchange(context, operation)
     with exchange.abandoned_if_impossible():
         if not exchange.is_done():
@@ -64,11 +64,11 @@ def carry_out(context: RepositoryContext, operation: Operation) -> bool:
             exchange.make()  # 4
     sync_parents(exchange.new, exchange.target)
     if inode_at(exchange.new) is not None:
-        exchange.move_aside(exchange.new)  # 5. so that nobody takes it for the new content
+        exchange.move_aside(exchange.new)  # 5. it must not be taken for the new content
     with exchange.late_snapshot() as late:
         exchange.end(late)  # 6
     if operation.path is None:
-        with contextlib.suppress(OSError):  # what was noted about the new files spares reading them
+        with contextlib.suppress(OSError):  # the cache saves reading the new files
             calls.replace(exchange.room / CACHE, context.places.stat_cache(operation.worktree_id))
     return True
 
@@ -93,23 +93,23 @@ class _Exchange(NamedTuple):
 
     @property
     def replaced(self) -> Path:
-        """Where the replaced content is kept; a part has the same path there as in the worktree."""
+        """The path of the replaced content; a part has the same path here as in the worktree."""
         return self.room / REPLACED / (self.operation.path or "")
 
     def is_done(self) -> bool:
-        """Whether the exchange was made: the inode tells, or in a copy of the repository the content."""
+        """Whether the exchange was made, by inode; in a copy of the repository, by content."""
         new, target = inode_at(self.new), inode_at(self.target)
         if self.operation.inode in (new, target):
             return target == self.operation.inode
         if self.operation.path is not None:
-            return True  # either part may be in place, and one is; the user can restore it again
+            return True  # one of the two is in place; the user can restore again
         tree = self.context.places.tree(self.operation.operation_id)
         if new is not None:
-            return not _holds(self.new, tree)  # the old content is here, so the new one is in place
+            return not _holds(self.new, tree)  # the old content is here: the new one is in place
         return inode_at(self.replaced) is not None or _holds(self.target, tree)
 
     def is_reachable(self) -> bool:
-        """Whether the directories above a part exist, and none of them is a link that leads elsewhere."""
+        """Whether the directories above a part exist, and none of them is a link."""
         payload = self.context.places.payload(self.operation.worktree_id)
         above = split_relative(self.operation.path)[:-1] if self.operation.path is not None else ()
         if not above:
@@ -126,12 +126,12 @@ class _Exchange(NamedTuple):
         return True
 
     def make(self) -> None:
-        """Exchange new and old in one step, or in two where the filesystem cannot do it in one. Between the two, the
-        name is missing; the pending operation says how to continue."""
+        """Exchange new and old in one step, or in two if the filesystem cannot do it in one. Between the two, the name
+        is missing; the pending operation says how to continue."""
         from holdfast.trees.restore import exchange, materialise
         from holdfast.trees.walker import synced
 
-        if inode_at(self.new) is None:  # somebody has deleted our scratch directory; R has the content
+        if inode_at(self.new) is None:  # the scratch directory was deleted; R has the content
             make_directories(self.room)
             with synced(self.room):
                 materialise(self.context.places.tree(self.operation.operation_id), self.new)
@@ -145,8 +145,7 @@ class _Exchange(NamedTuple):
             move(self.new, self.target)
 
     def move_aside(self, source: Path) -> None:
-        """Keep the replaced content; a file in the place of the directory is kept inside one, so that it
-        can become a snapshot too."""
+        """Keep the replaced content; a file at the directory's path goes into a directory, to become a snapshot too."""
         replaced = self.replaced
         if self.operation.path is None and _kind(source) not in (None, stat.S_IFDIR, stat.S_IFLNK):
             replaced /= self.operation.worktree_id
@@ -155,8 +154,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def late_snapshot(self) -> Iterator[Descriptor | None]:
-        """A snapshot of the replaced content, if it is not what was kept before: no write is lost. Its tree is in place
-        for the block, which publishes it."""
+        """A snapshot of the replaced content, unless it equals the kept one: no write is lost. Its tree is in place for
+        the block, which publishes it."""
         operation, replaced = self.operation, self.room / REPLACED
         if not operation.keeps or inode_at(self.replaced) is None:
             yield None
@@ -164,11 +163,11 @@ class _Exchange(NamedTuple):
         if operation.path is not None:
             kept = self.context.config(operation.worktree_id).tip
         else:
-            published = self.context.store.read(DESCRIPTORS.key(operation.operation_id))
+            published = self.context.descriptor(operation.operation_id)
             if published is None or _kind(replaced) == stat.S_IFLNK:  # a link's target was not touched
                 yield None
                 return
-            kept = published.record.parent_id
+            kept = published.parent_id
         note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
         with late_writes(self.context, operation, replaced, kept, note) as descriptor:
             yield descriptor
@@ -221,7 +220,7 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def abandoned_if_impossible(self) -> Iterator[None]:
-        """Abandon a part that the system refuses to exchange, in a read-only directory for instance. Nothing of it was
+        """Abandon a part that the system refuses to exchange, in a read-only directory for instance. Nothing was
         published, so nothing is lost; a pending operation would block the worktree."""
         try:
             yield
@@ -241,7 +240,7 @@ class _Exchange(NamedTuple):
 
 
 def _holds(directory: Path, tree: Path) -> bool:
-    """Whether a directory has the content of a snapshot, apart from what copying may lose."""
+    """Whether a directory has the content of a snapshot, apart from attributes that copying may lose."""
     from holdfast.trees.verify import changes
 
     try:
@@ -253,22 +252,13 @@ def _holds(directory: Path, tree: Path) -> bool:
 
 def inode_at(path: Path) -> str | None:
     """Identifies a file or directory on the filesystem; None if it does not exist."""
-    status = _status(path)
+    status = status_at(path)
     return None if status is None else str(status.st_ino)
 
 
 def _kind(path: Path) -> int | None:
-    status = _status(path)
+    status = status_at(path)
     return None if status is None else stat.S_IFMT(status.st_mode)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return calls.stat(path, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
 
 
 # --- Late writes --------------------------------------------------------------------------------------
@@ -278,10 +268,10 @@ def _status(path: Path) -> os.stat_result | None:
 def late_writes(
     context: RepositoryContext, operation: Operation, directory: Path, kept: str | None, note: str
 ) -> Iterator[Descriptor | None]:
-    """The descriptor of what `directory` holds, or None if the snapshot `kept` holds the same.
+    """The descriptor of a snapshot of `directory`, or None if the snapshot `kept` has the same content.
 
-    Its tree is in place for the block, which publishes it. Of a part, `directory` contains nothing but
-    `operation.path`; everything else is taken from `kept`.
+    Its tree is in place for the block, which publishes it. If the operation restores a part, `directory` contains only
+    `operation.path`; the rest comes from `kept`.
     """
     from holdfast.trees.capture import capture_best
     from holdfast.trees.walker import synced
@@ -312,7 +302,7 @@ def _has_late_writes(context: RepositoryContext, operation: Operation, directory
 
 
 def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: str, kept: str | None) -> Path:
-    """A directory in the scratch directory with the content of `kept`, and the replaced content at `path`."""
+    """A scratch directory with the content of `kept`, and the replaced content at `path`."""
     from holdfast.trees.capture import capture_best
     from holdfast.trees.restore import materialise
     from holdfast.trees.walker import remove_tree

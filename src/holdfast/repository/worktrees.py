@@ -1,7 +1,7 @@
 """Worktrees: creating, listing, renaming and removing them.
 
-Each operation first finishes what a dead process has left pending on the names involved (`settle`). The steps
-of creating have the numbers of `docs/protocols/worktrees.md`.
+Each operation first finishes pending operations of dead processes on the names involved (`settle`). The numbers of the
+steps are those of `docs/protocols/worktrees.md`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import checked_text
-from holdfast.leases.rules import Identity
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
 from holdfast.repository.context import (
@@ -31,7 +30,7 @@ from holdfast.repository.context import (
     operation_pending,
     worktree_keys,
 )
-from holdfast.repository.history import resolve_usable, snapshot_not_found, usable, visible
+from holdfast.repository.history import require_usable, resolve_usable, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import Removed, Save
@@ -50,7 +49,7 @@ class CreateOptions(NamedTuple):
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
-    """Create a worktree on whose name nothing is pending."""
+    """Create a worktree; no operation is pending on its name."""
     uses = [] if options.snapshot_id is None else [options.snapshot_id]
     with (
         payload_locked(context, options.name),  # 1
@@ -69,7 +68,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
 
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
-    """Finish the creation of a dead process; None if it had not come far enough and was undone."""
+    """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
     in_scratch = entry_exists(context.places.scratch / operation.operation_id / PAYLOAD)
     if not in_scratch and payloads.status_of(context.places, operation.worktree_id) is not None:
         payloads.sync_names(context.places, operation.worktree_id)
@@ -80,7 +79,7 @@ def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeC
 
 
 def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
-    """Refuse before the work what would be refused after it."""
+    """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
     make_directories(context.places.worktrees)
@@ -98,9 +97,9 @@ def _make_payload(context: RepositoryContext, options: CreateOptions, payload: P
         make_directories(payload)
         return
     make_directories(context.places.caches)
+    tree, cache = context.places.tree(options.snapshot_id), context.places.stat_cache(options.name)
     with synced(payload.parent):
-        cache = context.places.stat_cache(options.name)
-        materialise(context.places.tree(options.snapshot_id), payload, cache=cache)
+        materialise(tree, payload, cache=cache)
 
 
 def _decide(context: RepositoryContext, options: CreateOptions, operation_id: str) -> Operation:
@@ -116,21 +115,9 @@ def _decide(context: RepositoryContext, options: CreateOptions, operation_id: st
         if view.get(WORKTREES.key(name)) is not None:
             raise payloads.worktree_exists(name)
         if snapshot_id is not None:
-            descriptor = view.get(DESCRIPTORS.key(snapshot_id))
-            if descriptor is None:
-                raise snapshot_not_found(snapshot_id)
-            usable(descriptor)
-        operation = Operation(
-            operation_id=operation_id,
-            kind=OperationKind.CREATE,
-            worktree_id=name,
-            begun_at=format_instant(now),
-            holder_id=context.holder.holder_id,
-            identity=Identity.of(context.holder),
-            isolation=options.isolation,
-            label=options.label,
-            snapshot_id=snapshot_id,
-        )
+            require_usable(view, snapshot_id)
+        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id}
+        operation = context.operation(OperationKind.CREATE, operation_id, name, now, **facts)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
     return context.store.transact(keys, decide).result
@@ -161,7 +148,7 @@ def _undo(context: RepositoryContext, operation: Operation) -> None:
     context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
 
-# Finishers are called under the payload locks, and can run any number of times.
+# Finishers run under the payload locks, any number of times.
 _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]] = {
     OperationKind.CREATE: finish_create,
     OperationKind.RENAME: worktree_changes.finish_rename,
@@ -171,23 +158,22 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 
 def settle(context: RepositoryContext, worktree: str) -> Operation | None:
-    """Finish the operation that a dead process has left pending on a worktree; return it, if there is one.
-    `LockConflict` if its process is alive. Costs one read if nothing is pending."""
-    pending = context.store.read(OPERATIONS.key(worktree))
+    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
+    process is alive. Costs one read if nothing is pending."""
+    pending = context.pending(worktree)
     if pending is None:
         return None
-    with payload_locked(context, *names_of(pending.record)):
-        found = context.store.read(OPERATIONS.key(worktree))
-        if found is None or found.record.operation_id != pending.record.operation_id:
+    with payload_locked(context, *names_of(pending)):
+        found = context.pending(worktree)
+        if found is None or found.operation_id != pending.operation_id:
             return None  # another process was faster
-        _FINISHERS[found.record.kind](context, found.record)
-        return found.record
+        _FINISHERS[found.kind](context, found)
+        return found
 
 
-def names_of(operation: Operation) -> tuple[str, ...]:
+def names_of(operation: Operation) -> list[str]:
     """The worktrees whose payload locks an operation requires."""
-    other = operation.counterpart
-    return (operation.worktree_id,) if other is None else (operation.worktree_id, other)
+    return [operation.worktree_id, *([operation.counterpart] if operation.counterpart is not None else [])]
 
 
 class WorktreeState(NamedTuple):
@@ -201,7 +187,7 @@ class WorktreeState(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether nothing keeps writers apart: shown as high-risk everywhere."""
+        """Whether writers are unprotected from each other: marked as high-risk in every view."""
         return self.config.isolation is Isolation.SHARED
 
 
@@ -226,14 +212,9 @@ class Worktrees:
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         context, name = self._context, config.worktree_id
-        pending = context.store.read(OPERATIONS.key(name))
-        return WorktreeState(
-            config=config,
-            path=context.places.payload(name),
-            is_there=payloads.inode_of(payloads.status_of(context.places, name)) is not None,
-            lease=context.desk.state(name),
-            operation=None if pending is None else pending.record,
-        )
+        exists = payloads.inode_of(payloads.status_of(context.places, name)) is not None
+        path = context.places.payload(name)
+        return WorktreeState(config, path, exists, context.desk.state(name), context.pending(name))
 
     def usage(self, name: str) -> Usage:
         """The running processes that use the directory of a worktree."""
@@ -250,7 +231,7 @@ class Worktrees:
         label: str | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
-        any name of one; `head` in it means the head of the worktree `seen_from`."""
+        any name of it; `head` means the head of the worktree `seen_from`."""
         name = worktree_name(name)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
