@@ -286,11 +286,9 @@ def _create_worktree(repository: Repository, name: str) -> bool:
     if head is None and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
-                raise Refused(
-                    f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty",
-                    hint="Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'.",
-                    worktree=name,
-                )
+                message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
+                hint = "Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'."
+                raise Refused(message, hint=hint, worktree=name)
     with contextlib.suppress(AlreadyExists):
         repository.worktrees.create(name, snapshot=head)
         return True

@@ -252,11 +252,8 @@ def new_snapshot_id() -> str:
 
 
 def worktree_not_found(worktree: str, known: Iterable[str] = ()) -> NotFound:
-    return NotFound(
-        f"there is no worktree {worktree}",
-        hint=did_you_mean(worktree, known) + "List the worktrees: 'holdfast worktree list'.",
-        worktree=worktree,
-    )
+    hint = did_you_mean(worktree, known) + "List the worktrees: 'holdfast worktree list'."
+    return NotFound(f"there is no worktree {worktree}", hint=hint, worktree=worktree)
 
 
 def known_names(store: Store, family: Family[Any]) -> list[str]:
@@ -307,11 +304,9 @@ def settled_config(view: View, worktree: str) -> WorktreeConfig:
 def check_leasable(view: View, worktree: str) -> None:
     """Refuse the lease of a worktree that does not exist, has a pending operation, or is shared. Pure."""
     if settled_config(view, worktree).isolation is Isolation.SHARED:
-        raise UsageFailure(
-            f"{worktree} is a shared worktree (high-risk): it has any number of writers and no lease",
-            hint="Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'.",
-            worktree=worktree,
-        )
+        message = f"{worktree} is a shared worktree (high-risk): it has any number of writers and no lease"
+        hint = "Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'."
+        raise UsageFailure(message, hint=hint, worktree=worktree)
 
 
 def operation_pending(operation: Operation) -> LockConflict:

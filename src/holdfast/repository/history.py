@@ -61,11 +61,8 @@ def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> D
         worktree = safe_name(prefix, what="worktree name")
     match = _STEPS.fullmatch(name)
     if match is None or not match["start"]:
-        raise NameInvalid(
-            f"{text!a} is not the name of a snapshot",
-            hint="Use an id, a unique prefix of an id, a reference, head, or head~2.",
-            name=ascii(text),
-        )
+        hint = "Use an id, a unique prefix of an id, a reference, head, or head~2."
+        raise NameInvalid(f"{text!a} is not the name of a snapshot", hint=hint, name=ascii(text))
     found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
     steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
     if steps > MOST_STEPS:
@@ -138,12 +135,9 @@ def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
 def usable(descriptor: Descriptor) -> Descriptor:
     """The same snapshot, unless it is marked for deletion. Pure."""
     if descriptor.doomed_by is not None:
-        raise Refused(
-            f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}",
-            hint="Choose another snapshot. 'holdfast gc plan' lists which are kept, and why.",
-            snapshot_id=descriptor.snapshot_id,
-            plan=descriptor.doomed_by,
-        )
+        message = f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}"
+        hint = "Choose another snapshot. 'holdfast gc plan' lists which are kept, and why."
+        raise Refused(message, hint=hint, snapshot_id=descriptor.snapshot_id, plan=descriptor.doomed_by)
     return descriptor
 
 
@@ -183,22 +177,16 @@ def _tree_names(paths: RepositoryPaths) -> list[str]:
 
 
 def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
-    return NotFound(
-        f"there is no snapshot {name}",
-        hint=did_you_mean(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
-        name=name,
-    )
+    hint = did_you_mean(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'."
+    return NotFound(f"there is no snapshot {name}", hint=hint, name=name)
 
 
 def reference_name(name: str) -> str:
     """The name, if a reference may have it: neither `head` nor anything in the form of an id."""
     name = safe_name(name, what="name of a reference")
     if name == HEAD or _ID.fullmatch(name):
-        raise UsageFailure(
-            f"a reference cannot be called {name}: the name is reserved for snapshots",
-            hint="Choose another name.",
-            name=name,
-        )
+        message = f"a reference cannot be called {name}: the name is reserved for snapshots"
+        raise UsageFailure(message, hint="Choose another name.", name=name)
     return name
 
 
@@ -343,12 +331,9 @@ def create_reference(context: RepositoryContext, name: str, snapshot_id: str, *,
         require_usable(view, snapshot_id)
         existing = view.get(key)
         if existing is not None:
-            raise AlreadyExists(
-                f"the reference {name} already exists: it names {existing.snapshot_id}",
-                hint="Choose another name, or delete it first: 'holdfast ref delete'.",
-                name=name,
-                snapshot_id=existing.snapshot_id,
-            )
+            message = f"the reference {name} already exists: it names {existing.snapshot_id}"
+            hint = "Choose another name, or delete it first: 'holdfast ref delete'."
+            raise AlreadyExists(message, hint=hint, name=name, snapshot_id=existing.snapshot_id)
         made = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(now), note=note)
         facts = {"name": name, "snapshot_id": snapshot_id, "note": note}
         return Decision([Create(key, made), context.audit(view, now, "reference_created", **facts)], made)

@@ -92,17 +92,12 @@ def initialise(
                     configure_store(paths.root, store, check=False)
                 return _initialise(paths, imported_from, capabilities)
     if store is not None and address_of(paths.root, store) != address_of(paths.root):
-        raise AlreadyExists(
-            f"{paths.root} is already a repository, with its records in {address_of(paths.root)}",
-            hint="Move them: 'holdfast migrate --to ADDRESS'.",
-            path=str(paths.root),
-        )
+        message = f"{paths.root} is already a repository, with its records in {address_of(paths.root)}"
+        raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'.", path=str(paths.root))
     if source is not None:
-        raise AlreadyExists(
-            f"{paths.root} is already a repository: a directory can be imported only into a new one",
-            hint="Copy the files into one of its worktrees, or import into a new repository.",
-            path=str(paths.root),
-        )
+        message = f"{paths.root} is already a repository: a directory can be imported only into a new one"
+        hint = "Copy the files into one of its worktrees, or import into a new repository."
+        raise AlreadyExists(message, hint=hint, path=str(paths.root))
     return Initialised(paths.root, known, False, None)
 
 
@@ -167,11 +162,9 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
         return None
     if (made_meanwhile := _known_format(root)) is not None:
         return made_meanwhile
-    raise AlreadyExists(
-        f"the store {address_of(root, address)} has the records of another repository",
-        hint="Choose another schema or prefix. To work on that repository, mount its directory: the store lacks content.",
-        path=str(root),
-    )
+    message = f"the store {address_of(root, address)} has the records of another repository"
+    hint = "Choose another schema or prefix. To work on that repository, mount its directory: a store has only records."
+    raise AlreadyExists(message, hint=hint, path=str(root))
 
 
 # --- Existing content ---------------------------------------------------------------------------------
@@ -229,17 +222,11 @@ def _refuse_foreign_content(root: Path) -> None:
     if (inside or foreign) and _known_format(root) is not None:
         return  # another process has just created the repository
     if inside:
-        raise AlreadyExists(
-            f"{root / CONTROL} was created by another program: it contains {_listed(sorted(inside))}",
-            hint="Choose another directory.",
-            path=str(root),
-        )
+        message = f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}"
+        raise AlreadyExists(message, hint="Choose another directory.", path=str(root))
     if foreign:
-        raise AlreadyExists(
-            f"{root} is not empty: it contains {_listed(foreign)}",
-            hint="Create a repository elsewhere and import a copy: 'holdfast init NEW --import DIR'.",
-            path=str(root),
-        )
+        hint = "Create a repository elsewhere and import a copy: 'holdfast init NEW --import DIR'."
+        raise AlreadyExists(f"{root} is not empty: it contains {_listed(foreign)}", hint=hint, path=str(root))
 
 
 def _refuse_in_the_way(directory: Directory) -> None:
@@ -247,11 +234,8 @@ def _refuse_in_the_way(directory: Directory) -> None:
     for name in sorted(_OURS):
         status = directory.status(name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            raise AlreadyExists(
-                f"{directory.where(name)} is in the way: it is not a directory",
-                hint="Move it away, or choose another directory.",
-                path=directory.where(name),
-            )
+            message = f"{directory.where(name)} is in the way: it is not a directory"
+            raise AlreadyExists(message, hint="Move it away, or choose another directory.", path=directory.where(name))
 
 
 def _listed(names: list[str]) -> str:
@@ -278,11 +262,8 @@ def _checked_source(source: Path, root: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
     if is_within(root, status) or (_is_directory(root) and is_within(source, calls.stat(root))):
-        raise UsageFailure(
-            f"{root} and {source} contain each other: the copy would be part of itself",
-            hint="Create the repository beside the directory to import.",
-            path=str(source),
-        )
+        message = f"{root} and {source} contain each other: the copy would be part of itself"
+        raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))
     return source
 
 
@@ -310,8 +291,6 @@ def _remove_empty(main: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise io_failure("remove", main, error) from error
-        raise AlreadyExists(
-            f"{main} already has content: an interrupted import had completed it",
-            hint="To keep it, run 'holdfast init' without --import. To import again, move it away first.",
-            path=str(main),
-        ) from None
+        message = f"{main} already has content: an interrupted import had completed it"
+        hint = "To keep it, run 'holdfast init' without --import. To import again, move it away first."
+        raise AlreadyExists(message, hint=hint, path=str(main)) from None

@@ -145,11 +145,8 @@ def _exists(path: Path) -> bool:
 
 
 def _no_ledger(path: Path) -> NotFound:
-    return NotFound(
-        f"there is no ledger in {path}",
-        hint="Create one with 'holdfast ledger init', or name its directory with --repo.",
-        path=str(path),
-    )
+    hint = "Create one with 'holdfast ledger init', or name its directory with --repo."
+    return NotFound(f"there is no ledger in {path}", hint=hint, path=str(path))
 
 
 MARKS = (".jit", ".holdfast")

@@ -58,11 +58,8 @@ def worktree_name(text: str) -> str:
 def refuse_main(name: str, doing: str) -> str:
     """The name, unless it is `main`."""
     if name == MAIN:
-        raise Refused(
-            f"{MAIN} cannot be {doing}: every repository has it",
-            hint="Create another worktree for temporary work: 'holdfast worktree create NAME'.",
-            worktree=MAIN,
-        )
+        hint = "Create another worktree for temporary work: 'holdfast worktree create NAME'."
+        raise Refused(f"{MAIN} cannot be {doing}: every repository has it", hint=hint, worktree=MAIN)
     return name
 
 
@@ -71,11 +68,8 @@ def worktree_exists(name: str) -> AlreadyExists:
 
 
 def path_taken(path: Path) -> AlreadyExists:
-    return AlreadyExists(
-        f"{path} already exists and belongs to no worktree",
-        hint="Move it away, or choose another name. Holdfast does not touch what it did not create.",
-        path=str(path),
-    )
+    hint = "Move it away, or choose another name. Holdfast does not touch what it did not create."
+    return AlreadyExists(f"{path} already exists and belongs to no worktree", hint=hint, path=str(path))
 
 
 # --- Finding and identifying directories --------------------------------------------------------------
@@ -131,11 +125,8 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
     if path is not None:
         mounted = [each for each in mounted if each == path or each.startswith(f"{path}/")]
     if mounted:
-        raise Refused(
-            f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it",
-            hint="Unmount it first.",
-            worktree=worktree,
-        )
+        message = f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it"
+        raise Refused(message, hint="Unmount it first.", worktree=worktree)
 
 
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:

@@ -128,11 +128,9 @@ def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> W
     refuse_if_mounted(context, worktree, "restored in place", how.path)
     refuse_if_fixed(context, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
-        raise Refused(
-            f"{worktree} is a shared worktree (high-risk): others may be writing to it now",
-            hint="Restore into a new worktree ('holdfast restore ID'), or allow it for this call: --allow-shared.",
-            worktree=worktree,
-        )
+        message = f"{worktree} is a shared worktree (high-risk): others may be writing to it now"
+        hint = "Restore into a new worktree ('holdfast restore ID'), or allow it for this call: --allow-shared."
+        raise Refused(message, hint=hint, worktree=worktree)
     return config
 
 
@@ -140,11 +138,9 @@ def _check_utf8(path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise UsageFailure(
-            f"the path {path!a} is not valid UTF-8, so it cannot be recorded",
-            hint="Restore the directory that contains it, or everything: 'holdfast restore ID'.",
-            path=ascii(path)[1:-1],
-        ) from None
+        message = f"the path {path!a} is not valid UTF-8, so it cannot be recorded"
+        hint = "Restore the directory that contains it, or everything: 'holdfast restore ID'."
+        raise UsageFailure(message, hint=hint, path=ascii(path)[1:-1]) from None
 
 
 def _keep(

@@ -96,11 +96,8 @@ def snapshot(
 
 def _check_tag(context: RepositoryContext, tag: str | None) -> None:
     if tag is not None and context.store.read(REFERENCES.key(reference_name(tag))) is not None:
-        raise AlreadyExists(
-            f"the reference {tag} already exists",
-            hint="Choose another name, or delete it first: 'holdfast ref delete'.",
-            name=tag,
-        )
+        hint = "Choose another name, or delete it first: 'holdfast ref delete'."
+        raise AlreadyExists(f"the reference {tag} already exists", hint=hint, name=tag)
 
 
 def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consistency:
@@ -118,11 +115,8 @@ def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
     try:
         status = calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
-        raise NotFound(
-            f"the directory of {worktree} does not exist: {path}",
-            hint="Bring it back, or restore a snapshot: 'holdfast restore ID'.",
-            worktree=worktree,
-        ) from None
+        hint = "Bring it back, or restore a snapshot: 'holdfast restore ID'."
+        raise NotFound(f"the directory of {worktree} does not exist: {path}", hint=hint, worktree=worktree) from None
     except OSError as error:
         raise io_failure("look at", path, error) from error
     return status.st_dev, status.st_ino

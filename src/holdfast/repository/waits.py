@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
@@ -191,19 +191,9 @@ class LockWaits:
         return self._noted(Resource(REPO_LOCK, repo_id, place), since, purpose=purpose)
 
     def _noted(self, resource: Resource, since: float, *, shared: bool = False, purpose: str = "") -> NotedWait:
-        note = WaitNote(
-            str(uuid.uuid4()),
-            resource,
-            format_instant(since),
-            current_holder(),
-            agent=self._agent,
-            above=processes_above(),
-            actor=self._actor,
-            purpose=purpose,
-            shared=shared,
-            proof=self._proof,
-        )
-        return NotedWait(self._context, note)
+        note = WaitNote(str(uuid.uuid4()), resource, format_instant(since), current_holder(), above=processes_above())
+        by: dict[str, Any] = {"agent": self._agent, "actor": self._actor, "purpose": purpose, "proof": self._proof}
+        return NotedWait(self._context, note._replace(**by, shared=shared))
 
 
 class NotedWait:
