@@ -42,10 +42,8 @@ from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
-MOST_MISMATCHES = 100
-"""How often an event yields to other events before it is appended unconditionally: no starvation."""
-FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])
-"""The states of issues that cannot be claimed."""
+MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
+FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
 
 Quietly = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -53,24 +51,16 @@ Quietly = Callable[[], contextlib.AbstractContextManager[object]]
 class AssignmentOptions(NamedTuple):
     """Which work to take, where, and how."""
 
-    issue_id: str | None = None
-    """None: the most urgent issue that is ready."""
-    worktree: str | None = None
-    """None: the issue's own."""
+    issue_id: str | None = None  # None: the most urgent issue that is ready
+    worktree: str | None = None  # None: the issue's own
     assignee: str | None = None
-    gate: str | None = None
-    """The gate that this work decides: passed if it succeeds, failed if it does not."""
+    gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = 60.0
-    wait: float | None = 0.0
-    """How long to wait for the worktree; None: without limit."""
-    patience: float | None = 0.0
-    """How long to wait until an issue is ready, while any is unfinished; None: without limit."""
-    by: str = "agent run"
-    """The command or program that works, for other users to see."""
-    client: Holder | None = None
-    """The agent for which this process, a server, takes the work."""
-    cancelled: threading.Event | None = None
-    """Ends the wait for the worktree when it is set."""
+    wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
+    patience: float | None = 0.0  # how long to wait for a ready issue while any is unfinished; None: without limit
+    by: str = "agent run"  # the command or program that works, for other users to see
+    client: Holder | None = None  # the agent for which this process, a server, takes the work
+    cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
 
 
 class Outcome(NamedTuple):
@@ -83,7 +73,7 @@ class Outcome(NamedTuple):
 
 
 class Assignment:
-    """A claimed issue and the worktree that is leased for it."""
+    """A claimed issue and the worktree leased for it."""
 
     def __init__(
         self,
@@ -97,8 +87,7 @@ class Assignment:
     ) -> None:
         self.issue = claimed.issue
         self.taken_over_from = claimed.taken_over_from
-        self.broken = claimed.broken
-        """The issues that could not be read during the search for work."""
+        self.broken = claimed.broken  # the issues that could not be read during the search for work
         self.claim = claim
         self.lease = lease
         self.path: Path = repository.path(lease.worktree)

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from holdfast.trees.verify import Change
 
 
-MOST_TEXT = 4 << 20
-"""The largest file whose lines are compared."""
-_SAMPLE = 8192
-"""The number of bytes that decide whether a file is text."""
+MOST_TEXT = 4 << 20  # the largest file whose lines are compared
+_SAMPLE = 8192  # the number of bytes that decide whether a file is text
 _NO_NEWLINE = "\n\\ No newline at end of file"
 
 
@@ -145,16 +143,12 @@ def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patc
         if old is None or new is None:
             yield Patch(change, None)
             continue
-        name = _printable(escaped(change.path))
+        # A line break in a name must not begin a line of the header.
+        name = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in escaped(change.path))
         before = "/dev/null" if change.what == "added" else f"a/{name}"
         after = "/dev/null" if change.what == "removed" else f"b/{name}"
         diff = difflib.unified_diff(old, new, before, after, lineterm="")
         yield Patch(change, tuple(line for each in diff for line in each.split("\n")))
-
-
-def _printable(name: str) -> str:
-    """A name for the header of a patch, which must stay one line."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
 
 
 def _has_lines(change: Change) -> bool:

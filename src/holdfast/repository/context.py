@@ -24,25 +24,18 @@ from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Family, Key, Store, StructCodec, View
 
-MAIN = "main"
-"""The worktree that every repository has; it is never renamed or removed."""
-
-FORMAT_VERSION = 1
-"""The newest layout of `.jvs/` that this program understands."""
+MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
+FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
 
 
 class Isolation(StrEnum):
-    EXCLUSIVE = "exclusive"
-    """One writer at a time: the holder of the lease."""
-    SHARED = "shared"
-    """Any number of writers. High-risk: nothing protects them from each other."""
+    EXCLUSIVE = "exclusive"  # one writer at a time: the holder of the lease
+    SHARED = "shared"  # any number of writers; high-risk: nothing protects them from each other
 
 
 class Consistency(StrEnum):
-    QUIESCED = "quiesced"
-    """Nothing changed during the capture."""
-    BEST_EFFORT = "best_effort"
-    """Each file as it was found; files may be from different moments."""
+    QUIESCED = "quiesced"  # nothing changed during the capture
+    BEST_EFFORT = "best_effort"  # each file as it was found; files may be from different points in time
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +83,10 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str = ""
     lock_id: str | None = None
     fencing_token: int | None = None
-    restored_from: str | None = None
-    """The snapshot whose content this is, if a restore in place published it."""
+    restored_from: str | None = None  # the snapshot whose content this is, if a restore in place published it
     not_preserved: tuple[str, ...] = ()
-    special: tuple[str, ...] = ()
-    """Fifos, sockets and devices: recorded, not captured."""
-    doomed_by: str | None = None
-    """The gc plan that is deleting this snapshot; nothing new may refer to it."""
+    special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
+    doomed_by: str | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
 
 
 class OperationKind(StrEnum):
@@ -121,22 +111,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     begun_at: str
     holder_id: str
     identity: Identity = Identity()
-    counterpart: str | None = None
-    """The other name of a rename."""
-    becomes: bool = False
-    """Whether this is a rename's record under the new name."""
-    inode: str | None = None
-    """Identifies the directory when another one exists at its path."""
-    isolation: Isolation | None = None
+    counterpart: str | None = None  # the other name of a rename
+    becomes: bool = False  # whether this is a rename's record under the new name
+    inode: str | None = None  # identifies the directory when another one exists at its path
+    isolation: Isolation | None = None  # of the worktree to create, like the label
     label: str | None = None
-    """Isolation and label of the worktree to create."""
-    snapshot_id: str | None = None
-    """The snapshot to create from or to restore; of a removal, the one that saved unsaved work."""
-    path: str | None = None
-    """The part of the tree to restore, if not all of it."""
+    snapshot_id: str | None = None  # the snapshot to create from or to restore; of a removal, that of unsaved work
+    path: str | None = None  # the part of the tree to restore, if not all of it
     reason: str = ""
-    keeps: bool = False
-    """Of a restore or removal: whether to keep the old content, down to the last write."""
+    keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,12 +341,9 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
         config = settled_config(view, worktree)
         if config.isolation is Isolation.EXCLUSIVE:
             if validate is None:
-                raise LockNotHeld(
-                    f"{worktree} is an exclusive worktree: this needs its lease",
-                    hint="Acquire it ('holdfast lease acquire') and pass its id with --lock-id or "
-                    "HOLDFAST_LOCK_ID, or work under 'holdfast run'.",
-                    worktree=worktree,
-                )
+                message = f"{worktree} is an exclusive worktree: this needs its lease"
+                hint = "Acquire it ('holdfast lease acquire') and pass --lock-id or HOLDFAST_LOCK_ID, or use 'holdfast run'."
+                raise LockNotHeld(message, hint=hint, worktree=worktree)
             validate(view, now)
         return config
 
@@ -389,10 +369,7 @@ def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int
     document = context.store.read(LeaseKeys.of(worktree).lease)
     if document is None or document.record.lock_id != lock_id:
         counter = context.store.read(LeaseKeys.of(worktree).counter)
-        raise FencingMismatch(
-            f"{lock_id} is not the current lease of {worktree}; nothing was published",
-            worktree=worktree,
-            lock_id=lock_id,
-            current_token=counter.record.fencing_token if counter else None,
-        )
+        token = counter.record.fencing_token if counter else None
+        message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
+        raise FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=token)
     return Proof(lock_id, document.record.fencing_token)

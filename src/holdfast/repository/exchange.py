@@ -37,8 +37,7 @@ from holdfast.repository.payloads import Scratch, scratch, sweep
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
-NEW, REPLACED, CACHE = "payload", "replaced", "stat"
-"""In the scratch directory: the new content, the replaced one, the stat cache of the new files."""
+NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is about the new files
 _CONTENT = frozenset({"kind", "content", "target"})
 
 
@@ -177,9 +176,7 @@ class _Exchange(NamedTuple):
         becomes the head, and the restored part is unsaved work on it."""
         operation = self.operation
         published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
-        keys: list[Key[Any]] = [published, record]
-        if late is not None:
-            keys.append(DESCRIPTORS.key(late.snapshot_id))
+        keys: list[Key[Any]] = [published, record, *([DESCRIPTORS.key(late.snapshot_id)] if late else [])]
 
         def insert(view: View) -> list[Change]:
             above, config = view.get(published), view.get(record)
@@ -233,10 +230,9 @@ class _Exchange(NamedTuple):
         """Whether the new content is still in the scratch directory, and the old content is not."""
         if self.operation.inode is None or inode_at(self.new) != self.operation.inode:
             return False
-        try:
+        with contextlib.suppress(IoFailure):  # the path is too long, so nothing can have been moved there
             return inode_at(self.replaced) is None
-        except IoFailure:  # the path is too long, so nothing can have been moved there
-            return True
+        return True
 
 
 def _holds(directory: Path, tree: Path) -> bool:
@@ -279,8 +275,7 @@ def late_writes(
     if not _has_late_writes(context, operation, directory, kept):
         yield None
         return
-    uses = [kept] if kept else []
-    with scratch(context, "late writes", uses=uses, scratch_id=new_snapshot_id()) as room:
+    with scratch(context, "late writes", uses=[kept] if kept else [], scratch_id=new_snapshot_id()) as room:
         if operation.path is not None:
             directory = _complete(context, room, directory, operation.path, kept)
         base = base_tree(context, kept)

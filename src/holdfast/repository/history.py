@@ -10,10 +10,10 @@ import contextlib
 import re
 import secrets
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.clock import format_instant
 from holdfast.errors import (
@@ -229,10 +229,8 @@ def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | 
     found = list(islice(walk, None if limit is None else limit + 1))
     marks = marks_of(context)
     parents = [each.snapshot_id for each in found[1:]] + [None]
-    entries = tuple(
-        HistoryEntry(each, parent, marks.get(each.snapshot_id, Marks()))
-        for each, parent in zip(found[:limit], parents, strict=False)
-    )
+    pairs = zip(found[:limit], parents, strict=False)
+    entries = tuple(HistoryEntry(each, parent, marks.get(each.snapshot_id, Marks())) for each, parent in pairs)
     more = len(found) > len(entries)
     return History(entries, () if more else tuple(missing), more)
 
@@ -259,10 +257,8 @@ def marks_of(context: RepositoryContext) -> Mapping[str, Marks]:
     for name, reference in context.store.scan(REFERENCES):
         references[reference.record.snapshot_id].append(name)
     pins = {pin.record.snapshot_id for _, pin in context.store.scan(PINS)}
-    return {
-        each: Marks(tuple(heads.get(each, ())), tuple(references.get(each, ())), each in pins)
-        for each in {*heads, *references, *pins}
-    }
+    marked = {*heads, *references, *pins}
+    return {each: Marks(tuple(heads[each]), tuple(references[each]), each in pins) for each in marked}
 
 
 def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> Iterator[Descriptor]:
@@ -301,10 +297,7 @@ def _visible_parent(
 
 def _children_first(seen: Mapping[str, Descriptor], parents: Mapping[str, str | None]) -> Iterator[str]:
     """Newest first by creation time, but every child before its parent, whatever the clocks said."""
-    children: dict[str, int] = defaultdict(int)
-    for parent in parents.values():
-        if parent is not None:
-            children[parent] += 1
+    children = Counter(parent for parent in parents.values() if parent is not None)
     ready = sorted((each.created_at, name) for name, each in seen.items() if not children[name])
     left = set(seen)
     while ready:
@@ -353,21 +346,15 @@ def references(context: RepositoryContext) -> list[Reference]:
 
 def add_pin(context: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None) -> Pin:
     """Protect a snapshot from collection, for `keep_for` seconds or until the pin is removed."""
-    pin_id = secrets.token_hex(4)
+    pin_id, holder_id = secrets.token_hex(4), context.holder.holder_id
     checked_text(reason, what="reason")
     key, named = PINS.key(pin_id), DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[Pin]:
         require_usable(view, snapshot_id)
-        made = Pin(
-            pin_id=pin_id,
-            snapshot_id=snapshot_id,
-            created_at=format_instant(now),
-            reason=reason,
-            until=None if keep_for is None else format_instant(now + keep_for),
-            holder_id=context.holder.holder_id,
-        )
-        facts = {"pin_id": pin_id, "snapshot_id": snapshot_id, "reason": reason, "until": made.until}
+        until = None if keep_for is None else format_instant(now + keep_for)
+        facts: dict[str, Any] = {"pin_id": pin_id, "snapshot_id": snapshot_id, "reason": reason, "until": until}
+        made = Pin(**facts, created_at=format_instant(now), holder_id=holder_id)
         return Decision([Create(key, made), context.audit(view, now, "pin_added", **facts)], made)
 
     return context.store.transact([key, named, context.trail.stream], decide).result

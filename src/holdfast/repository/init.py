@@ -38,7 +38,7 @@ from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Create, Decision, Store, View
+from holdfast.store.model import Create, Decision, View
 from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
@@ -107,11 +107,9 @@ def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capab
     context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
     make_directories(paths.worktrees)  # 3
     make_directories(paths.snapshots)
-    files = None
     if source is None:
         make_directories(paths.payload(MAIN))
-    else:
-        files = _import(context, source)
+    files = None if source is None else _import(context, source)
     record = _commit(context, source)  # 4
     paths.reserve.fill()
     return Initialised(paths.root, record, True, capabilities, files)
@@ -174,7 +172,7 @@ def _known_format(root: Path) -> RepositoryFormat | None:
     """The format of the repository at `root`, None if there is none; an unknown format is refused."""
     if not _is_directory(root / CONTROL):
         return None
-    store: Store = open_store(root)
+    store = open_store(root)
     return None if store.read(FORMAT) is None else checked_format(store, root)
 
 
@@ -194,9 +192,8 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     else:
         where = "beside its worktrees"
         hint = "Choose another directory. To work in this repository: 'holdfast worktree create NAME'."
-    raise NestedRepository(
-        f"{root} is inside the repository {outer}, {where}", hint=hint, path=str(root), outer=str(outer)
-    )
+    message = f"{root} is inside the repository {outer}, {where}"
+    raise NestedRepository(message, hint=hint, path=str(root), outer=str(outer))
 
 
 def _is_repository(directory: Path) -> bool:
@@ -274,18 +271,8 @@ def _import(context: RepositoryContext, source: Path) -> int:
     from holdfast.trees.walker import synced
 
     main = context.places.payload(MAIN)
-    _remove_empty(main)
-    with scratch(context, "import") as room:
-        with synced(room.path):
-            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
-        move(room.tree / PAYLOAD, main)
-        return captured.files
-
-
-def _remove_empty(main: Path) -> None:
-    """Remove an empty `main/` of an interrupted attempt; content may be work."""
     try:
-        calls.rmdir(main)
+        calls.rmdir(main)  # left empty by an interrupted attempt; content may be work
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -294,3 +281,8 @@ def _remove_empty(main: Path) -> None:
         message = f"{main} already has content: an interrupted import had completed it"
         hint = "To keep it, run 'holdfast init' without --import. To import again, move it away first."
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
+    with scratch(context, "import") as room:
+        with synced(room.path):
+            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
+        move(room.tree / PAYLOAD, main)
+        return captured.files

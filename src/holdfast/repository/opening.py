@@ -149,8 +149,7 @@ def _no_ledger(path: Path) -> NotFound:
     return NotFound(f"there is no ledger in {path}", hint=hint, path=str(path))
 
 
-MARKS = (".jit", ".holdfast")
-"""The entries that mark the root of a tracker: its files, or the address of its store."""
+MARKS = (".jit", ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store
 
 
 def find_root(start: Path) -> Path:

@@ -59,8 +59,7 @@ class RestoreOptions(NamedTuple):
     path: str | None = None
     keep: bool = True
     allow_shared: bool = False
-    force: bool = False
-    """Restore although processes have replaced files open for writing."""
+    force: bool = False  # restore although processes have replaced files open for writing
     progress: Progress | None = None
 
 
@@ -146,8 +145,7 @@ def _check_utf8(path: str) -> None:
 def _keep(
     context: RepositoryContext, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Descriptor | None:
-    lost = inode_at(context.places.payload(config.worktree_id)) is None
-    if lost or not differs_from_head(context, config):
+    if inode_at(context.places.payload(config.worktree_id)) is None or not differs_from_head(context, config):
         return None
     note = f"before restoring {snapshot_id}: {how.reason}"
     return snapshot(context, config.worktree_id, proof, SnapshotOptions(note=note, progress=how.progress))
@@ -158,9 +156,8 @@ def differs_from_head(context: RepositoryContext, config: WorktreeConfig) -> boo
 
 
 def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavailable:
-    return ConsistencyUnavailable(
-        f"{worktree} was written to while {how.path} was being restored; nothing was replaced", worktree=worktree
-    )
+    message = f"{worktree} was written to while {how.path} was being restored; nothing was replaced"
+    return ConsistencyUnavailable(message, worktree=worktree)
 
 
 def _prepare(
@@ -218,8 +215,7 @@ def _decide(
     def decide(view: View, now: float) -> Decision[Descriptor | None]:
         current = same_worktree(config, check(view, now))
         found = require_usable(view, source.snapshot_id)
-        changes: list[Change] = []
-        published = None
+        changes, published = list[Change](), None
         if whole:
             changes, published = publish_changes(current, _restored(config, found, operation, proof))
         facts: dict[str, object] = {"worktree_id": worktree, "operation_id": operation.operation_id}

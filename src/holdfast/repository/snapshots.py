@@ -102,12 +102,9 @@ def _check_tag(context: RepositoryContext, tag: str | None) -> None:
 
 def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consistency:
     """The level asked for, else the worktree's default, else the default of its isolation."""
-    defaults = config.snapshot_defaults
-    if asked is not None:
-        return asked
-    if defaults is not None and defaults.consistency_level is not None:
-        return defaults.consistency_level
-    return Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
+    default = config.snapshot_defaults.consistency_level if config.snapshot_defaults else None
+    of_isolation = Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
+    return asked or default or of_isolation
 
 
 def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
@@ -125,9 +122,8 @@ def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
 def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int, int]) -> None:
     """Raise if a restore in place or a rename has put another directory at the path."""
     if _identity(context, worktree) != identity:
-        raise ConsistencyUnavailable(
-            f"the directory of {worktree} was replaced while it was being captured", worktree=worktree
-        )
+        message = f"the directory of {worktree} was replaced while it was being captured"
+        raise ConsistencyUnavailable(message, worktree=worktree)
 
 
 def _capture(
@@ -254,7 +250,6 @@ def publish_changes(config: WorktreeConfig, descriptor: Descriptor) -> tuple[lis
 def same_worktree(before: WorktreeConfig, now: WorktreeConfig) -> WorktreeConfig:
     """The current record, unless another worktree has the name by now. Pure."""
     if now.created_at != before.created_at:
-        raise ConsistencyUnavailable(
-            f"{now.worktree_id} is a different worktree by now; nothing was published", worktree=now.worktree_id
-        )
+        message = f"{now.worktree_id} is a different worktree by now; nothing was published"
+        raise ConsistencyUnavailable(message, worktree=now.worktree_id)
     return now

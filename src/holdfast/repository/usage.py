@@ -81,16 +81,12 @@ def _first(pid: int, uses: Iterator[tuple[str, str]]) -> list[User]:
 
 
 def _refuse(users: Sequence[User], directory: Path, worktree: str, doing: str) -> None:
-    if not users:
-        return
-    shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
-    more = f"; and {len(users) - MOST_SHOWN} more" if len(users) > MOST_SHOWN else ""
-    raise InUse(
-        f"{worktree} cannot be {doing} while processes use it: {shown}{more}",
-        worktree=worktree,
-        path=str(directory),
-        processes=[each.as_record() for each in users],
-    )
+    if users:
+        shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
+        more = f"; and {len(users) - MOST_SHOWN} more" if len(users) > MOST_SHOWN else ""
+        message = f"{worktree} cannot be {doing} while processes use it: {shown}{more}"
+        processes = [each.as_record() for each in users]
+        raise InUse(message, worktree=worktree, path=str(directory), processes=processes)
 
 
 def _is_within(path: str, directory: str) -> bool:
@@ -196,7 +192,6 @@ else:
         return psutil.pids()
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
         import psutil
 
         top = str(directory)

@@ -35,8 +35,7 @@ from holdfast.store.open import FILES, address_of, open_store
 FILE_LOCK, REPO_LOCK = "file lock", "repo lock"
 QUEUE = ".queue"
 WAITS = "waits"
-_BETWEEN = " "
-"""Separates the two files in the place of a fair lock: the lock and its queue."""
+_BETWEEN = " "  # separates the two files in the place of a fair lock: the lock and its queue
 
 
 # --- Leases and claims -----------------------------------------------------------------------------------
@@ -149,11 +148,8 @@ class WaitContext(NamedTuple):
 
 def wait_context(root: Path | None, data_dir: Path | None, *, ledger_address: str | None = None) -> WaitContext:
     """The context of a waiter with this repository and data directory, if it has them."""
-    directories: list[Path] = []
-    graphs: list[ReadGraph] = []
-    if root is not None:
-        directories.append(waits_of_repository(root))
-        graphs = [LeaseGraph(root, None), ClaimGraph(root, None, ledger_address)]
+    directories = [] if root is None else [waits_of_repository(root)]
+    graphs = [] if root is None else [LeaseGraph(root, None), ClaimGraph(root, None, ledger_address)]
     if data_dir is not None:
         with contextlib.suppress(Failure, OSError):  # it may not be writable or readable
             make_directories(data_dir)

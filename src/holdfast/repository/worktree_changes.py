@@ -41,11 +41,9 @@ from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 
-REMOVED, MOVED, SAVED = "removed", "moved", "saved"
-"""In the scratch directory of a removal: the directory, and the marks for moved and saved."""
+REMOVED, MOVED, SAVED = "removed", "moved", "saved"  # in the scratch directory: the directory, and two marks
 
-Save = Callable[[LeasedWorktree], str | None]
-"""Saves unsaved work as a snapshot; returns its id, or None if there was nothing to save."""
+Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
 
 
 class Removed(NamedTuple):
@@ -62,7 +60,7 @@ class Removed(NamedTuple):
 def remove(
     context: RepositoryContext, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None
 ) -> Removed:
-    """Remove a worktree on which nothing is pending. Without `save`, unsaved work is lost."""
+    """Remove a worktree without a pending operation. Without `save`, unsaved work is lost."""
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         saved = None if save is None else save(right)  # 2
@@ -147,12 +145,8 @@ def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
 
     def decide(view: View, now: float) -> Decision[None]:
         config = view.get(WORKTREES.key(name))
-        facts = {
-            "worktree_id": name,
-            "head_snapshot_id": config.head_snapshot_id if config else None,
-            "saved_snapshot_id": operation.snapshot_id,
-            "begun_by": operation.holder_id,
-        }
+        facts = {"worktree_id": name, "head_snapshot_id": config.head_snapshot_id if config else None}
+        facts |= {"saved_snapshot_id": operation.snapshot_id, "begun_by": operation.holder_id}
         entry = context.audit(view, now, "worktree_removed", **facts)
         records = [Delete(key) for key in worktree_keys(name) if view.get(key) is not None]
         return Decision([*records, *_end_of_lease(view, leases), entry], None)
@@ -217,7 +211,7 @@ def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: s
         raise Refused(
             f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
             "Holdfast cannot tell which of them is the worktree",
-            hint=f"Move the other one out of {context.places.worktrees}, and try again: that finishes the rename.",
+            hint=f"Move the one that is not out of {context.places.worktrees}, and try again to finish the rename.",
             worktree=old,
             renamed_to=new,
             operation_id=operation.operation_id,

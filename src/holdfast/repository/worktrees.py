@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
@@ -34,7 +34,7 @@ from holdfast.repository.history import require_usable, resolve_usable, usable, 
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import Removed, Save
-from holdfast.store.model import Create, Decision, Delete, Key, Stream, View
+from holdfast.store.model import Create, Decision, Delete, View
 
 PAYLOAD = "payload"
 
@@ -50,15 +50,12 @@ class CreateOptions(NamedTuple):
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
     """Create a worktree; no operation is pending on its name."""
-    uses = [] if options.snapshot_id is None else [options.snapshot_id]
-    with (
-        payload_locked(context, options.name),  # 1
-        scratch(context, "create", worktree=options.name, uses=uses) as room,
-    ):
+    name, uses = options.name, [] if options.snapshot_id is None else [options.snapshot_id]
+    with payload_locked(context, name), scratch(context, "create", worktree=name, uses=uses) as room:  # 1
         _check_early(context, options)
         _make_payload(context, options, room.path / PAYLOAD)  # 2
         operation = _decide(context, options, room.scratch_id)  # 3
-        target = context.places.payload(options.name)
+        target = context.places.payload(name)
         try:
             move(room.path / PAYLOAD, target)  # 4
         except AlreadyExists:
@@ -104,9 +101,7 @@ def _make_payload(context: RepositoryContext, options: CreateOptions, payload: P
 
 def _decide(context: RepositoryContext, options: CreateOptions, operation_id: str) -> Operation:
     name, snapshot_id = options.name, options.snapshot_id
-    keys: list[Key[Any] | Stream[Any]] = [*worktree_keys(name)]
-    if snapshot_id is not None:
-        keys.append(DESCRIPTORS.key(snapshot_id))
+    keys = [*worktree_keys(name), *([] if snapshot_id is None else [DESCRIPTORS.key(snapshot_id)])]
 
     def decide(view: View, now: float) -> Decision[Operation]:
         pending = view.get(OPERATIONS.key(name))
@@ -237,11 +232,9 @@ class Worktrees:
             raise payloads.worktree_exists(MAIN)
         if label is not None:
             checked_text(label, what="label")
-        snapshot_id = None
-        if snapshot is not None:
-            snapshot_id = resolve_usable(self._context, snapshot, worktree=seen_from).snapshot_id
+        found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
         settle(self._context, name)
-        return create(self._context, CreateOptions(name, snapshot_id, isolation, label))
+        return create(self._context, CreateOptions(name, found.snapshot_id if found else None, isolation, label))
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""
