@@ -342,7 +342,7 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
         if config.isolation is Isolation.EXCLUSIVE:
             if validate is None:
                 message = f"{worktree} is an exclusive worktree: this needs its lease"
-                hint = "Acquire it ('holdfast lease acquire') and pass --lock-id or HOLDFAST_LOCK_ID, or use 'holdfast run'."
+                hint = "Run 'holdfast lease acquire' and pass --lock-id or HOLDFAST_LOCK_ID, or use 'holdfast run'."
                 raise LockNotHeld(message, hint=hint, worktree=worktree)
             validate(view, now)
         return config

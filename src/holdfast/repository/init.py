@@ -1,6 +1,6 @@
 """Creating a repository: `.jvs/` and `main/`, in an empty directory; an existing repository is left alone.
 
-The numbers of the steps are those of `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before it,
+The steps are numbered as in `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before it,
 there is no repository; after a kill, the same command continues. A store on a server is opened first: if it does not
 work, nothing is left behind.
 """
@@ -259,7 +259,7 @@ def _checked_source(source: Path, root: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
     if is_within(root, status) or (_is_directory(root) and is_within(source, calls.stat(root))):
-        message = f"{root} and {source} contain each other: the copy would be part of itself"
+        message = f"{root} and {source} contain each other: the copy would contain itself"
         raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))
     return source
 

@@ -1,6 +1,6 @@
 """Restoring in place: the directory of a worktree gets the content of a snapshot, in one step.
 
-The numbers of the steps are those of `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
+The steps are numbered as in `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
 transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new head and
 records the operation; from then on, this process or another one finishes it. History stays linear and loses nothing:
 the old content is kept first (1), and late writes become a snapshot between that and R (5). Restoring a part (`path`)

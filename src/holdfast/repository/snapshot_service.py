@@ -106,7 +106,7 @@ class Snapshots:
         return compare.compare(self._context, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read a whole snapshot and yield its problems. A deletion meanwhile is no damage: `SnapshotCollected`."""
+        """Read a whole snapshot and yield its problems. `SnapshotCollected` if it is deleted meanwhile."""
         from holdfast.trees.verify import verify
 
         descriptor = history.visible(self._context, snapshot_id)

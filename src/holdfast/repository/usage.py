@@ -38,7 +38,7 @@ class User(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """The processes that use a directory; `hidden` counts those that cannot be inspected."""
+    """The processes that use a directory; `hidden` is the number of uninspectable processes."""
 
     users: tuple[User, ...]
     hidden: int

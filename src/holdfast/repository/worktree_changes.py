@@ -1,6 +1,6 @@
 """Renaming and removing a worktree: a decision, one move of its directory, then the record.
 
-The numbers of the steps are those of `docs/protocols/worktrees.md`. The commit point of both is the transaction T1: it
+The steps are numbered as in `docs/protocols/worktrees.md`. The commit point of both is the transaction T1: it
 makes the token check and records an `Operation`. From then on, the lease is refused to all others, and this process or
 another one finishes the operation. T2 makes the result visible and deletes the `Operation`. Removing leaves the
 snapshots and the token counter: a worktree of the same name continues from it.

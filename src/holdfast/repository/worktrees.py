@@ -1,7 +1,7 @@
 """Worktrees: creating, listing, renaming and removing them.
 
-Each operation first finishes pending operations of dead processes on the names involved (`settle`). The numbers of the
-steps are those of `docs/protocols/worktrees.md`.
+Each operation first finishes pending operations of dead processes on the names involved (`settle`). The steps
+are numbered as in `docs/protocols/worktrees.md`.
 """
 
 from __future__ import annotations
