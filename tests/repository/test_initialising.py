@@ -205,7 +205,7 @@ def test_what_contains_the_repository_cannot_be_taken_in(scratch: Path) -> None:
 def test_a_repository_that_is_there_takes_nothing_in(scratch: Path) -> None:
     put_files(scratch / "project", PROJECT)
     make_repository(scratch / "repo")
-    with pytest.raises(AlreadyExists, match="is a repository already"):
+    with pytest.raises(AlreadyExists, match="is already a repository"):
         initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_told_is_not_guessed(scratch: Path, when: Kill) -> None:
     with Repository(scratch / "copy") as copy:
         before = files_in(copy.root / "worktrees")
         for name in ("old", "new"):
-            with pytest.raises(Refused, match="cannot be told") as caught:
+            with pytest.raises(Refused, match="cannot tell") as caught:
                 settle(copy.context, name)
             assert "Move the one" in caught.value.hint
         repaired = copy.repair()

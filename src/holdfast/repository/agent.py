@@ -6,16 +6,16 @@
 
 1. Claim the issue; a heartbeat renews the claim.
 2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat.
-3. Save what a dead predecessor left unsaved in the worktree as a snapshot.
+3. Save unsaved work of a dead predecessor in the worktree as a snapshot.
 4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
-5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event,
-   the gate is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent
-   itself has already finished or released the issue. After a failure, the issue is released at once.
+5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event, the gate
+   is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent has already finished
+   or released the issue. After a failure, the issue is released at once.
 6. Release the lease and the claim.
 
-A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree
-with everything that was written to it, and at most the ledger event of an attempt that does not count: an
-attempt counts if its token is the one with which the issue was done.
+A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree with all
+writes, and at most the ledger event of an attempt that does not count: only the attempt with whose token the issue was
+done counts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
-MOST_MISMATCHES = 100
-"""How often an event yields to those of others before it is appended unconditionally: nobody starves."""
-FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])
-"""The states of issues that nobody is given to work on."""
+MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
+FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
 
 Quietly = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -53,24 +51,16 @@ Quietly = Callable[[], contextlib.AbstractContextManager[object]]
 class AssignmentOptions(NamedTuple):
     """Which work to take, where, and how."""
 
-    issue_id: str | None = None
-    """None: the most urgent issue that is ready."""
-    worktree: str | None = None
-    """None: the issue's own."""
+    issue_id: str | None = None  # None: the most urgent issue that is ready
+    worktree: str | None = None  # None: the issue's own
     assignee: str | None = None
-    gate: str | None = None
-    """The gate that this work decides: passed if it succeeds, failed if it does not."""
+    gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = 60.0
-    wait: float | None = 0.0
-    """How long to wait for the worktree; None: without limit."""
-    patience: float | None = 0.0
-    """How long to wait until an issue is ready, while any is unfinished; None: without limit."""
-    by: str = "agent run"
-    """The command or program that works, as others see it."""
-    client: Holder | None = None
-    """The agent for which this process, a server, takes the work."""
-    cancelled: threading.Event | None = None
-    """Ends the wait for the worktree when it is set."""
+    wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
+    patience: float | None = 0.0  # how long to wait for a ready issue while any is unfinished; None: without limit
+    by: str = "agent run"  # the command or program that works, for other users to see
+    client: Holder | None = None  # the agent for which this process, a server, takes the work
+    cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
 
 
 class Outcome(NamedTuple):
@@ -83,7 +73,7 @@ class Outcome(NamedTuple):
 
 
 class Assignment:
-    """A claimed issue and the worktree that is leased for it."""
+    """A claimed issue and the worktree leased for it."""
 
     def __init__(
         self,
@@ -97,8 +87,7 @@ class Assignment:
     ) -> None:
         self.issue = claimed.issue
         self.taken_over_from = claimed.taken_over_from
-        self.broken = claimed.broken
-        """The issues that could not be read when work was looked for."""
+        self.broken = claimed.broken  # the issues that could not be read during the search for work
         self.claim = claim
         self.lease = lease
         self.path: Path = repository.path(lease.worktree)
@@ -109,10 +98,8 @@ class Assignment:
         self._gate = gate
 
     def check(self) -> None:
-        """Raise if the claim or the lease is lost: call it before every piece of work.
-
-        A claim that ended because the issue was finished, usually by the agent itself, is not lost.
-        """
+        """Raise if the claim or the lease is lost: call it before every piece of work. A claim that ended because the
+        issue was finished, usually by the agent itself, is not lost."""
         try:
             self.claim.check()
         except Failure:
@@ -122,10 +109,8 @@ class Assignment:
         self.lease.check()
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done; refused by its token if somebody else was given the issue meanwhile.
-
-        If the agent has already finished or released the issue itself, that counts.
-        """
+        """Record the work as done; refused by its token if another agent has claimed the issue since. If the agent has
+        already finished or released the issue itself, that counts."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()  # refused before anything is published
@@ -137,14 +122,14 @@ class Assignment:
         if ended is None:
             self._tracker.update(self.issue.id, Update(state=State.DONE), claim=self.claim.id)
         issue = self._tracker.issue(self.issue.id)
-        if ended is None and issue.state is State.GATED:  # nobody works on it while it waits for its gates
-            with contextlib.suppress(Failure):  # the last gate may pass just now
+        if ended is None and issue.state is State.GATED:  # a waiting issue needs no claim
+            with contextlib.suppress(Failure):  # the last gate may have just passed
                 issue = self._tracker.claims.release(issue.id, self.claim.id, reason="it waits for its gates")
         self.outcome = Outcome(issue, True, snapshot_id, sequence)
         return self.outcome
 
     def fail(self, reason: str, **facts: object) -> Outcome:
-        """Return the issue to the queue. The work stays in the worktree, and in a snapshot."""
+        """Return the issue to the queue. The work stays in the worktree and becomes a snapshot."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()
@@ -159,17 +144,14 @@ class Assignment:
         return self.outcome
 
     def put_back(self, reason: str) -> Outcome:
-        """Return the issue to the queue as if it had not been taken. The work stays in the worktree."""
+        """Return the issue to the queue as if it had not been claimed. The work stays in the worktree."""
         issue = self._tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
         self.outcome = Outcome(issue, False, None, None)
         return self.outcome
 
     def remove_worktree(self) -> Removed:
-        """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused, and
-        everything stays, while processes use it.
-
-        The pin comes first, so a kill leaves at most a superfluous pin.
-        """
+        """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused while processes use
+        the worktree. The pin comes first, so a kill leaves at most a superfluous pin."""
         assert self.outcome is not None
         repository, name = self._repository, self.lease.worktree
         base = repository.context.config(name).base_snapshot_id
@@ -180,12 +162,12 @@ class Assignment:
             if pin is not None:
                 remove_pin(repository.context, pin.pin_id)
             raise
-        self._pin(removed.saved)  # anything written after the agent said that it was done
+        self._pin(removed.saved)  # writes after the outcome
         return removed
 
     def _ended_without_successor(self) -> Issue | None:
-        """The issue, if its claim has ended and nobody else was given it since: the agent itself has
-        finished or released it. None if the claim is ours, or is lost."""
+        """The issue, if its claim has ended and no other has followed: the agent itself has finished or released it.
+        None if the claim is ours, or is lost."""
         record = self._tracker.claims.state(self.issue.id)
         if record is None or record.claim is not None or record.token != self.claim.claim.token:
             return None
@@ -210,28 +192,21 @@ class Assignment:
     def _record(self, kind: str, snapshot_id: str | None, facts: dict[str, object], *, ours: bool) -> int | None:
         """Append the event to the ledger, if there is one; return its sequence.
 
-        It is appended only if no other event came since the claim was found to be `ours`: so a process that
-        was stopped in between, while another was given the issue and recorded it, is refused.
+        It is appended only if no other event followed since the claim was found to be `ours`: a process that was
+        suspended while another claimed the issue and recorded it is refused.
         """
         if self._ledger is None:
             if ours:
                 self.claim.check()
             return None
-        event = {
-            "type": kind,
-            "issue_id": self.issue.id,
-            "claim_token": self.claim.claim.token,
-            "assignee": self.claim.claim.assignee,
-            "worktree_id": self.lease.worktree,
-            "fencing_token": self.lease.token,
-            "snapshot_id": snapshot_id,
-            **facts,
-        }
+        claim, lease = self.claim.claim, self.lease
+        event = {"type": kind, "issue_id": self.issue.id, "claim_token": claim.token, "assignee": claim.assignee}
+        event |= {"worktree_id": lease.worktree, "fencing_token": lease.token, "snapshot_id": snapshot_id, **facts}
         for _ in range(MOST_MISMATCHES):
             sequence = self._ledger.sequence
             if ours:
                 self.claim.renew()
-            with contextlib.suppress(SequenceMismatch):  # others append theirs: check the claim again
+            with contextlib.suppress(SequenceMismatch):  # another event came first: check the claim again
                 return self._ledger.append_if_sequence(event, sequence).sequence
         return self._ledger.append(event).sequence
 
@@ -247,8 +222,8 @@ def take_work(
 ) -> Iterator[Assignment]:
     """Claim an issue and lease a worktree for it; `NotFound` if none is ready. `ledger` records outcomes.
 
-    Without an outcome by the end of the block, the issue is released. `quietly` is entered while the threads
-    of the heartbeats start: a command keeps signals away from them with it.
+    Without an outcome by the end of the block, the issue is released. `quietly` is entered while the threads of the
+    heartbeats start: a command uses it to keep signals away from them.
     """
     claims = tracker.claims
     request = claims.request(options.assignee, ttl=options.ttl, purpose=options.by)
@@ -267,16 +242,12 @@ def take_work(
             yield assignment
         finally:
             if assignment is None or assignment.outcome is None:
-                with contextlib.suppress(Failure):  # it is not ours any more, or returns by itself
+                with contextlib.suppress(Failure):  # the claim is lost, or will expire
                     claims.release(claimed.issue.id, claim.id, reason="was not finished")
 
 
 def _lease_worktree(
-    repository: Repository,
-    options: AssignmentOptions,
-    claimed: Claimed,
-    held: contextlib.ExitStack,
-    quietly: Quietly,
+    repository: Repository, options: AssignmentOptions, claimed: Claimed, held: contextlib.ExitStack, quietly: Quietly
 ) -> HeldLease:
     issue = claimed.issue
     name = options.worktree or f"issue-{issue.id[:8]}"
@@ -298,28 +269,19 @@ def _lease_worktree(
 
 
 def _create_worktree(repository: Repository, name: str) -> bool:
-    """Create the worktree from the head of `main`; False if it already exists."""
+    """Create the worktree from the head of `main`; False if it already exists. Refuse an empty directory for an agent
+    that expects the content of `main`."""
     head = repository.context.config(MAIN).head_snapshot_id
-    if head is None:
-        _refuse_empty_start(repository, name)
+    if head is None and repository.context.store.read(WORKTREES.key(name)) is None:
+        with Directory.open(repository.path(MAIN)) as main:
+            if main.names():
+                message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
+                hint = "Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'."
+                raise Refused(message, hint=hint, worktree=name)
     with contextlib.suppress(AlreadyExists):
         repository.worktrees.create(name, snapshot=head)
         return True
     return False
-
-
-def _refuse_empty_start(repository: Repository, name: str) -> None:
-    """An agent that is to work on the content of `main` must not get an empty directory."""
-    if repository.context.store.read(WORKTREES.key(name)) is not None:
-        return
-    with Directory.open(repository.path(MAIN)) as main:
-        if not main.names():
-            return
-    raise Refused(
-        f"{MAIN} has no snapshot yet, so the worktree {name} would be empty, although {MAIN} is not",
-        hint="Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'.",
-        worktree=name,
-    )
 
 
 def _save_if_changed(repository: Repository, lease: HeldLease, note: str) -> str | None:
@@ -342,29 +304,25 @@ def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
     }
 
 
-# --- The leases that an agent holds by its own commands ------------------------------------------------
+# --- The leases of an agent ---------------------------------------------------------------------------
 
 
 class OwnLeaseResult(NamedTuple):
-    """A lease that was renewed or released; `problem` says why it could not be."""
+    """The result of renewing or releasing a lease; `problem` says why it failed."""
 
     lease: Lease
     problem: Failure | None
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The leases with this id, and those that this process acts under: see `acts_under`.
-
-    Not those that a server holds for the agent: the server renews and releases them.
-    """
+    """The lease with this id, and the leases that this process acts under: see `acts_under`. A server renews and
+    releases the leases that it holds for an agent: they do not count."""
     for config in repository.worktrees.configs():
-        state = repository.desk.state(config.worktree_id)
-        if state is None:
-            continue
-        lease = state.lease
-        holder = lease.identity.holder(lease.holder_id)
-        if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.desk.actor):
-            yield lease
+        if (state := repository.desk.state(config.worktree_id)) is not None:
+            lease = state.lease
+            holder = lease.identity.holder(lease.holder_id)
+            if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.desk.actor):
+                yield lease
 
 
 def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLeaseResult]:
@@ -372,11 +330,8 @@ def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLea
 
 
 def release_own(repository: Repository) -> list[OwnLeaseResult]:
-    """Release the leases that the agent that runs this has acquired by commands of its own.
-
-    Not those of a process above it: 'holdfast run' releases its lease itself, after its snapshot, and the
-    person who started the agent may have plans for theirs.
-    """
+    """Release the leases that the calling agent has acquired with commands of its own. Leases of a process above it
+    stay: 'holdfast run' releases its own after its snapshot, and the user who started the agent may need theirs."""
     agent = calling_agent()
     return [
         _try(lease, repository.desk.release)

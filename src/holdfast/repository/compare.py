@@ -1,6 +1,6 @@
 """Differences between a worktree and a snapshot, or between two snapshots; and export. Takes no lock.
 
-A compared snapshot is not protected from collection: that raises `SnapshotCollected`, and never counts as a
+A compared snapshot is not protected from collection: a collection raises `SnapshotCollected`, and never counts as a
 difference or as damage. An export protects its snapshot.
 """
 
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from holdfast.trees.verify import Change
 
 
-MOST_TEXT = 4 << 20
-"""The largest file whose lines are compared."""
-_SAMPLE = 8192
-"""How many bytes decide whether a file is text."""
+MOST_TEXT = 4 << 20  # the largest file whose lines are compared
+_SAMPLE = 8192  # the number of bytes that decide whether a file is text
 _NO_NEWLINE = "\n\\ No newline at end of file"
 
 
@@ -52,7 +50,7 @@ class Comparison(NamedTuple):
 
 
 def status(context: RepositoryContext, worktree: str) -> Comparison:
-    """The changes in a worktree since its head; everything in it, if it has none."""
+    """The changes in a worktree since its head; everything in it, if it has no head."""
     tip = context.config(worktree).tip
     head = Side("nothing", None, None) if tip is None else _snapshot(visible(context, tip))
     return _with_worktree(context, head, worktree)
@@ -125,14 +123,11 @@ class Patch(NamedTuple):
 
     @property
     def added(self) -> int:
-        return self._count("+")
+        return sum(each.startswith("+") for each in (self.lines or ())[2:])
 
     @property
     def removed(self) -> int:
-        return self._count("-")
-
-    def _count(self, sign: str) -> int:
-        return sum(each.startswith(sign) for each in (self.lines or ())[2:])
+        return sum(each.startswith("-") for each in (self.lines or ())[2:])
 
 
 def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patch]:
@@ -148,22 +143,17 @@ def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patc
         if old is None or new is None:
             yield Patch(change, None)
             continue
-        name = _printable(escaped(change.path))
+        # A line break in a name must not begin a line of the header.
+        name = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in escaped(change.path))
         before = "/dev/null" if change.what == "added" else f"a/{name}"
         after = "/dev/null" if change.what == "removed" else f"b/{name}"
         diff = difflib.unified_diff(old, new, before, after, lineterm="")
         yield Patch(change, tuple(line for each in diff for line in each.split("\n")))
 
 
-def _printable(name: str) -> str:
-    """A name in the header of a patch: a line break in it must not begin a line of its own."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
-
-
 def _has_lines(change: Change) -> bool:
-    if change.kind not in ("f", "l"):
-        return False
-    return change.what != "modified" or bool({"content", "target", "kind"} & set(change.aspects))
+    differs = change.what != "modified" or not {"content", "target", "kind"}.isdisjoint(change.aspects)
+    return change.kind in ("f", "l") and differs
 
 
 class _Content:
@@ -174,7 +164,7 @@ class _Content:
         self._shared: Mapping[bytes, SharedDirectory] | None = None
 
     def lines(self, path: bytes) -> list[str] | None:
-        """The lines of a file, the last one with a remark if it has no newline; None if it is not text."""
+        """The lines of a file, the last one with a note if it has no newline; None if it is not text."""
         try:
             content = self._read(path)
         except TooLarge:
@@ -196,10 +186,10 @@ class _Content:
             again = self._locate(path)
             if again is None or again == file:
                 raise
-            return _read_file(again)  # another snapshot that stores it was collected meanwhile
+            return _read_file(again)  # the snapshot that stored it has been collected
 
     def _locate(self, path: bytes) -> Path | None:
-        """Where a file is stored; None if this side is nothing."""
+        """The path of a stored file; None if this side is nothing."""
         if self._side.descriptor is None:
             return None if self._side.files is None else self._side.files / os.fsdecode(path)
         from holdfast.trees.shared_dirs import located, read_shared_directories
@@ -233,7 +223,7 @@ def export(
     path: bytes | None = None,
     progress: Progress | None = None,
 ) -> Materialised:
-    """Write a snapshot, or the one `path` of it, to `destination`, which does not exist yet."""
+    """Write a snapshot, or only `path` of it, to `destination`, which must not exist."""
     from holdfast.trees.restore import materialise
     from holdfast.trees.walker import remove_tree, synced
 
@@ -246,8 +236,7 @@ def export(
         usable(visible(context, snapshot_id))
         try:
             with synced(destination.parent):
-                tree = context.places.tree(snapshot_id)
-                made = materialise(tree, draft, only=path, progress=progress)  # 2
+                made = materialise(context.places.tree(snapshot_id), draft, only=path, progress=progress)  # 2
             move(draft, destination)  # 3. commit point
         except BaseException:
             with contextlib.suppress(Failure):
@@ -257,25 +246,17 @@ def export(
 
 
 def _check_destination(context: RepositoryContext, destination: Path) -> None:
-    """Refuse early what would be refused in the end, and anything inside .jvs."""
+    """Refuse early what step 3 would refuse, and anything inside .jvs."""
+    above, path = destination.parent, str(destination)
     try:
-        with Directory.open(destination.parent) as parent:
+        with Directory.open(above) as parent:
             exists = parent.status(destination.name) is not None
     except NotFound:
-        raise NotFound(
-            f"there is no directory {destination.parent}",
-            hint="Create it first, or name another directory.",
-            path=str(destination.parent),
-        ) from None
+        hint = "Create it first, or name another directory."
+        raise NotFound(f"there is no directory {above}", hint=hint, path=str(above)) from None
     if exists:
-        raise AlreadyExists(
-            f"{destination} already exists",
-            hint="Name a directory that does not exist yet: nothing is ever overwritten.",
-            path=str(destination),
-        )
-    if is_within(destination.parent, calls.stat(context.places.root / ".jvs")):
-        raise Refused(
-            f"{destination} is inside .jvs, where only Holdfast writes",
-            hint="Name a directory outside it.",
-            path=str(destination),
-        )
+        hint = "Name a directory that does not exist: nothing is ever overwritten."
+        raise AlreadyExists(f"{path} already exists", hint=hint, path=path)
+    if is_within(above, calls.stat(context.places.root / ".jvs")):
+        hint = "Name a directory outside it."
+        raise Refused(f"{path} is inside .jvs, where only Holdfast writes", hint=hint, path=path)

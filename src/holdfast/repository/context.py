@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.clock import format_instant
 from holdfast.errors import Failure, FencingMismatch, LockConflict, LockNotHeld, NotFound, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
@@ -22,25 +24,18 @@ from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Family, Key, Store, StructCodec, View
 
-MAIN = "main"
-"""The worktree that every repository has; it is never renamed or removed."""
-
-FORMAT_VERSION = 1
-"""The newest layout of `.jvs/` that this program understands."""
+MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
+FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
 
 
 class Isolation(StrEnum):
-    EXCLUSIVE = "exclusive"
-    """One writer at a time: the holder of the lease."""
-    SHARED = "shared"
-    """Any number of writers. High-risk: nothing keeps them apart."""
+    EXCLUSIVE = "exclusive"  # one writer at a time: the holder of the lease
+    SHARED = "shared"  # any number of writers; high-risk: nothing protects them from each other
 
 
 class Consistency(StrEnum):
-    QUIESCED = "quiesced"
-    """Nothing changed during the capture."""
-    BEST_EFFORT = "best_effort"
-    """Each file as it was found; files may be from different moments."""
+    QUIESCED = "quiesced"  # nothing changed during the capture
+    BEST_EFFORT = "best_effort"  # each file as it was found; files may be from different points in time
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,13 +83,10 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str = ""
     lock_id: str | None = None
     fencing_token: int | None = None
-    restored_from: str | None = None
-    """The snapshot whose content this is, if a restore in place published it."""
+    restored_from: str | None = None  # the snapshot whose content this is, if a restore in place published it
     not_preserved: tuple[str, ...] = ()
-    special: tuple[str, ...] = ()
-    """Fifos, sockets and devices: recorded, not captured."""
-    doomed_by: str | None = None
-    """The gc plan that is deleting this snapshot; nothing new may refer to it."""
+    special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
+    doomed_by: str | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
 
 
 class OperationKind(StrEnum):
@@ -109,8 +101,8 @@ class OperationKind(StrEnum):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A decided change of a worktree's directory that is not complete.
 
-    While it exists, nobody gets the lease and nothing is published. A process that finds it and gets the
-    payload lock finishes it: the process that began it is gone.
+    While it exists, the lease is refused and nothing is published. A process that finds it and gets the payload lock
+    finishes it: the process that began it is gone.
     """
 
     operation_id: str
@@ -119,22 +111,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     begun_at: str
     holder_id: str
     identity: Identity = Identity()
-    counterpart: str | None = None
-    """The other name of a rename."""
-    becomes: bool = False
-    """Whether this is a rename's record under the new name."""
-    inode: str | None = None
-    """Identifies the directory when another one exists at its path."""
-    isolation: Isolation | None = None
+    counterpart: str | None = None  # the other name of a rename
+    becomes: bool = False  # whether this is a rename's record under the new name
+    inode: str | None = None  # identifies the directory when another one exists at its path
+    isolation: Isolation | None = None  # of the worktree to create, like the label
     label: str | None = None
-    """Isolation and label of the worktree to create."""
-    snapshot_id: str | None = None
-    """The snapshot to create from or to restore; of a removal, the one that saved unsaved work."""
-    path: str | None = None
-    """The part of the tree to restore, if not all of it."""
+    snapshot_id: str | None = None  # the snapshot to create from or to restore; of a removal, that of unsaved work
+    path: str | None = None  # the part of the tree to restore, if not all of it
     reason: str = ""
-    keeps: bool = False
-    """Of a restore or removal: whether to keep the old content, down to the last write."""
+    keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +159,7 @@ READY = ".READY"
 
 
 class RepositoryPaths:
-    """Everything in a repository that is not a document. All of it is on one filesystem."""
+    """The paths in a repository apart from its documents. All of them are on one filesystem."""
 
     def __init__(self, root: Path) -> None:
         private = root / ".jvs"
@@ -184,9 +169,9 @@ class RepositoryPaths:
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
         self.quarantine = private / "quarantine"  # trees of unknown origin, for people to inspect
         self.scratch = private / "tmp"  # unfinished trees, each in a scratch directory of its own
-        self.caches = private / "cache"  # files that only save time; they can be deleted at any moment
+        self.caches = private / "cache"  # can be deleted at any time
         self.guards = private / "guards"
-        self.reserve = Reserve(private / "reserve", caches=self.caches)  # for when the disk is full
+        self.reserve = Reserve(private / "reserve", caches=self.caches)  # freed when the disk is full
 
     def payload(self, worktree: str) -> Path:
         """The directory that a worktree's users work in; it contains nothing of ours."""
@@ -201,7 +186,7 @@ class RepositoryPaths:
 
 
 class RepositoryContext(NamedTuple):
-    """One open repository. Every operation receives it; none opens anything itself."""
+    """One open repository, which every operation receives."""
 
     places: RepositoryPaths
     store: Store
@@ -216,6 +201,26 @@ class RepositoryContext(NamedTuple):
         """The audit entry of a transaction, which must name `self.trail.stream`. Pure."""
         return self.trail.entry(view, now, event, actor=self.holder.holder_id, facts=facts)
 
+    def operation(self, kind: OperationKind, operation_id: str, worktree: str, now: float, **facts: Any) -> Operation:
+        """An operation that this process begins `now`. Pure."""
+        return Operation(
+            operation_id=operation_id,
+            kind=kind,
+            worktree_id=worktree,
+            begun_at=format_instant(now),
+            holder_id=self.holder.holder_id,
+            identity=Identity.of(self.holder),
+            **facts,
+        )
+
+    def descriptor(self, snapshot_id: str) -> Descriptor | None:
+        document = self.store.read(DESCRIPTORS.key(snapshot_id))
+        return None if document is None else document.record
+
+    def pending(self, worktree: str) -> Operation | None:
+        document = self.store.read(OPERATIONS.key(worktree))
+        return None if document is None else document.record
+
     def config(self, worktree: str) -> WorktreeConfig:
         """The current record of a worktree, or `NotFound`. Takes no lock."""
         document = self.store.read(WORKTREES.key(worktree))
@@ -225,20 +230,17 @@ class RepositoryContext(NamedTuple):
 
 
 def new_snapshot_id() -> str:
-    """A unique id; random from its first character on, so that a short prefix names the snapshot."""
+    """A unique id, random from its first character on: a short prefix names the snapshot."""
     return secrets.token_hex(8)
 
 
 def worktree_not_found(worktree: str, known: Iterable[str] = ()) -> NotFound:
-    return NotFound(
-        f"there is no worktree {worktree}",
-        hint=did_you_mean(worktree, known) + "List the worktrees: 'holdfast worktree list'.",
-        worktree=worktree,
-    )
+    hint = did_you_mean(worktree, known) + "List the worktrees: 'holdfast worktree list'."
+    return NotFound(f"there is no worktree {worktree}", hint=hint, worktree=worktree)
 
 
 def known_names(store: Store, family: Family[Any]) -> list[str]:
-    """The names of all records of a kind, for a hint; none if some of them cannot be read."""
+    """The names of all records of a family, for a hint; none if a record cannot be read."""
     with contextlib.suppress(Failure):
         return [name for name, _ in store.scan(family)]
     return []
@@ -254,11 +256,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def is_ready(paths: RepositoryPaths, snapshot_id: str) -> bool:
     """Whether the tree of a snapshot exists and is complete."""
-    path = paths.tree(snapshot_id) / READY
+    status = status_at(paths.tree(snapshot_id) / READY)
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def status_at(path: Path) -> os.stat_result | None:
+    """The status of a path (of a link itself, not its target); None if it does not exist."""
     try:
-        return stat.S_ISREG(calls.stat(path, follow_symlinks=False).st_mode)
+        return calls.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     except OSError as error:
         raise io_failure("look at", path, error) from error
 
@@ -278,27 +285,17 @@ def settled_config(view: View, worktree: str) -> WorktreeConfig:
 
 
 def check_leasable(view: View, worktree: str) -> None:
-    """Refuse the lease of a worktree that does not exist, is being changed, or is shared. Pure."""
+    """Refuse the lease of a worktree that does not exist, has a pending operation, or is shared. Pure."""
     if settled_config(view, worktree).isolation is Isolation.SHARED:
-        raise UsageFailure(
-            f"{worktree} is a shared worktree (high-risk): anybody may write at any time, so it has no lease",
-            hint="Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'.",
-            worktree=worktree,
-        )
-
-
-_PARTICIPLES = {
-    OperationKind.CREATE: "created",
-    OperationKind.RENAME: "renamed",
-    OperationKind.REMOVE: "removed",
-    OperationKind.RESTORE: "restored in place",
-}
+        message = f"{worktree} is a shared worktree (high-risk): it has any number of writers and no lease"
+        hint = "Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'."
+        raise UsageFailure(message, hint=hint, worktree=worktree)
 
 
 def operation_pending(operation: Operation) -> LockConflict:
+    done = f"{operation.kind}d" + (" in place" if operation.kind is OperationKind.RESTORE else "")
     return LockConflict(
-        f"{operation.worktree_id} is being {_PARTICIPLES[operation.kind]} by {operation.holder_id} "
-        f"since {operation.begun_at}",
+        f"{operation.worktree_id} is being {done} by {operation.holder_id} since {operation.begun_at}",
         hint="Try again in a moment. If its process has died, the next command finishes its work.",
         worktree=operation.worktree_id,
         operation=operation.kind.value,
@@ -312,14 +309,14 @@ def operation_pending(operation: Operation) -> LockConflict:
 
 
 class Proof(NamedTuple):
-    """The lock id and token of a lease: the right to publish as long as that lease is the current one."""
+    """The lock id and token of a lease: the right to publish while that lease is current."""
 
     lock_id: str
     token: int
 
     @classmethod
     def of(cls, lease: HeldLease | None) -> Proof | None:
-        """The proof of a held lease, None without one; a lease that is known to be lost raises."""
+        """The proof of a held lease, None without one; raises if the lease is known to be lost."""
         if lease is None:
             return None
         lease.check()
@@ -333,11 +330,10 @@ TokenCheck = Callable[[View, float], WorktreeConfig]
 def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
     """The comparison of lease and token that every publish makes inside its own transaction.
 
-    Snapshot, restore in place, rename and remove all call its result in the decide function that
-    commits them, on a view that has `publishing_keys`: so no steal can come between check and commit.
-    It raises if an operation is pending, or if an exclusive worktree's current lease does not have the
-    proof's lock id and token. The clock is read now. A stale reading may admit a holder whose lease has
-    just expired, but never one whose lease was taken over.
+    Snapshot, restore in place, rename and remove call the result in the decide function that commits them, on a view
+    that has `publishing_keys`: no steal can come between check and commit. It raises if an operation is pending, or if
+    an exclusive worktree's current lease does not have the proof's lock id and token. The clock is read now: a stale
+    reading may admit a holder whose lease has just expired, but never one whose lease was taken over.
     """
     validate = None if proof is None else context.desk.validator(worktree, proof.lock_id, proof.token)
 
@@ -345,12 +341,9 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
         config = settled_config(view, worktree)
         if config.isolation is Isolation.EXCLUSIVE:
             if validate is None:
-                raise LockNotHeld(
-                    f"{worktree} is an exclusive worktree: this needs its lease",
-                    hint="Acquire it ('holdfast lease acquire') and pass its id with --lock-id or "
-                    "HOLDFAST_LOCK_ID, or work under 'holdfast run'.",
-                    worktree=worktree,
-                )
+                message = f"{worktree} is an exclusive worktree: this needs its lease"
+                hint = "Run 'holdfast lease acquire' and pass --lock-id or HOLDFAST_LOCK_ID, or use 'holdfast run'."
+                raise LockNotHeld(message, hint=hint, worktree=worktree)
             validate(view, now)
         return config
 
@@ -360,26 +353,23 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
 def publishing_keys(worktree: str) -> list[Key[Any]]:
     """The documents that a transaction with a token check must name."""
     keys = LeaseKeys.of(worktree)
-    return [WORKTREES.key(worktree), OPERATIONS.key(worktree), keys.lease, keys.counter]
+    return [*worktree_keys(worktree), keys.lease, keys.counter]
 
 
 def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> WorktreeConfig:
-    """The token check outside any transaction: it saves work that would be refused, and proves nothing."""
+    """The token check outside a transaction: it refuses early, and proves nothing."""
     view = View({key: context.store.read(key) for key in publishing_keys(worktree)})
     return token_check(context, worktree, proof)(view, context.store.now())
 
 
 def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int | None = None) -> Proof:
-    """The proof for the lease `lock_id`; without a token, the one that this very lease has now."""
+    """The proof for the lease `lock_id`; without a token, with the current token of that lease."""
     if token is not None:
         return Proof(lock_id, token)
     document = context.store.read(LeaseKeys.of(worktree).lease)
     if document is None or document.record.lock_id != lock_id:
         counter = context.store.read(LeaseKeys.of(worktree).counter)
-        raise FencingMismatch(
-            f"{lock_id} is not the current lease of {worktree}; nothing was published",
-            worktree=worktree,
-            lock_id=lock_id,
-            current_token=counter.record.fencing_token if counter else None,
-        )
+        token = counter.record.fencing_token if counter else None
+        message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
+        raise FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=token)
     return Proof(lock_id, document.record.fencing_token)

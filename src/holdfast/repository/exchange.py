@@ -1,8 +1,7 @@
-"""Carrying out a decided restore in place, and keeping the writes that a restore or removal overtook.
+"""Carrying out a decided restore in place, and saving late writes of a restore or removal.
 
-Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has
-the content. Every step first checks whether it is done, so any process that holds the payload lock can
-continue after an interruption anywhere.
+Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has the
+content. Every step first checks whether it is done: any process that holds the payload lock can continue after a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
+from holdfast.fs.directory import Directory, make_directories, move, sync_parents
 from holdfast.fs.names import shortened, split_relative
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
@@ -32,13 +31,13 @@ from holdfast.repository.context import (
     RepositoryContext,
     is_ready,
     new_snapshot_id,
+    status_at,
 )
 from holdfast.repository.payloads import Scratch, scratch, sweep
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
-NEW, REPLACED, CACHE = "payload", "replaced", "stat"
-"""In the scratch directory: the new content, the replaced one, the stat cache of the new files."""
+NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is about the new files
 _CONTENT = frozenset({"kind", "content", "target"})
 
 
@@ -47,16 +46,14 @@ def finish_restore(context: RepositoryContext, operation: Operation) -> None:
     try:
         carry_out(context, operation)
     except IoFailure:
-        if context.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
+        if context.pending(operation.worktree_id) is not None:
             raise
     sweep(context.places, operation.operation_id)
 
 
 def carry_out(context: RepositoryContext, operation: Operation) -> bool:
-    """Carry out a decided restore; the caller holds the payload lock.
-
-    False if it was abandoned and nothing replaced, because the directories above the part were taken away.
-    """
+    """Carry out a decided restore; the caller holds the payload lock. False if it was abandoned, and nothing was
+    replaced, because the directories above the part are gone."""
     exchange = _Exchange(context, operation)
     with exchange.abandoned_if_impossible():
         if not exchange.is_done():
@@ -66,11 +63,11 @@ def carry_out(context: RepositoryContext, operation: Operation) -> bool:
             exchange.make()  # 4
     sync_parents(exchange.new, exchange.target)
     if inode_at(exchange.new) is not None:
-        exchange.move_aside(exchange.new)  # 5. so that nobody takes it for the new content
+        exchange.move_aside(exchange.new)  # 5. it must not be taken for the new content
     with exchange.late_snapshot() as late:
         exchange.end(late)  # 6
     if operation.path is None:
-        with contextlib.suppress(OSError):  # what was noted about the new files spares reading them
+        with contextlib.suppress(OSError):  # the cache saves reading the new files
             calls.replace(exchange.room / CACHE, context.places.stat_cache(operation.worktree_id))
     return True
 
@@ -95,23 +92,23 @@ class _Exchange(NamedTuple):
 
     @property
     def replaced(self) -> Path:
-        """Where the replaced content is kept; a part has the same path there as in the worktree."""
+        """The path of the replaced content; a part has the same path here as in the worktree."""
         return self.room / REPLACED / (self.operation.path or "")
 
     def is_done(self) -> bool:
-        """Whether the exchange was made: the inode tells, or in a copy of the repository the content."""
+        """Whether the exchange was made, by inode; in a copy of the repository, by content."""
         new, target = inode_at(self.new), inode_at(self.target)
         if self.operation.inode in (new, target):
             return target == self.operation.inode
         if self.operation.path is not None:
-            return True  # either part may be in place, and one is; the user can restore it again
+            return True  # one of the two is in place; the user can restore again
         tree = self.context.places.tree(self.operation.operation_id)
         if new is not None:
-            return not _holds(self.new, tree)  # the old content is here, so the new one is in place
+            return not _holds(self.new, tree)  # the old content is here: the new one is in place
         return inode_at(self.replaced) is not None or _holds(self.target, tree)
 
     def is_reachable(self) -> bool:
-        """Whether the directories above a part exist, and none of them is a link that leads elsewhere."""
+        """Whether the directories above a part exist, and none of them is a link."""
         payload = self.context.places.payload(self.operation.worktree_id)
         above = split_relative(self.operation.path)[:-1] if self.operation.path is not None else ()
         if not above:
@@ -128,14 +125,12 @@ class _Exchange(NamedTuple):
         return True
 
     def make(self) -> None:
-        """Exchange new and old in one step, or in two where the filesystem cannot do it in one.
-
-        Between the two, the name is missing; the pending operation says how to continue.
-        """
+        """Exchange new and old in one step, or in two if the filesystem cannot do it in one. Between the two, the name
+        is missing; the pending operation says how to continue."""
         from holdfast.trees.restore import exchange, materialise
         from holdfast.trees.walker import synced
 
-        if inode_at(self.new) is None:  # somebody has deleted our scratch directory; R has the content
+        if inode_at(self.new) is None:  # the scratch directory was deleted; R has the content
             make_directories(self.room)
             with synced(self.room):
                 materialise(self.context.places.tree(self.operation.operation_id), self.new)
@@ -149,8 +144,7 @@ class _Exchange(NamedTuple):
             move(self.new, self.target)
 
     def move_aside(self, source: Path) -> None:
-        """Keep the replaced content; a file in the place of the directory is kept inside one, so that it
-        can become a snapshot too."""
+        """Keep the replaced content; a file at the directory's path goes into a directory, to become a snapshot too."""
         replaced = self.replaced
         if self.operation.path is None and _kind(source) not in (None, stat.S_IFDIR, stat.S_IFLNK):
             replaced /= self.operation.worktree_id
@@ -159,10 +153,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def late_snapshot(self) -> Iterator[Descriptor | None]:
-        """A snapshot of the replaced content, if it is not what was kept before: no write is lost.
-
-        Its tree is in place for the block, which publishes it.
-        """
+        """A snapshot of the replaced content, unless it equals the kept one: no write is lost. Its tree is in place for
+        the block, which publishes it."""
         operation, replaced = self.operation, self.room / REPLACED
         if not operation.keeps or inode_at(self.replaced) is None:
             yield None
@@ -170,25 +162,21 @@ class _Exchange(NamedTuple):
         if operation.path is not None:
             kept = self.context.config(operation.worktree_id).tip
         else:
-            published = self.context.store.read(DESCRIPTORS.key(operation.operation_id))
+            published = self.context.descriptor(operation.operation_id)
             if published is None or _kind(replaced) == stat.S_IFLNK:  # a link's target was not touched
                 yield None
                 return
-            kept = published.record.parent_id
+            kept = published.parent_id
         note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
         with late_writes(self.context, operation, replaced, kept, note) as descriptor:
             yield descriptor
 
     def end(self, late: Descriptor | None) -> None:
-        """Delete the operation; the late snapshot goes between R and its parent.
-
-        A part has no R: the late snapshot becomes the head, and the restored part is unsaved work on it.
-        """
+        """Delete the operation; the late snapshot goes between R and its parent. A part has no R: the late snapshot
+        becomes the head, and the restored part is unsaved work on it."""
         operation = self.operation
         published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
-        keys: list[Key[Any]] = [published, record]
-        if late is not None:
-            keys.append(DESCRIPTORS.key(late.snapshot_id))
+        keys: list[Key[Any]] = [published, record, *([DESCRIPTORS.key(late.snapshot_id)] if late else [])]
 
         def insert(view: View) -> list[Change]:
             above, config = view.get(published), view.get(record)
@@ -229,10 +217,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def abandoned_if_impossible(self) -> Iterator[None]:
-        """Abandon a part that the system refuses to exchange, in a read-only directory for instance.
-
-        Nothing of it was published, so nothing is lost; a pending operation would block the worktree.
-        """
+        """Abandon a part that the system refuses to exchange, in a read-only directory for instance. Nothing was
+        published, so nothing is lost; a pending operation would block the worktree."""
         try:
             yield
         except IoFailure:
@@ -244,14 +230,13 @@ class _Exchange(NamedTuple):
         """Whether the new content is still in the scratch directory, and the old content is not."""
         if self.operation.inode is None or inode_at(self.new) != self.operation.inode:
             return False
-        try:
+        with contextlib.suppress(IoFailure):  # the path is too long, so nothing can have been moved there
             return inode_at(self.replaced) is None
-        except IoFailure:  # the path is too long, so nothing can have been moved there
-            return True
+        return True
 
 
 def _holds(directory: Path, tree: Path) -> bool:
-    """Whether a directory has the content of a snapshot, apart from what copying may lose."""
+    """Whether a directory has the content of a snapshot, apart from attributes that copying may lose."""
     from holdfast.trees.verify import changes
 
     try:
@@ -263,22 +248,13 @@ def _holds(directory: Path, tree: Path) -> bool:
 
 def inode_at(path: Path) -> str | None:
     """Identifies a file or directory on the filesystem; None if it does not exist."""
-    status = _status(path)
+    status = status_at(path)
     return None if status is None else str(status.st_ino)
 
 
 def _kind(path: Path) -> int | None:
-    status = _status(path)
+    status = status_at(path)
     return None if status is None else stat.S_IFMT(status.st_mode)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return calls.stat(path, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
 
 
 # --- Late writes --------------------------------------------------------------------------------------
@@ -288,10 +264,10 @@ def _status(path: Path) -> os.stat_result | None:
 def late_writes(
     context: RepositoryContext, operation: Operation, directory: Path, kept: str | None, note: str
 ) -> Iterator[Descriptor | None]:
-    """The descriptor of what `directory` holds, or None if the snapshot `kept` holds the same.
+    """The descriptor of a snapshot of `directory`, or None if the snapshot `kept` has the same content.
 
-    Its tree is in place for the block, which publishes it. Of a part, `directory` contains nothing but
-    `operation.path`; everything else is taken from `kept`.
+    Its tree is in place for the block, which publishes it. If the operation restores a part, `directory` contains only
+    `operation.path`; the rest comes from `kept`.
     """
     from holdfast.trees.capture import capture_best
     from holdfast.trees.walker import synced
@@ -299,8 +275,7 @@ def late_writes(
     if not _has_late_writes(context, operation, directory, kept):
         yield None
         return
-    uses = [kept] if kept else []
-    with scratch(context, "late writes", uses=uses, scratch_id=new_snapshot_id()) as room:
+    with scratch(context, "late writes", uses=[kept] if kept else [], scratch_id=new_snapshot_id()) as room:
         if operation.path is not None:
             directory = _complete(context, room, directory, operation.path, kept)
         base = base_tree(context, kept)
@@ -308,12 +283,7 @@ def late_writes(
             captured = capture_best(directory, room.tree, beside=room.path, base=base, quiesced=False)
         with published_tree(context, room, room.scratch_id):
             yield describe(
-                context,
-                operation.worktree_id,
-                room.scratch_id,
-                captured,
-                Consistency.BEST_EFFORT,
-                shortened(note),
+                context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
             )
 
 
@@ -327,7 +297,7 @@ def _has_late_writes(context: RepositoryContext, operation: Operation, directory
 
 
 def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: str, kept: str | None) -> Path:
-    """A directory in the scratch directory with the content of `kept`, and the replaced content at `path`."""
+    """A scratch directory with the content of `kept`, and the replaced content at `path`."""
     from holdfast.trees.capture import capture_best
     from holdfast.trees.restore import materialise
     from holdfast.trees.walker import remove_tree

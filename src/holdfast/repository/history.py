@@ -1,8 +1,7 @@
 """Snapshot names, history, references and pins. Reading takes no lock and changes nothing.
 
-The history of a worktree follows the parents from its head; only visible snapshots are part of it. A
-snapshot that is published or collected meanwhile is seen before or after, never in between: a missing parent
-is looked up again from its child, which the same commit has attached to the next ancestor.
+The history of a worktree follows the parents from its head; it contains visible snapshots only. If a parent is missing,
+a collection may have deleted it: its child is read again, which the same commit has attached to the next ancestor.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import contextlib
 import re
 import secrets
 from bisect import insort
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.clock import format_instant
 from holdfast.errors import (
@@ -56,17 +55,14 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
-    """The snapshot that `text` names, seen from `worktree`: visible, but perhaps marked for deletion."""
+    """The snapshot that `text` names, seen from `worktree`: visible, but possibly marked for deletion."""
     prefix, colon, name = text.rpartition(":")
     if colon:
         worktree = safe_name(prefix, what="worktree name")
     match = _STEPS.fullmatch(name)
     if match is None or not match["start"]:
-        raise NameInvalid(
-            f"{text!a} is not the name of a snapshot",
-            hint="Use an id, a unique prefix of one, a reference, head, or head~2.",
-            name=ascii(text),
-        )
+        hint = "Use an id, a unique prefix of an id, a reference, head, or head~2."
+        raise NameInvalid(f"{text!a} is not the name of a snapshot", hint=hint, name=ascii(text))
     found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
     steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
     if steps > MOST_STEPS:
@@ -86,11 +82,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
     if name == HEAD:
         tip = context.config(worktree).tip
         if tip is None:
-            raise NotFound(
-                f"{worktree} has no snapshot yet",
-                hint="Take one: 'holdfast snapshot'.",
-                worktree=worktree,
-            )
+            raise NotFound(f"{worktree} has no snapshot yet", hint="Take one: 'holdfast snapshot'.", worktree=worktree)
         return tip
     if head_only:
         raise NameInvalid(f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}")
@@ -102,7 +94,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
 
 
 def _by_prefix(context: RepositoryContext, prefix: str) -> str:
-    """The one snapshot whose id has this prefix; trees without a descriptor count only as a last resort."""
+    """The only snapshot whose id has this prefix; trees without a descriptor are a last resort."""
     trees = [each for each in _tree_names(context.places) if each.startswith(prefix)]
     described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
     candidates = described or trees
@@ -114,7 +106,7 @@ def _by_prefix(context: RepositoryContext, prefix: str) -> str:
 
 
 def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descriptor:
-    """The current parent of a snapshot: a collection may attach the child to another one at any moment."""
+    """The current parent of a snapshot: a collection may replace it at any time."""
     while True:
         if child.parent_id is None:
             raise NotFound(f"{text}: {child.snapshot_id} has no parent", name=text)
@@ -129,41 +121,35 @@ def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descrip
 
 def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
     """The descriptor of a complete snapshot, by its full id."""
-    document = context.store.read(DESCRIPTORS.key(snapshot_id))
-    if document is not None and is_ready(context.places, snapshot_id):
-        return document.record
-    if document is not None:
+    found = context.descriptor(snapshot_id)
+    if found is not None and is_ready(context.places, snapshot_id):
+        return found
+    if found is not None:
         refuse_if_collected(context, snapshot_id)
     elif snapshot_id not in _tree_names(context.places):
         raise snapshot_not_found(snapshot_id)
-    raise PartialSnapshot(
-        f"the snapshot {snapshot_id} is not complete: "
-        + ("its tree is missing or has no .READY" if document else "it was never published"),
-        snapshot_id=snapshot_id,
-    )
+    why = "its tree is missing or has no .READY" if found else "it was never published"
+    raise PartialSnapshot(f"the snapshot {snapshot_id} is not complete: {why}", snapshot_id=snapshot_id)
 
 
 def usable(descriptor: Descriptor) -> Descriptor:
     """The same snapshot, unless it is marked for deletion. Pure."""
     if descriptor.doomed_by is not None:
-        raise Refused(
-            f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}",
-            hint="Choose another snapshot. See 'holdfast gc plan' for what is kept, and why.",
-            snapshot_id=descriptor.snapshot_id,
-            plan=descriptor.doomed_by,
-        )
+        message = f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}"
+        hint = "Choose another snapshot. 'holdfast gc plan' lists which are kept, and why."
+        raise Refused(message, hint=hint, snapshot_id=descriptor.snapshot_id, plan=descriptor.doomed_by)
     return descriptor
 
 
 def refuse_if_collected(context: RepositoryContext, snapshot_id: str) -> None:
-    """Raise `SnapshotCollected` if a snapshot that was visible is being deleted by now, or is gone.
+    """Raise `SnapshotCollected` if a snapshot that was visible is marked for deletion or gone.
 
-    Readers that do not protect a snapshot call this when something is missing. A collection marks a
-    snapshot before it deletes anything, so a snapshot that is neither marked nor gone is damaged.
+    Readers that do not protect a snapshot call this when something is missing. A collection marks a snapshot before it
+    deletes anything, so a snapshot that is neither marked nor gone is damaged.
     """
-    document = context.store.read(DESCRIPTORS.key(snapshot_id))
-    if document is None or document.record.doomed_by is not None:
-        plan = document.record.doomed_by if document is not None else None
+    found = context.descriptor(snapshot_id)
+    if found is None or found.doomed_by is not None:
+        plan = found.doomed_by if found is not None else None
         by = f"is being deleted by the plan {plan}" if plan else "was deleted by a garbage collection"
         raise SnapshotCollected(f"the snapshot {snapshot_id} {by}", snapshot_id=snapshot_id, plan=plan)
 
@@ -182,7 +168,7 @@ def reading(context: RepositoryContext, *snapshot_ids: str) -> Iterator[None]:
 
 
 def _tree_names(paths: RepositoryPaths) -> list[str]:
-    """The ids of all trees, complete or not. Listing names is cheap, however many there are."""
+    """The ids of all trees, complete or not."""
     try:
         with Directory.open(paths.snapshots) as directory:
             return sorted(name for name in directory.names() if is_safe_name(name))
@@ -191,22 +177,16 @@ def _tree_names(paths: RepositoryPaths) -> list[str]:
 
 
 def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
-    return NotFound(
-        f"there is no snapshot {name}",
-        hint=did_you_mean(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
-        name=name,
-    )
+    hint = did_you_mean(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'."
+    return NotFound(f"there is no snapshot {name}", hint=hint, name=name)
 
 
 def reference_name(name: str) -> str:
-    """The name, if a reference may have it: neither `head` nor anything that looks like an id."""
+    """The name, if a reference may have it: neither `head` nor anything in the form of an id."""
     name = safe_name(name, what="name of a reference")
     if name == HEAD or _ID.fullmatch(name):
-        raise UsageFailure(
-            f"a reference cannot be called {name}: that already names a snapshot",
-            hint="Choose another name.",
-            name=name,
-        )
+        message = f"a reference cannot be called {name}: the name is reserved for snapshots"
+        raise UsageFailure(message, hint="Choose another name.", name=name)
     return name
 
 
@@ -214,7 +194,7 @@ def reference_name(name: str) -> str:
 
 
 class Marks(NamedTuple):
-    """What points at a snapshot: worktrees whose head it is, references, pins."""
+    """The worktrees whose head a snapshot is, its references, and whether it is pinned."""
 
     heads: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
@@ -230,13 +210,12 @@ class HistoryEntry(NamedTuple):
 
     @property
     def warning(self) -> bool:
-        """Whether its files may be from different moments."""
+        """Whether its files may be from different points in time."""
         return self.descriptor.consistency_level is Consistency.BEST_EFFORT
 
 
 class History(NamedTuple):
-    """Snapshots, children before parents. `missing` lists parents that do not exist although they should;
-    `more` says that the limit was reached."""
+    """Snapshots, children before parents. `missing` lists lost parents; `more` says that the limit was reached."""
 
     entries: tuple[HistoryEntry, ...]
     missing: tuple[str, ...] = ()
@@ -250,10 +229,8 @@ def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | 
     found = list(islice(walk, None if limit is None else limit + 1))
     marks = marks_of(context)
     parents = [each.snapshot_id for each in found[1:]] + [None]
-    entries = tuple(
-        HistoryEntry(each, parent, marks.get(each.snapshot_id, Marks()))
-        for each, parent in zip(found[:limit], parents, strict=False)
-    )
+    pairs = zip(found[:limit], parents, strict=False)
+    entries = tuple(HistoryEntry(each, parent, marks.get(each.snapshot_id, Marks())) for each, parent in pairs)
     more = len(found) > len(entries)
     return History(entries, () if more else tuple(missing), more)
 
@@ -272,7 +249,6 @@ def all_history(context: RepositoryContext, *, limit: int | None = None) -> Hist
 
 
 def marks_of(context: RepositoryContext) -> Mapping[str, Marks]:
-    """What points at each snapshot now."""
     heads: dict[str, list[str]] = defaultdict(list)
     references: dict[str, list[str]] = defaultdict(list)
     for name, config in context.store.scan(WORKTREES):
@@ -281,25 +257,18 @@ def marks_of(context: RepositoryContext) -> Mapping[str, Marks]:
     for name, reference in context.store.scan(REFERENCES):
         references[reference.record.snapshot_id].append(name)
     pins = {pin.record.snapshot_id for _, pin in context.store.scan(PINS)}
-    return {
-        each: Marks(tuple(heads.get(each, ())), tuple(references.get(each, ())), each in pins)
-        for each in {*heads, *references, *pins}
-    }
+    marked = {*heads, *references, *pins}
+    return {each: Marks(tuple(heads[each]), tuple(references[each]), each in pins) for each in marked}
 
 
 def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> Iterator[Descriptor]:
-    """The visible snapshots from `start` through its parents; a gap ends it, and is added to `missing`."""
-
-    def read(snapshot_id: str) -> Descriptor | None:
-        document = context.store.read(DESCRIPTORS.key(snapshot_id))
-        return None if document is None else document.record
-
+    """The visible snapshots from `start` through its parents; ends at a gap, which is added to `missing`."""
     child: Descriptor | None = None
     here, passed = start, set[str]()
     while here is not None and here not in passed:
-        found = read(here)
+        found = context.descriptor(here)
         if found is None and child is not None:  # collected since we read its child?
-            again = read(child.snapshot_id)
+            again = context.descriptor(child.snapshot_id)
             if again is not None and again.parent_id != here:
                 child, here = again, again.parent_id
                 continue
@@ -313,10 +282,7 @@ def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> 
 
 
 def _visible_parent(
-    descriptor: Descriptor,
-    known: Mapping[str, Descriptor],
-    seen: Mapping[str, Descriptor],
-    missing: set[str],
+    descriptor: Descriptor, known: Mapping[str, Descriptor], seen: Mapping[str, Descriptor], missing: set[str]
 ) -> str | None:
     passed = {descriptor.snapshot_id}
     here = descriptor.parent_id
@@ -331,10 +297,7 @@ def _visible_parent(
 
 def _children_first(seen: Mapping[str, Descriptor], parents: Mapping[str, str | None]) -> Iterator[str]:
     """Newest first by creation time, but every child before its parent, whatever the clocks said."""
-    children: dict[str, int] = defaultdict(int)
-    for parent in parents.values():
-        if parent is not None:
-            children[parent] += 1
+    children = Counter(parent for parent in parents.values() if parent is not None)
     ready = sorted((each.created_at, name) for name, each in seen.items() if not children[name])
     left = set(seen)
     while ready:
@@ -346,7 +309,7 @@ def _children_first(seen: Mapping[str, Descriptor], parents: Mapping[str, str | 
             children[parent] -= 1
             if not children[parent]:
                 insort(ready, (seen[parent].created_at, parent))
-    yield from sorted(left)  # only if the parents form a cycle: still not left out
+    yield from sorted(left)  # only if the parents form a cycle
 
 
 # --- References and pins ------------------------------------------------------------------------------
@@ -358,15 +321,12 @@ def create_reference(context: RepositoryContext, name: str, snapshot_id: str, *,
     checked_text(note, what="note")
 
     def decide(view: View, now: float) -> Decision[Reference]:
-        _require_usable(view, snapshot_id)
+        require_usable(view, snapshot_id)
         existing = view.get(key)
         if existing is not None:
-            raise AlreadyExists(
-                f"the reference {name} already exists: it names {existing.snapshot_id}",
-                hint="Choose another name, or delete it first: 'holdfast ref delete'.",
-                name=name,
-                snapshot_id=existing.snapshot_id,
-            )
+            message = f"the reference {name} already exists: it names {existing.snapshot_id}"
+            hint = "Choose another name, or delete it first: 'holdfast ref delete'."
+            raise AlreadyExists(message, hint=hint, name=name, snapshot_id=existing.snapshot_id)
         made = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(now), note=note)
         facts = {"name": name, "snapshot_id": snapshot_id, "note": note}
         return Decision([Create(key, made), context.audit(view, now, "reference_created", **facts)], made)
@@ -376,36 +336,25 @@ def create_reference(context: RepositoryContext, name: str, snapshot_id: str, *,
 
 def delete_reference(context: RepositoryContext, name: str) -> Reference:
     """Delete a name. The snapshot stays until it is collected, if nothing else protects it."""
-
-    def facts(found: Reference) -> dict[str, object]:
-        return {"name": name, "snapshot_id": found.snapshot_id, "note": found.note}
-
     missing = NotFound(f"there is no reference {name}", hint="List the references: 'holdfast ref list'.")
-    return _delete(context, REFERENCES.key(name), missing, "reference_deleted", facts)
+    return _delete(context, REFERENCES.key(name), missing, "reference_deleted", "note", name=name)
 
 
 def references(context: RepositoryContext) -> list[Reference]:
-    """All references, by name. Takes no lock."""
     return [document.record for _, document in context.store.scan(REFERENCES)]
 
 
 def add_pin(context: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None) -> Pin:
     """Protect a snapshot from collection, for `keep_for` seconds or until the pin is removed."""
-    pin_id = secrets.token_hex(4)
+    pin_id, holder_id = secrets.token_hex(4), context.holder.holder_id
     checked_text(reason, what="reason")
     key, named = PINS.key(pin_id), DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[Pin]:
-        _require_usable(view, snapshot_id)
-        made = Pin(
-            pin_id=pin_id,
-            snapshot_id=snapshot_id,
-            created_at=format_instant(now),
-            reason=reason,
-            until=None if keep_for is None else format_instant(now + keep_for),
-            holder_id=context.holder.holder_id,
-        )
-        facts = {"pin_id": pin_id, "snapshot_id": snapshot_id, "reason": reason, "until": made.until}
+        require_usable(view, snapshot_id)
+        until = None if keep_for is None else format_instant(now + keep_for)
+        facts: dict[str, Any] = {"pin_id": pin_id, "snapshot_id": snapshot_id, "reason": reason, "until": until}
+        made = Pin(**facts, created_at=format_instant(now), holder_id=holder_id)
         return Decision([Create(key, made), context.audit(view, now, "pin_added", **facts)], made)
 
     return context.store.transact([key, named, context.trail.stream], decide).result
@@ -413,41 +362,35 @@ def add_pin(context: RepositoryContext, snapshot_id: str, *, reason: str = "", k
 
 def remove_pin(context: RepositoryContext, pin_id: str) -> Pin:
     """Remove one pin; others on the same snapshot stay."""
-
-    def facts(found: Pin) -> dict[str, object]:
-        return {"pin_id": pin_id, "snapshot_id": found.snapshot_id, "reason": found.reason}
-
     missing = NotFound(f"there is no pin {pin_id}", hint="List the pins: 'holdfast pin list'.")
-    return _delete(context, PINS.key(pin_id), missing, "pin_removed", facts)
+    return _delete(context, PINS.key(pin_id), missing, "pin_removed", "reason", pin_id=pin_id)
 
 
 def pins(context: RepositoryContext) -> list[Pin]:
-    """All pins, expired ones included, by snapshot and age. Takes no lock."""
+    """All pins, expired ones included, by snapshot and age."""
     found = [document.record for _, document in context.store.scan(PINS)]
     return sorted(found, key=lambda pin: (pin.snapshot_id, pin.created_at, pin.pin_id))
 
 
-def _require_usable(view: View, snapshot_id: str) -> None:
+def require_usable(view: View, snapshot_id: str) -> Descriptor:
+    """The descriptor of a snapshot that something new may refer to; else raise. Pure."""
     descriptor = view.get(DESCRIPTORS.key(snapshot_id))
     if descriptor is None:
         raise snapshot_not_found(snapshot_id)
-    usable(descriptor)
+    return usable(descriptor)
 
 
 Protection = TypeVar("Protection", Reference, Pin)
 
 
 def _delete(
-    context: RepositoryContext,
-    key: Key[Protection],
-    missing: NotFound,
-    event: str,
-    facts: Callable[[Protection], dict[str, object]],
+    context: RepositoryContext, key: Key[Protection], missing: NotFound, event: str, text: str, **name: str
 ) -> Protection:
     def decide(view: View, now: float) -> Decision[Protection]:
         found = view.get(key)
         if found is None:
             raise missing
-        return Decision([Delete(key), context.audit(view, now, event, **facts(found))], found)
+        facts = {**name, "snapshot_id": found.snapshot_id, text: getattr(found, text)}
+        return Decision([Delete(key), context.audit(view, now, event, **facts)], found)
 
     return context.places.reserve.relieve(lambda: context.store.transact([key, context.trail.stream], decide).result)

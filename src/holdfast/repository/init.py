@@ -1,8 +1,8 @@
-"""Creating a repository: `.jvs/` and `main/`, in an empty directory or one that is a repository already.
+"""Creating a repository: `.jvs/` and `main/`, in an empty directory; an existing repository is left alone.
 
-The steps have the numbers of `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before
-it, there is no repository, whatever the directory contains; after a kill, the same command continues from
-what it finds. A store on a server is opened first: one that does not work leaves nothing behind.
+The steps are numbered as in `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before it,
+there is no repository; after a kill, the same command continues. A store on a server is opened first: if it does not
+work, nothing is left behind.
 """
 
 from __future__ import annotations
@@ -32,20 +32,14 @@ from holdfast.repository.context import (
     RepositoryFormat,
     RepositoryPaths,
     WorktreeConfig,
+    status_at,
 )
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Create, Decision, Store, View
-from holdfast.store.open import (
-    CONFIG,
-    address_of,
-    configure_store,
-    is_in_files,
-    open_address,
-    open_store,
-)
+from holdfast.store.model import Create, Decision, View
+from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
@@ -73,9 +67,9 @@ def initialise(
 ) -> Initialised:
     """Create a repository in the directory `root`, with a copy of `source`, if given, in `main/`.
 
-    An existing repository is left alone. A directory inside a repository is refused, unless it is in a
-    worktree of it and `nested` is true. `store` is the address of a server for the records, instead of files.
-    `probe` returns the capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
+    An existing repository is left alone. A directory inside a repository is refused, unless it is in a worktree and
+    `nested` is true. `store` is the address of a server for the records, instead of files. `probe` returns the
+    capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
     """
     paths = RepositoryPaths(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), paths.root)
@@ -98,17 +92,12 @@ def initialise(
                     configure_store(paths.root, store, check=False)
                 return _initialise(paths, imported_from, capabilities)
     if store is not None and address_of(paths.root, store) != address_of(paths.root):
-        raise AlreadyExists(
-            f"{paths.root} is a repository already, with its records in {address_of(paths.root)}",
-            hint="Move them: 'holdfast migrate --to ADDRESS'.",
-            path=str(paths.root),
-        )
+        message = f"{paths.root} is already a repository, with its records in {address_of(paths.root)}"
+        raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'.", path=str(paths.root))
     if source is not None:
-        raise AlreadyExists(
-            f"{paths.root} is a repository already: a directory can be imported only into a new one",
-            hint="Copy the files into one of its worktrees, or import into a new repository.",
-            path=str(paths.root),
-        )
+        message = f"{paths.root} is already a repository: a directory can be imported only into a new one"
+        hint = "Copy the files into one of its worktrees, or import into a new repository."
+        raise AlreadyExists(message, hint=hint, path=str(paths.root))
     return Initialised(paths.root, known, False, None)
 
 
@@ -118,11 +107,9 @@ def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capab
     context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
     make_directories(paths.worktrees)  # 3
     make_directories(paths.snapshots)
-    files = None
     if source is None:
         make_directories(paths.payload(MAIN))
-    else:
-        files = _import(context, source)
+    files = None if source is None else _import(context, source)
     record = _commit(context, source)  # 4
     paths.reserve.fill()
     return Initialised(paths.root, record, True, capabilities, files)
@@ -136,11 +123,7 @@ def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat
         at = format_instant(now)
         record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at)
         config = WorktreeConfig(
-            worktree_id=MAIN,
-            isolation=Isolation.EXCLUSIVE,
-            created_at=at,
-            base_snapshot_id=None,
-            head_snapshot_id=None,
+            worktree_id=MAIN, isolation=Isolation.EXCLUSIVE, created_at=at, base_snapshot_id=None, head_snapshot_id=None
         )
         facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
         entry = context.audit(view, now, "repository_created", **facts)
@@ -150,13 +133,12 @@ def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat
 
 
 def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> RepositoryFormat | None:
-    """Refuse a directory in which no repository can be created. If another process is creating one, wait for
-    it and return its format."""
+    """Refuse an unsuitable directory. If another process is creating a repository there, wait and return its format."""
     try:
         refuse_nested(paths.root, nested=nested)
         _refuse_foreign_content(paths.root)
     except (AlreadyExists, Refused):
-        if _mode(paths.guards / "init.lock") is None:
+        if status_at(paths.guards / "init.lock") is None:
             raise
         with FileLocker().lock_exclusive(paths.guards / "init.lock"):
             known = _known_format(paths.root)
@@ -167,8 +149,8 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
 
 
 def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
-    """Refuse a store that does not work, or that has a repository; if that is the one of this directory,
-    which another process has created meanwhile, return its format."""
+    """Refuse a store that does not work, or that has a repository. If another process has just created that repository
+    in this directory, return its format."""
     store = open_address(root, address)
     try:
         taken = store.read(FORMAT) is not None
@@ -178,30 +160,25 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
         return None
     if (made_meanwhile := _known_format(root)) is not None:
         return made_meanwhile
-    raise AlreadyExists(
-        f"the store {address_of(root, address)} has the records of another repository",
-        hint="Choose another schema or prefix. To work on that repository from here, share its directory "
-        "between the machines: the content of its worktrees is not in the store.",
-        path=str(root),
-    )
+    message = f"the store {address_of(root, address)} has the records of another repository"
+    hint = "Choose another schema or prefix. To work on that repository, mount its directory: a store has only records."
+    raise AlreadyExists(message, hint=hint, path=str(root))
 
 
 # --- Existing content ---------------------------------------------------------------------------------
 
 
 def _known_format(root: Path) -> RepositoryFormat | None:
-    """The format of the repository at `root`, None if there is none; an unknown one is refused."""
+    """The format of the repository at `root`, None if there is none; an unknown format is refused."""
     if not _is_directory(root / CONTROL):
         return None
-    store: Store = open_store(root)
+    store = open_store(root)
     return None if store.read(FORMAT) is None else checked_format(store, root)
 
 
 def refuse_nested(root: Path, *, nested: bool) -> None:
-    """Refuse a directory inside a repository: commands in it, and below it, would find the new one.
-
-    With `nested`, it may be in a worktree, whose snapshots will contain the whole new repository.
-    """
+    """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
+    worktree, whose snapshots will contain the whole new repository."""
     real = Path(calls.realpath(root))
     outer = next(filter(_is_repository, real.parents), None)
     if outer is None:
@@ -215,13 +192,12 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     else:
         where = "beside its worktrees"
         hint = "Choose another directory. To work in this repository: 'holdfast worktree create NAME'."
-    raise NestedRepository(
-        f"{root} is inside the repository {outer}, {where}", hint=hint, path=str(root), outer=str(outer)
-    )
+    message = f"{root} is inside the repository {outer}, {where}"
+    raise NestedRepository(message, hint=hint, path=str(root), outer=str(outer))
 
 
 def _is_repository(directory: Path) -> bool:
-    """Whether a directory looks like a repository; a server that has its records is not asked."""
+    """Whether a directory looks like a repository, without asking a server."""
     marks = (f"{CONTROL}/format.json", CONFIG)
     return _is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
 
@@ -237,37 +213,26 @@ def _refuse_foreign_content(root: Path) -> None:
                 with directory.enter(CONTROL) as private:
                     inside = set(private.names()) - _OURS_INSIDE
             else:
-                names = (MAIN, WORKTREES_DIRECTORY)
-                foreign += [name for name in names if directory.status(name) is not None]
+                foreign += [name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None]
     except NotFound:
         return
     if (inside or foreign) and _known_format(root) is not None:
         return  # another process has just created the repository
     if inside:
-        raise AlreadyExists(
-            f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}",
-            hint="Choose another directory.",
-            path=str(root),
-        )
+        message = f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}"
+        raise AlreadyExists(message, hint="Choose another directory.", path=str(root))
     if foreign:
-        raise AlreadyExists(
-            f"{root} is not empty: it contains {_listed(foreign)}",
-            hint="Create the repository in a new directory and import this one, which stays as it is: "
-            "'holdfast init NEW --import DIR'.",
-            path=str(root),
-        )
+        hint = "Create a repository elsewhere and import a copy: 'holdfast init NEW --import DIR'."
+        raise AlreadyExists(f"{root} is not empty: it contains {_listed(foreign)}", hint=hint, path=str(root))
 
 
 def _refuse_in_the_way(directory: Directory) -> None:
-    """Refuse a file or a link where a directory must be."""
+    """Refuse a file or a link at the path of a directory."""
     for name in sorted(_OURS):
         status = directory.status(name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            raise AlreadyExists(
-                f"{directory.where(name)} is in the way: it is not a directory",
-                hint="Move it away, or choose another directory.",
-                path=directory.where(name),
-            )
+            message = f"{directory.where(name)} is in the way: it is not a directory"
+            raise AlreadyExists(message, hint="Move it away, or choose another directory.", path=directory.where(name))
 
 
 def _listed(names: list[str]) -> str:
@@ -276,24 +241,15 @@ def _listed(names: list[str]) -> str:
 
 
 def _is_directory(path: Path) -> bool:
-    return stat.S_ISDIR(_mode(path) or 0)
-
-
-def _mode(path: Path) -> int | None:
-    """The mode of a path; None if it does not exist."""
-    try:
-        return calls.stat(path, follow_symlinks=False).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
+    status = status_at(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 # --- Importing ----------------------------------------------------------------------------------------
 
 
 def _checked_source(source: Path, root: Path) -> Path:
-    """The directory to import, if it is one and neither contains the repository nor is inside it."""
+    """The directory to import; refused if it contains the repository or is inside it."""
     try:
         status = calls.stat(source)
     except FileNotFoundError:
@@ -303,11 +259,8 @@ def _checked_source(source: Path, root: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
     if is_within(root, status) or (_is_directory(root) and is_within(source, calls.stat(root))):
-        raise UsageFailure(
-            f"{root} and {source} contain each other: the copy would be part of itself",
-            hint="Create the repository beside the directory to import.",
-            path=str(source),
-        )
+        message = f"{root} and {source} contain each other: the copy would contain itself"
+        raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))
     return source
 
 
@@ -318,25 +271,18 @@ def _import(context: RepositoryContext, source: Path) -> int:
     from holdfast.trees.walker import synced
 
     main = context.places.payload(MAIN)
-    _remove_empty(main)
-    with scratch(context, "import") as room:
-        with synced(room.path):
-            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
-        move(room.tree / PAYLOAD, main)
-        return captured.files
-
-
-def _remove_empty(main: Path) -> None:
-    """Remove an empty `main/` of an interrupted attempt; one with content may be somebody's work."""
     try:
-        calls.rmdir(main)
+        calls.rmdir(main)  # left empty by an interrupted attempt; content may be work
     except FileNotFoundError:
         pass
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise io_failure("remove", main, error) from error
-        raise AlreadyExists(
-            f"{main} already has content, from an interrupted import that was complete",
-            hint="To keep it, run 'holdfast init' without --import. To import again, move it away first.",
-            path=str(main),
-        ) from None
+        message = f"{main} already has content: an interrupted import had completed it"
+        hint = "To keep it, run 'holdfast init' without --import. To import again, move it away first."
+        raise AlreadyExists(message, hint=hint, path=str(main)) from None
+    with scratch(context, "import") as room:
+        with synced(room.path):
+            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
+        move(room.tree / PAYLOAD, main)
+        return captured.files

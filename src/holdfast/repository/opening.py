@@ -31,16 +31,14 @@ FIRST_EVENT = "event-000001.json"
 
 
 class OpenLedger:
-    """A ledger and what belongs to it. A part is opened on first use: appending needs none of them.
-
-    `lock` and `files` are None if a server keeps the ledger; `files` also if it has no claim files.
-    """
+    """A ledger, its claims, lock and claim files, each opened on first use: appending needs none of them. `lock` and
+    `files` are None if a server keeps the ledger; `files` also if it has no claim files."""
 
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
         self._on_files = store.files is not None
         self._has_claim_files = self._on_files and has_claim_files(read_meta(store))
         self.root = root if store.files is None else store.files.path
-        # A ledger on a server has its checkpoints here too: they are a cache.
+        # The checkpoints of a ledger on a server are here too: they are a cache.
         self.ledger = Ledger(store, checkpoint_root=root)
         self._directory = root
         self._address = address
@@ -52,7 +50,7 @@ class OpenLedger:
         from holdfast.ledger.service import Claims
         from holdfast.repository.waits import LeaseGraph, locks_waited_for
 
-        # Leases are kept in the configured store, wherever the ledger is.
+        # Leases are in the configured store, wherever the ledger is.
         configured = None if self._address is None else read_config(self._directory).store
         leases = LeaseGraph(self._directory, self.ledger.store, configured)
         others = (leases, partial(locks_waited_for, self._directory))
@@ -73,7 +71,7 @@ class OpenLedger:
         return ClaimFiles(self.root) if self._has_claim_files else None
 
     def close(self) -> None:
-        """Close the files that are kept open for speed. Nothing is lost without it."""
+        """Close cached files. Nothing is lost without it."""
         self.ledger.store.close()
 
     def verify(self) -> LedgerReport:
@@ -90,10 +88,8 @@ def init_ledger(
     claim_files: bool = False,
     address: str | None = None,
 ) -> OpenLedger:
-    """Create a ledger in a directory; `AlreadyExists` if there is one.
-
-    Commit point: `meta.json`. Events that another program has already appended there become its first events.
-    """
+    """Create a ledger in a directory; `AlreadyExists` if it has one. Commit point: `meta.json`. Events that another
+    program has already appended there become its first events."""
     from holdfast.ledger.rules import checked_ttl
 
     path, store = Path(os.path.abspath(root)), open_store(root, address)
@@ -103,21 +99,16 @@ def init_ledger(
     try:
         store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
     except AlreadyExists:
-        raise AlreadyExists(
-            f"a ledger already calls.exists in {path}",
-            hint="Use it as it is, or create another one elsewhere: --dir DIRECTORY.",
-            path=str(path),
-        ) from None
+        hint = "Use it, or create another one elsewhere: --dir DIRECTORY."
+        raise AlreadyExists(f"a ledger already exists in {path}", hint=hint, path=str(path)) from None
     if store.files is not None:
         make_directories(store.files.path / DIRECTORY)
     return OpenLedger(path, store, address)
 
 
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
-    """Open the ledger of a directory, at this address if one is given; `NotFound` if there is none.
-
-    `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Creates nothing.
-    """
+    """Open the ledger of a directory, or at `address`; `NotFound` if there is none. `actor` (`kind:name`) makes the
+    claims, as for leases: it distinguishes agents of one process. Creates nothing."""
     path = Path(os.path.abspath(root))
     if not _exists(path):
         raise _no_ledger(path)
@@ -133,19 +124,15 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, act
 
 
 def find_ledger(start: str | os.PathLike[str]) -> Path | None:
-    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none.
-
-    A directory that merely is called `ledger` does not count: others use that name too. Whether a ledger on a
-    server calls.exists is only known when it is opened.
-    """
+    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. The name `ledger` alone
+    does not count: other programs use it too. Opening finds out whether a ledger on a server exists."""
     found = calls.find_upwards(start, lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
 
 
 def _has_ledger(path: Path) -> bool:
-    ledger = path / DIRECTORY
-    if _exists(ledger):
-        return _exists(path / META_FILE) or _exists(ledger / FIRST_EVENT)
+    if _exists(path / DIRECTORY):
+        return _exists(path / META_FILE) or _exists(path / DIRECTORY / FIRST_EVENT)
     return address_of(path) != FILES
 
 
@@ -158,15 +145,11 @@ def _exists(path: Path) -> bool:
 
 
 def _no_ledger(path: Path) -> NotFound:
-    return NotFound(
-        f"there is no ledger in {path}",
-        hint="Create one with 'holdfast ledger init', or name its directory with --repo.",
-        path=str(path),
-    )
+    hint = "Create one with 'holdfast ledger init', or name its directory with --repo."
+    return NotFound(f"there is no ledger in {path}", hint=hint, path=str(path))
 
 
-MARKS = (".jit", ".holdfast")
-"""What the root of a tracker contains: its files, or else the address of its store."""
+MARKS = (".jit", ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store
 
 
 def find_root(start: Path) -> Path:
@@ -190,10 +173,7 @@ def open_tracker(
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The issue tracker of the directory `root`, at this address if one is given.
-
-    `actor` is who acts on it, such as `agent:alice`. A new tracker must be initialised first.
-    """
+    """The issue tracker of the directory `root`, or at `address`. `actor` names its user, such as `agent:alice`. A new
+    tracker must be initialised first."""
     store = open_store(root, address, timeout=timeout)
-    path = Path(os.path.abspath(root))
-    return Tracker(store, actor=actor, root=path, retry=retry, skew=store.skew)
+    return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry, skew=store.skew)

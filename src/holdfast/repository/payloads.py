@@ -1,7 +1,7 @@
-"""The directories of worktrees, the lease and the lock to change them under, and scratch directories.
+"""The directories of worktrees, the lease and the lock that protect their changes, and scratch directories.
 
-A name is checked before it becomes a path, and the path is walked without following links: a symbolic link
-at `main` or `worktrees/<name>` would lead work, or its removal, elsewhere.
+A name is checked before it becomes a path, and the path is walked without following links: a symbolic link at `main` or
+`worktrees/<name>` would redirect work, or its removal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.repository.context import (
     MAIN,
-    OPERATIONS,
     Isolation,
     RepositoryContext,
     RepositoryPaths,
@@ -52,18 +51,15 @@ from holdfast.store.model import StructCodec
 
 
 def worktree_name(text: str) -> str:
-    """The text as the name of a worktree, or `NameInvalid`: checked before anything is looked up."""
+    """The text, if it is a valid name of a worktree; else `NameInvalid`."""
     return safe_name(text, what="name of a worktree")
 
 
 def refuse_main(name: str, doing: str) -> str:
     """The name, unless it is `main`."""
     if name == MAIN:
-        raise Refused(
-            f"{MAIN} cannot be {doing}: every repository has it",
-            hint="Create another worktree for temporary work: 'holdfast worktree create NAME'.",
-            worktree=MAIN,
-        )
+        hint = "Create another worktree for temporary work: 'holdfast worktree create NAME'."
+        raise Refused(f"{MAIN} cannot be {doing}: every repository has it", hint=hint, worktree=MAIN)
     return name
 
 
@@ -72,14 +68,11 @@ def worktree_exists(name: str) -> AlreadyExists:
 
 
 def path_taken(path: Path) -> AlreadyExists:
-    return AlreadyExists(
-        f"{path} already exists and belongs to no worktree",
-        hint="Move it away, or choose another name. Holdfast does not touch what it did not create.",
-        path=str(path),
-    )
+    hint = "Move it away, or choose another name. Holdfast does not touch what it did not create."
+    return AlreadyExists(f"{path} already exists and belongs to no worktree", hint=hint, path=str(path))
 
 
-# --- Finding directories, and telling them apart ------------------------------------------------------
+# --- Finding and identifying directories --------------------------------------------------------------
 
 
 def parent_of(paths: RepositoryPaths, worktree: str) -> Directory:
@@ -91,7 +84,7 @@ def parent_of(paths: RepositoryPaths, worktree: str) -> Directory:
 
 
 def status_of(paths: RepositoryPaths, worktree: str) -> os.stat_result | None:
-    """The status of a worktree's path (of a link itself, not its target); None if nothing is there."""
+    """The status of a worktree's path (of a link itself, not its target); None if it does not exist."""
     with parent_of(paths, worktree) as parent:
         return parent.status(paths.payload(worktree).name)
 
@@ -106,18 +99,13 @@ def directory_of(context: RepositoryContext, worktree: str) -> Path:
             status = parent.status(path.name)
             if status is None or stat.S_ISDIR(status.st_mode):
                 raise
-            raise DirectoryReplaced(
-                f"the path of the worktree {worktree} is not a directory: {parent.where(path.name)}",
-                worktree=worktree,
-                path=parent.where(path.name),
-            ) from failure
+            where = parent.where(path.name)
+            message = f"the path of the worktree {worktree} is not a directory: {where}"
+            raise DirectoryReplaced(message, worktree=worktree, path=where) from failure
         except NotFound:
-            raise NotFound(
-                f"the worktree {worktree} has lost its directory {path}",
-                hint="Somebody moved or deleted it by hand. Put it back, or restore a snapshot in place.",
-                worktree=worktree,
-                path=str(path),
-            ) from None
+            hint = "It was moved or deleted. Put it back, or restore a snapshot in place."
+            message = f"the worktree {worktree} has lost its directory {path}"
+            raise NotFound(message, hint=hint, worktree=worktree, path=str(path)) from None
     return path
 
 
@@ -128,10 +116,8 @@ def refuse_replaced(context: RepositoryContext, worktree: str) -> None:
 
 
 def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
-    """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point.
-
-    The mounted filesystem is not part of it: it would vanish from its users' sight, or be deleted too.
-    """
+    """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point: the mounted
+    filesystem would vanish from its users' sight, or be deleted too."""
     if status_of(context.places, worktree) is None:
         return
     with Directory.open(directory_of(context, worktree)) as directory:
@@ -139,18 +125,13 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
     if path is not None:
         mounted = [each for each in mounted if each == path or each.startswith(f"{path}/")]
     if mounted:
-        raise Refused(
-            f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it",
-            hint="Unmount it first.",
-            worktree=worktree,
-        )
+        message = f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it"
+        raise Refused(message, hint="Unmount it first.", worktree=worktree)
 
 
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
-    """Refuse to decide a move that the parent directory's permissions forbid.
-
-    A decided operation that cannot be carried out would block the worktree for everybody.
-    """
+    """Refuse to decide a move that the parent directory's permissions forbid: a decided operation that cannot be
+    carried out would block the worktree."""
     with parent_of(context.places, worktree) as parent:
         if not calls.access(parent.shown, os.W_OK | os.X_OK):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -158,7 +139,7 @@ def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
 
 
 def is_within(path: Path, directory: os.stat_result) -> bool:
-    """Whether `path`, which need not exist, is this directory or below it, whatever links lead there."""
+    """Whether `path`, which need not exist, is this directory or below it, by whatever links."""
     real = Path(calls.realpath(path))
     for each in (real, *real.parents):
         with contextlib.suppress(OSError):
@@ -169,17 +150,12 @@ def is_within(path: Path, directory: os.stat_result) -> bool:
 
 def inode_of(status: os.stat_result | None) -> str | None:
     """Identifies a directory among all that exist at the same time; None for anything else."""
-    if status is None or not stat.S_ISDIR(status.st_mode):
-        return None
-    return f"{status.st_dev}:{status.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}" if status and stat.S_ISDIR(status.st_mode) else None
 
 
 def index_of_inode(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
-    """Which of these directories of one repository has this inode; None if that is uncertain.
-
-    The device number may change with a reboot, so it counts only where it must: roots of btrfs subvolumes
-    all have the same inode.
-    """
+    """The index of the directory that has this inode; None if that is uncertain. The device number may change with a
+    reboot, so it counts only where it must: roots of btrfs subvolumes all have the same inode."""
     number = (inode or "").rpartition(":")[2]
     candidates = [index for index, each in enumerate(found) if str(each.st_ino) == number]
     if len(candidates) > 1 and same_boot:
@@ -197,10 +173,8 @@ def sync_names(paths: RepositoryPaths, worktree: str) -> None:
 
 
 def drop_record_directory(paths: RepositoryPaths, worktree: str) -> None:
-    """Remove the empty directory of a deleted record; after a kill it may stay, and means nothing.
-
-    The caller holds the payload lock, so nobody is creating a record in it.
-    """
+    """Remove the empty directory of a deleted record; one that stays after a kill means nothing. The caller holds the
+    payload lock, so no process is creating a record in it."""
     with contextlib.suppress(OSError):
         calls.rmdir(paths.root / ".jvs" / "worktrees" / worktree)
 
@@ -217,30 +191,25 @@ TTL = 60.0
 
 @contextlib.contextmanager
 def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None]:
-    """Hold the payload locks of these worktrees, taken in name order, for the block.
-
-    Never waits: a lock that is held means that its holder is changing the directory, which is a conflict.
-    """
+    """Hold the payload locks of these worktrees, taken in name order, for the block. Never waits: a held lock is a
+    conflict, as its holder is changing the directory."""
     make_directories(context.places.guards)
     locker = FileLocker()
     with contextlib.ExitStack() as held:
         for worktree in sorted(set(worktrees)):
             lock = locker.try_lock_exclusive(context.places.guards / f"payload-{worktree}.lock")
             if lock is None:
-                pending = context.store.read(OPERATIONS.key(worktree))
+                pending = context.pending(worktree)
                 if pending is not None:
-                    raise operation_pending(pending.record)
-                raise LockConflict(
-                    f"another process is about to change the directory of {worktree}",
-                    hint="Try again in a moment.",
-                    worktree=worktree,
-                )
+                    raise operation_pending(pending)
+                message = f"another process is about to change the directory of {worktree}"
+                raise LockConflict(message, hint="Try again in a moment.", worktree=worktree)
             held.enter_context(lock)
         yield
 
 
 class LeasedWorktree(NamedTuple):
-    """A worktree and the lease that it is changed under; `lease` is None if the worktree is shared."""
+    """A worktree and its lease, held for a change; `lease` is None if the worktree is shared."""
 
     config: WorktreeConfig
     lease: HeldLease | None
@@ -250,11 +219,8 @@ class LeasedWorktree(NamedTuple):
 def leased(
     context: RepositoryContext, worktree: str, purpose: str, *, lock_id: str | None = None
 ) -> Iterator[LeasedWorktree]:
-    """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`).
-
-    Another holder's lease is a conflict. The caller's own is renewed meanwhile, and survives the block
-    unless the block deletes it.
-    """
+    """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`). Another holder's lease
+    is a conflict. The caller's own is renewed, and survives the block unless the block deletes it."""
     config = context.config(worktree)
     if config.isolation is Isolation.SHARED:
         yield LeasedWorktree(config, None)
@@ -269,8 +235,7 @@ def leased(
         finally:
             own.hand_on()
         return
-    request = context.desk.request(ttl=TTL, purpose=purpose)
-    with acquire(context.desk, worktree, request) as held:
+    with acquire(context.desk, worktree, context.desk.request(ttl=TTL, purpose=purpose)) as held:
         yield LeasedWorktree(config, held)
 
 
@@ -281,7 +246,7 @@ _ATTEMPTS = 100
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """The purpose of a scratch directory, and the snapshots that it uses: those are gc roots."""
+    """The purpose of a scratch directory, and the snapshots that it uses, which are gc roots."""
 
     scratch_id: str
     purpose: str
@@ -296,14 +261,14 @@ _CODEC: StructCodec[ScratchIntent] = StructCodec(ScratchIntent)
 
 
 class Scratch(NamedTuple):
-    """A scratch directory that this process works in."""
+    """A scratch directory of this process."""
 
     scratch_id: str
     path: Path
 
     @property
     def tree(self) -> Path:
-        """Where to build a tree; renamed away when it is complete."""
+        """The path of the tree to build; renamed away when the tree is complete."""
         return self.path / "tree"
 
 
@@ -326,8 +291,8 @@ def scratch(
 ) -> Iterator[Scratch]:
     """A new scratch directory, locked until the block ends and removed then.
 
-    After a kill, the next sweep removes it. Its name is never reused. It stays while an operation with the
-    same id is pending on the worktree: the operation is finished from it.
+    After a kill, the next sweep removes it. Its name is never reused. It stays while an operation with the same id is
+    pending on the worktree: the operation is finished from it.
     """
     scratch_id = scratch_id or secrets.token_hex(8)
     path = context.places.scratch / scratch_id
@@ -347,12 +312,12 @@ def scratch(
             yield Scratch(scratch_id, path)
         finally:
             if worktree is None or not is_needed(context, scratch_id, worktree):
-                with contextlib.suppress(Failure):  # the block has succeeded or failed; this is litter
+                with contextlib.suppress(Failure):  # only garbage stays
                     _discard(path)
 
 
 def _create_locked(path: Path) -> LockGuard:
-    """Create and lock a scratch directory; a sweeper may remove it in between, as abandoned."""
+    """Create and lock a scratch directory; a sweep may remove it in between, as abandoned."""
     while True:
         make_directories(path)
         with contextlib.suppress(NotFound):
@@ -360,40 +325,37 @@ def _create_locked(path: Path) -> LockGuard:
 
 
 def is_needed(context: RepositoryContext, scratch_id: str, worktree: str) -> bool:
-    """Whether a pending operation needs this scratch directory; if that is unknown, yes."""
+    """Whether a pending operation needs this scratch directory; true if that is unknown."""
     try:
-        pending = context.store.read(OPERATIONS.key(worktree))
+        pending = context.pending(worktree)
     except Failure:
         return True
-    return pending is not None and pending.record.operation_id == scratch_id
+    return pending is not None and pending.operation_id == scratch_id
 
 
 def in_use(paths: RepositoryPaths) -> Iterator[ScratchIntent]:
     """The intents of living processes."""
     for path in _scratch_directories(paths):
-        if not is_abandoned(path):
-            intent = _intent_of(path)
-            if intent is not None:
-                yield intent
+        if not is_abandoned(path) and (intent := _intent_of(path)) is not None:
+            yield intent
 
 
 def abandoned(paths: RepositoryPaths) -> Iterator[AbandonedScratch]:
-    """The scratch directories of dead processes."""
     for path in _scratch_directories(paths):
         if is_abandoned(path):
             yield AbandonedScratch(path.name, path, _intent_of(path))
 
 
 def is_left(paths: RepositoryPaths, scratch_id: str) -> bool:
-    """Whether anything of a scratch directory still exists."""
+    """Whether a scratch directory still exists, under either name."""
     path = paths.scratch / scratch_id
     return entry_exists(path) or entry_exists(path.with_name(scratch_id + SWEPT))
 
 
 def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
-    """Remove an abandoned scratch directory; False if a process works in it. A missing one is fine."""
+    """Remove an abandoned scratch directory, if it exists; False if a process works in it."""
     path = paths.scratch / scratch_id
-    if scratch_id.endswith(SWEPT):  # nobody begins to work in it any more
+    if scratch_id.endswith(SWEPT):  # no process begins to work in it
         if not is_abandoned(path):
             return not entry_exists(path)
         _remove(path)
@@ -410,14 +372,11 @@ def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
 
 
 def _discard(path: Path) -> None:
-    """Remove a scratch directory that we have locked, under another name.
-
-    So a process that is about to lock it finds it gone and creates it again, and `is_abandoned` creates
-    no lock file in a directory that is being removed.
-    """
+    """Remove a scratch directory that we have locked, under another name: a process that is about to lock it finds it
+    gone and creates it again, and no lock file appears in a directory that is being removed."""
     swept = path.with_name(path.name + SWEPT)
     if entry_exists(swept):
-        _remove(swept)  # left by a killed sweeper
+        _remove(swept)  # left by a killed sweep
     try:
         calls.rename(path, swept)
     except FileNotFoundError:
@@ -428,10 +387,8 @@ def _discard(path: Path) -> None:
 
 
 def _remove(swept: Path) -> None:
-    """Remove everything, the lock last: while it is held, the directory does not look abandoned.
-
-    A process that was about to lock it may create the lock file once more, hence the attempts.
-    """
+    """Remove everything, the lock file last: while it is locked, the directory does not look abandoned. A process that
+    was about to lock it may create the lock file again, hence the attempts."""
     from holdfast.trees.walker import remove_tree
 
     with contextlib.suppress(NotFound), Directory.open(swept) as directory:
@@ -460,16 +417,14 @@ def is_abandoned(path: Path) -> bool:
     """Whether no process works in a scratch directory. Creates nothing: it may be about to be removed."""
     try:
         fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        try:
+            return flock.try_lock(fd, shared=True)
+        finally:
+            close_quietly(fd)
     except FileNotFoundError:
         return entry_exists(path)  # its process died, or is about to lock it, or to remove it
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error
-    try:
-        return flock.try_lock(fd, shared=True)
-    except OSError as error:
-        raise io_failure("look at", path / LOCK, error) from error
-    finally:
-        close_quietly(fd)
 
 
 def _intent_of(path: Path) -> ScratchIntent | None:

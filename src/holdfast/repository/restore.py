@@ -1,11 +1,10 @@
 """Restoring in place: the directory of a worktree gets the content of a snapshot, in one step.
 
-The steps have the numbers of `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
-transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new
-head and records the operation, which this process or another one finishes from then on. History stays
-linear, and nothing that was ever part of it becomes unreachable: the old content is kept before (1), and late
-writes become a snapshot between that and R (5). Restoring a part (`path`) exchanges only that part and
-publishes no R: it is unsaved work on top of the head.
+The steps are numbered as in `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
+transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new head and
+records the operation; from then on, this process or another one finishes it. History stays linear and loses nothing:
+the old content is kept first (1), and late writes become a snapshot between that and R (5). Restoring a part (`path`)
+exchanges only that part and publishes no R: it is unsaved work on top of the head.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant
 from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import checked_text, split_relative
-from holdfast.leases.rules import Identity
 from holdfast.repository.compare import differs
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -38,7 +35,7 @@ from holdfast.repository.context import (
     token_check,
 )
 from holdfast.repository.exchange import CACHE, NEW, REPLACED, carry_out, inode_at
-from holdfast.repository.history import snapshot_not_found, usable, visible
+from holdfast.repository.history import require_usable, usable, visible
 from holdfast.repository.payloads import (
     Scratch,
     payload_locked,
@@ -47,15 +44,9 @@ from holdfast.repository.payloads import (
     refuse_replaced,
     scratch,
 )
-from holdfast.repository.snapshots import (
-    SnapshotOptions,
-    publish_changes,
-    published_tree,
-    same_worktree,
-    snapshot,
-)
+from holdfast.repository.snapshots import SnapshotOptions, publish_changes, published_tree, same_worktree, snapshot
 from holdfast.repository.usage import refuse_if_written
-from holdfast.store.model import Change, Create, Decision, Key, Stream, View
+from holdfast.store.model import Change, Create, Decision, View
 
 if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
@@ -68,14 +59,13 @@ class RestoreOptions(NamedTuple):
     path: str | None = None
     keep: bool = True
     allow_shared: bool = False
-    force: bool = False
-    """Restore although processes have files open for writing in what is replaced."""
+    force: bool = False  # restore although processes have replaced files open for writing
     progress: Progress | None = None
 
 
 class Restored(NamedTuple):
-    """The snapshot that was restored; the new head, if one was published; and the snapshots of the replaced
-    content: `kept` from before, and `late` for anything written after that."""
+    """The restored snapshot; the new head, if one was published; and the snapshots of the replaced content: `kept`
+    from before the restore, `late` for later writes."""
 
     source: Descriptor
     published: Descriptor | None
@@ -86,10 +76,8 @@ class Restored(NamedTuple):
 def restore_in_place(
     context: RepositoryContext, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Restored:
-    """Give the directory of a worktree the content of a snapshot; the module describes the steps.
-
-    An exclusive worktree requires the proof of its lease; a shared one, `allow_shared`.
-    """
+    """Give the directory of a worktree the content of a snapshot; the module describes the steps. An exclusive worktree
+    requires the proof of its lease; a shared one, `allow_shared`."""
     checked(context, worktree, how)
     config = check_early(context, worktree, proof)
     usable(visible(context, snapshot_id))
@@ -97,10 +85,9 @@ def restore_in_place(
         refuse_if_written(context.places.payload(worktree) / (how.path or ""), worktree, "restored in place")
     kept = _keep(context, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.tip
-    uses = [snapshot_id, *([tip] if tip else [])]
-    operation_id = new_snapshot_id()
+    uses, operation_id = [snapshot_id, *([tip] if tip else [])], new_snapshot_id()
     with scratch(context, "restore", worktree=worktree, uses=uses, scratch_id=operation_id) as room:
-        source = usable(visible(context, snapshot_id))  # again, now that our intent names it
+        source = usable(visible(context, snapshot_id))  # again: now our intent protects it
         operation = _prepare(context, worktree, room, source, how)  # 2
         if how.path is None:
             with payload_locked(context, worktree), published_tree(context, room, operation_id):
@@ -111,19 +98,19 @@ def restore_in_place(
                 if how.keep and differs_from_head(context, context.config(worktree)):
                     raise _changed_meanwhile(worktree, how)
                 published = _decide(context, config, proof, source, operation)
-                tip = context.config(worktree).tip  # nobody publishes while an operation is pending
+                tip = context.config(worktree).tip  # fixed while an operation is pending
                 if not carry_out(context, operation):
                     raise _changed_meanwhile(worktree, how)
         return Restored(source, published, kept, _late(context, worktree, published, tip))
 
 
 def _late(context: RepositoryContext, worktree: str, published: Descriptor | None, tip: str | None) -> str | None:
-    """The snapshot of late writes: what lies between R and its old parent, or on top of the old head."""
+    """The snapshot of late writes: between R and its old parent, or on top of the old head."""
     if published is None:
         head = context.config(worktree).tip
         return head if head != tip else None
-    current = context.store.read(DESCRIPTORS.key(published.snapshot_id))
-    parent = published.parent_id if current is None else current.record.parent_id
+    current = context.descriptor(published.snapshot_id)
+    parent = published.parent_id if current is None else current.parent_id
     return parent if parent != published.parent_id else None
 
 
@@ -133,58 +120,44 @@ def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> W
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
     checked_text(how.reason, what="reason")
     if how.path is not None:
-        _check_path(how.path)
+        split_relative(how.path)
+        _check_utf8(how.path)
     config = context.config(worktree)
     refuse_replaced(context, worktree)
     refuse_if_mounted(context, worktree, "restored in place", how.path)
     refuse_if_fixed(context, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
-        raise Refused(
-            f"{worktree} is a shared worktree (high-risk): others may be writing to it at this moment",
-            hint="Restore into a new worktree instead ('holdfast restore ID'), "
-            "or allow it for this call: --allow-shared.",
-            worktree=worktree,
-        )
+        message = f"{worktree} is a shared worktree (high-risk): others may be writing to it now"
+        hint = "Restore into a new worktree ('holdfast restore ID'), or allow it for this call: --allow-shared."
+        raise Refused(message, hint=hint, worktree=worktree)
     return config
 
 
-def _check_path(path: str) -> None:
-    """Refuse what is no path below the worktree, or cannot be stored in a record."""
-    split_relative(path)
+def _check_utf8(path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise UsageFailure(
-            f"the path {path!a} is not valid UTF-8, so it cannot be recorded",
-            hint="Restore the directory that contains it, or everything: 'holdfast restore ID'.",
-            path=ascii(path)[1:-1],
-        ) from None
+        message = f"the path {path!a} is not valid UTF-8, so it cannot be recorded"
+        hint = "Restore the directory that contains it, or everything: 'holdfast restore ID'."
+        raise UsageFailure(message, hint=hint, path=ascii(path)[1:-1]) from None
 
 
 def _keep(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    snapshot_id: str,
-    proof: Proof | None,
-    how: RestoreOptions,
+    context: RepositoryContext, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Descriptor | None:
-    lost = inode_at(context.places.payload(config.worktree_id)) is None
-    if lost or not differs_from_head(context, config):
+    if inode_at(context.places.payload(config.worktree_id)) is None or not differs_from_head(context, config):
         return None
     note = f"before restoring {snapshot_id}: {how.reason}"
     return snapshot(context, config.worktree_id, proof, SnapshotOptions(note=note, progress=how.progress))
 
 
 def differs_from_head(context: RepositoryContext, config: WorktreeConfig) -> bool:
-    payload = context.places.payload(config.worktree_id)
-    return differs(context, payload, config.tip, config.worktree_id)
+    return differs(context, context.places.payload(config.worktree_id), config.tip, config.worktree_id)
 
 
 def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavailable:
-    return ConsistencyUnavailable(
-        f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
-        worktree=worktree,
-    )
+    message = f"{worktree} was written to while {how.path} was being restored; nothing was replaced"
+    return ConsistencyUnavailable(message, worktree=worktree)
 
 
 def _prepare(
@@ -202,24 +175,14 @@ def _prepare(
         else:
             path, rest = _exchanged_path(context, worktree, how.path)
             for top in (context.places.payload(worktree), room.path / REPLACED):
-                inode_at(top / path)  # a path that the system refuses is refused before anything is decided
+                inode_at(top / path)  # refuse an impossible path before anything is decided
             for each in rest:
                 make_directories(new)
                 new = new / each
             materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
-    operation = Operation(
-        operation_id=room.scratch_id,
-        kind=OperationKind.RESTORE,
-        worktree_id=worktree,
-        begun_at=format_instant(context.store.now()),
-        holder_id=context.holder.holder_id,
-        identity=Identity.of(context.holder),
-        inode=inode_at(room.path / NEW),
-        snapshot_id=source.snapshot_id,
-        path=path,
-        reason=how.reason,
-        keeps=how.keep,
-    )
+    facts: dict[str, Any] = {"inode": inode_at(room.path / NEW), "snapshot_id": source.snapshot_id, "path": path}
+    facts |= {"reason": how.reason, "keeps": how.keep}
+    operation = context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
     if how.path is None:
         if how.progress is not None:
             how.progress(source.files, source.bytes)  # the last chance to cancel: nothing has changed yet
@@ -229,8 +192,8 @@ def _prepare(
 
 
 def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
-    """The path to exchange so that `path` comes back: itself, or the first missing directory above it; and
-    the names that lead on from there."""
+    """The path to exchange to restore `path` (itself, or the first missing directory above it), and the names from
+    there on."""
     parts = split_relative(path)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(Directory.open(context.places.payload(worktree)))
@@ -242,45 +205,26 @@ def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tup
 
 
 def _decide(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    proof: Proof | None,
-    source: Descriptor,
-    operation: Operation,
+    context: RepositoryContext, config: WorktreeConfig, proof: Proof | None, source: Descriptor, operation: Operation
 ) -> Descriptor | None:
     """Commit point of a restore: record the operation, and publish R unless it restores a part."""
     worktree, whole = config.worktree_id, operation.path is None
     check = token_check(context, worktree, proof)
-    source_key = DESCRIPTORS.key(source.snapshot_id)
-    keys: list[Key[Any] | Stream[Any]] = [*publishing_keys(worktree), source_key, context.trail.stream]
-    if whole:
-        keys.append(DESCRIPTORS.key(operation.operation_id))
+    descriptors = [DESCRIPTORS.key(source.snapshot_id), *([DESCRIPTORS.key(operation.operation_id)] if whole else [])]
 
     def decide(view: View, now: float) -> Decision[Descriptor | None]:
         current = same_worktree(config, check(view, now))
-        found = view.get(source_key)
-        if found is None:
-            raise snapshot_not_found(source.snapshot_id)
-        usable(found)
-        changes: list[Change] = []
-        published = None
+        found = require_usable(view, source.snapshot_id)
+        changes, published = list[Change](), None
         if whole:
             changes, published = publish_changes(current, _restored(config, found, operation, proof))
-        entry = context.audit(
-            view,
-            now,
-            "restore_begun",
-            worktree_id=worktree,
-            operation_id=operation.operation_id,
-            restored_from=operation.snapshot_id,
-            path=operation.path,
-            reason=operation.reason,
-            lock_id=proof.lock_id if proof else None,
-            fencing_token=proof.token if proof else None,
-        )
+        facts: dict[str, object] = {"worktree_id": worktree, "operation_id": operation.operation_id}
+        facts |= {"restored_from": operation.snapshot_id, "path": operation.path, "reason": operation.reason}
+        facts |= {"lock_id": proof.lock_id if proof else None, "fencing_token": proof.token if proof else None}
+        entry = context.audit(view, now, "restore_begun", **facts)
         return Decision([*changes, Create(OPERATIONS.key(worktree), operation), entry], published)
 
-    return context.store.transact(keys, decide).result
+    return context.store.transact([*publishing_keys(worktree), *descriptors, context.trail.stream], decide).result
 
 
 def _restored(config: WorktreeConfig, source: Descriptor, operation: Operation, proof: Proof | None) -> Descriptor:

@@ -1,7 +1,8 @@
-"""The snapshots of a repository as its users have them: taken, named, compared, verified, restored, kept."""
+"""`Snapshots`: taking, naming, comparing, verifying, restoring and keeping the snapshots of a repository."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 
 class RestorePlan(NamedTuple):
-    """What restoring in place would do: undo `comparison.changes`, from the snapshot to the worktree.
-
-    With `keeps`, the content of the worktree would become a snapshot first.
-    """
+    """A planned restore in place. It undoes `comparison.changes`, from the snapshot to the worktree. With `keeps`, the
+    content of the worktree becomes a snapshot first."""
 
     source: Descriptor
     comparison: Comparison
@@ -59,32 +58,31 @@ class Snapshots:
     def take_if_changed(
         self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS
     ) -> Descriptor | None:
-        """The same, unless the worktree equals its head; None then."""
-        config = self._context.config(worktree)
-        if not restore.differs_from_head(self._context, config):
+        """Take a snapshot unless the worktree equals its head; None then."""
+        if not restore.differs_from_head(self._context, self._context.config(worktree)):
             return None
         return snapshots.snapshot(self._context, worktree, proof, options)
 
     # --- Reading: takes no lock and changes nothing ------------------------------------------------
 
     def named(self, text: str, *, seen_from: str = MAIN) -> Descriptor:
-        """The snapshot that `text` names: an id or the beginning of one, a reference, `head`, `head~2`."""
+        """The snapshot that `text` names: an id or a unique prefix of it, a reference, `head`, `head~2`."""
         return history.resolve(self._context, text, worktree=seen_from)
 
     def line(self, worktree: str, *, limit: int | None = None) -> History:
-        """The snapshots that led to the head of a worktree."""
+        """The history of a worktree, newest first."""
         return history.worktree_history(self._context, worktree, limit=limit)
 
     def everything(self, *, limit: int | None = None) -> History:
-        """All snapshots of all lines."""
+        """All snapshots, newest first, children before parents."""
         return history.all_history(self._context, limit=limit)
 
     def marks(self, snapshot_id: str) -> history.Marks:
-        """What points at a snapshot."""
+        """The heads, references and pins of a snapshot."""
         return history.marks_of(self._context).get(snapshot_id, history.Marks())
 
     def status(self, worktree: str) -> Comparison:
-        """What has changed in a worktree since its head."""
+        """The changes in a worktree since its head."""
         return compare.status(self._context, worktree)
 
     def patches(self, comparison: Comparison) -> Iterator[compare.Patch]:
@@ -92,26 +90,23 @@ class Snapshots:
         return compare.patches(self._context, comparison)
 
     def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
-        """Everything in a snapshot, from its manifest."""
+        """The entries of a snapshot's manifest."""
         from holdfast.trees.manifest import read_manifest
 
         return read_manifest(self._context.places.tree(snapshot_id))
 
     def files_of_head(self, worktree: str) -> int | None:
-        """How many files the head of a worktree has; None if there is none."""
+        """The number of files in the head of a worktree; None if it has no head."""
         head = self._context.config(worktree).head_snapshot_id
-        document = self._context.store.read(DESCRIPTORS.key(head)) if head else None
-        return None if document is None else document.record.files
+        found = self._context.descriptor(head) if head else None
+        return None if found is None else found.files
 
     def compare(self, worktree: str, old: str | None = None, new: str | None = None) -> Comparison:
-        """What is different between two snapshots, or a snapshot and the worktree."""
+        """The changes between two snapshots, or from a snapshot to the worktree."""
         return compare.compare(self._context, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read everything in a snapshot, and yield what is wrong with it.
-
-        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
-        """
+        """Read a whole snapshot and yield its problems. `SnapshotCollected` if it is deleted meanwhile."""
         from holdfast.trees.verify import verify
 
         descriptor = history.visible(self._context, snapshot_id)
@@ -124,20 +119,15 @@ class Snapshots:
         return [name for name, _ in self._context.store.scan(DESCRIPTORS)]
 
     def export(
-        self,
-        snapshot_id: str,
-        destination: Path,
-        *,
-        path: bytes | None = None,
-        progress: Progress | None = None,
+        self, snapshot_id: str, destination: Path, *, path: bytes | None = None, progress: Progress | None = None
     ) -> Materialised:
-        """Write a snapshot, or the one `path` in it, to a new directory; see `compare.export`."""
+        """Write a snapshot, or only `path` of it, to a new directory; see `compare.export`."""
         return compare.export(self._context, snapshot_id, destination, path=path, progress=progress)
 
     # --- Restoring ---------------------------------------------------------------------------------
 
     def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
-        """Create a new worktree from a snapshot. Nothing that exists is touched."""
+        """Create a new worktree from a snapshot. Existing worktrees stay as they are."""
         worktrees = Worktrees(self._context)
         for candidate in [name] if name else self.free_names(snapshot_id):
             try:
@@ -149,19 +139,16 @@ class Snapshots:
 
     def free_names(self, snapshot_id: str) -> Iterator[str]:
         """Names for a worktree restored from a snapshot that are free now."""
-        first, number = f"restored-{snapshot_id[:8]}", 1
-        while True:
-            name = first if number == 1 else f"{first}-{number}"
-            number += 1
-            if self._context.store.read(WORKTREES.key(name)) is None:
-                yield name
+        first = f"restored-{snapshot_id[:8]}"
+        names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+        return (name for name in names if self._context.store.read(WORKTREES.key(name)) is None)
 
     def check_restore(self, worktree: str, how: RestoreOptions) -> None:
-        """Refuse what restoring in place would refuse, before a lease is asked for."""
+        """Refuse what restoring in place would refuse, before a lease is acquired."""
         restore.checked(self._context, worktree, how)
 
     def plan(self, worktree: str, snapshot_id: str, how: RestoreOptions) -> RestorePlan:
-        """What restoring in place would do. Changes nothing."""
+        """Plan a restore in place. Changes nothing."""
         config = restore.checked(self._context, worktree, how)
         source = history.usable(history.visible(self._context, snapshot_id))
         found = compare.compare(self._context, worktree, snapshot_id, None)
@@ -171,7 +158,7 @@ class Snapshots:
         return RestorePlan(source, found, keeps)
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
-        """Restore a worktree from a snapshot, in its place; see `restore.restore_in_place`."""
+        """Restore a worktree from a snapshot, in place; see `restore.restore_in_place`."""
         settle(self._context, worktree)
         return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
 
@@ -185,11 +172,11 @@ class Snapshots:
         return history.remove_pin(self._context, pin_id)
 
     def pins(self) -> list[Pin]:
-        """All pins, the expired ones too."""
+        """All pins, expired ones included."""
         return history.pins(self._context)
 
     def create_reference(self, name: str, text: str, *, seen_from: str = MAIN, note: str = "") -> Reference:
-        """Give the snapshot that `text` names another name, and keep it as long as it has one."""
+        """Name the snapshot that `text` names, and keep it as long as the reference exists."""
         return history.create_reference(self._context, name, self._usable(text, seen_from), note=note)
 
     def delete_reference(self, name: str) -> Reference:

@@ -2,15 +2,14 @@
 
 `docs/protocols/snapshots.md` has the same numbers.
 
-1. Scratch directory, with an intent that protects the parent. Then check whether the parent is marked for
-   deletion: if so, share nothing with it.
+1. Scratch directory, with an intent that protects the parent; share nothing with a parent that is marked for deletion.
 2. Capture the payload into the scratch directory's tree: files, manifest with hashes, `.READY` last.
 3. Sync, once.
-4. Rename the tree to `.jvs/snapshots/<id>`. Nobody sees it yet: it has no descriptor.
+4. Rename the tree to `.jvs/snapshots/<id>`. Without a descriptor, it is not visible.
 5. One transaction: the token check; then the descriptor, whose parent is the current head; the head; the
    reference; the audit entry. **Commit point.**
 
-A refusal or an error at 5 takes the tree back. A kill leaves a tree that nobody sees.
+A refusal or an error at 5 takes the tree back. A kill leaves an invisible tree.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import (
-    AlreadyExists,
-    ConsistencyUnavailable,
-    Failure,
-    NotDurable,
-    NotFound,
-    OutcomeUnknown,
-)
+from holdfast.errors import AlreadyExists, ConsistencyUnavailable, Failure, NotDurable, NotFound, OutcomeUnknown
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories, move
 from holdfast.repository.context import (
@@ -63,7 +55,7 @@ MOST_LISTED = 1000
 
 
 class SnapshotOptions(NamedTuple):
-    """How to take a snapshot. None: as the worktree's defaults and the filesystem have it."""
+    """How to take a snapshot. None: the default of the worktree or the filesystem."""
 
     note: str = ""
     consistency: Consistency | None = None
@@ -86,8 +78,7 @@ def snapshot(
     config = check_early(context, worktree, proof)
     _check_tag(context, options.tag)
     level = _consistency(config, options.consistency)
-    snapshot_id, tip = new_snapshot_id(), config.tip
-    uses = [tip] if tip else []
+    snapshot_id, uses = new_snapshot_id(), [config.tip] if config.tip else []
     refuse_replaced(context, worktree)
     identity = _identity(context, worktree)
     # 1. The scratch directory has the snapshot's id: a tree with that id is in progress, not a leftover.
@@ -95,7 +86,7 @@ def snapshot(
         captured = _capture(context, config, room, level, options)  # 2, 3
         _require_same(context, worktree, identity)
         if options.progress is not None:
-            options.progress(captured.files, captured.bytes)  # the last chance to cancel: nobody sees it yet
+            options.progress(captured.files, captured.bytes)  # the last chance to cancel
         fencing = proof if config.isolation is Isolation.EXCLUSIVE else None
         descriptor = describe(context, worktree, snapshot_id, captured, level, options.note, fencing)
         with published_tree(context, room, snapshot_id):  # 4
@@ -104,23 +95,16 @@ def snapshot(
 
 
 def _check_tag(context: RepositoryContext, tag: str | None) -> None:
-    """Refuse early what the transaction would refuse."""
     if tag is not None and context.store.read(REFERENCES.key(reference_name(tag))) is not None:
-        raise AlreadyExists(
-            f"the reference {tag} already exists",
-            hint="Choose another name, or delete it first: 'holdfast ref delete'.",
-            name=tag,
-        )
+        hint = "Choose another name, or delete it first: 'holdfast ref delete'."
+        raise AlreadyExists(f"the reference {tag} already exists", hint=hint, name=tag)
 
 
 def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consistency:
     """The level asked for, else the worktree's default, else the default of its isolation."""
-    defaults = config.snapshot_defaults
-    if asked is not None:
-        return asked
-    if defaults is not None and defaults.consistency_level is not None:
-        return defaults.consistency_level
-    return Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
+    default = config.snapshot_defaults.consistency_level if config.snapshot_defaults else None
+    of_isolation = Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
+    return asked or default or of_isolation
 
 
 def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
@@ -128,30 +112,22 @@ def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
     try:
         status = calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
-        raise NotFound(
-            f"the directory of {worktree} does not exist: {path}",
-            hint="Bring it back, or restore a snapshot: 'holdfast restore ID'.",
-            worktree=worktree,
-        ) from None
+        hint = "Bring it back, or restore a snapshot: 'holdfast restore ID'."
+        raise NotFound(f"the directory of {worktree} does not exist: {path}", hint=hint, worktree=worktree) from None
     except OSError as error:
         raise io_failure("look at", path, error) from error
     return status.st_dev, status.st_ino
 
 
 def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int, int]) -> None:
-    """Raise if another directory is at the path by now: a restore in place or a rename put it there."""
+    """Raise if a restore in place or a rename has put another directory at the path."""
     if _identity(context, worktree) != identity:
-        raise ConsistencyUnavailable(
-            f"the directory of {worktree} was replaced while it was being captured", worktree=worktree
-        )
+        message = f"the directory of {worktree} was replaced while it was being captured"
+        raise ConsistencyUnavailable(message, worktree=worktree)
 
 
 def _capture(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    room: Scratch,
-    level: Consistency,
-    options: SnapshotOptions,
+    context: RepositoryContext, config: WorktreeConfig, room: Scratch, level: Consistency, options: SnapshotOptions
 ) -> Captured:
     from holdfast.trees.capture import capture_best
     from holdfast.trees.walker import synced
@@ -171,13 +147,11 @@ def _capture(
 
 
 def base_tree(context: RepositoryContext, snapshot_id: str | None) -> Path | None:
-    """The tree to share files and directories with, if that is safe. Call this after an intent names it."""
-    if snapshot_id is None:
+    """The tree to share files and directories with, if that is safe. An intent must already name the snapshot."""
+    found = None if snapshot_id is None else context.descriptor(snapshot_id)
+    if found is None or found.doomed_by or not is_ready(context.places, found.snapshot_id):
         return None
-    document = context.store.read(DESCRIPTORS.key(snapshot_id))
-    if document is None or document.record.doomed_by or not is_ready(context.places, snapshot_id):
-        return None
-    return context.places.tree(snapshot_id)
+    return context.places.tree(found.snapshot_id)
 
 
 def describe(
@@ -209,7 +183,7 @@ def describe(
 
 
 def truncated(names: Sequence[str]) -> tuple[str, ...]:
-    """The names that a descriptor lists: it must stay small. The manifest has them all."""
+    """The names that a descriptor lists, which must stay small. The manifest has them all."""
     more = len(names) - MOST_LISTED
     return tuple(names) if more <= 0 else (*names[:MOST_LISTED], f"... and {more} more")
 
@@ -226,54 +200,40 @@ def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) 
     try:
         yield
     except OutcomeUnknown:
-        raise  # it may have been published: the tree stays; if it was not, nobody sees it
+        raise  # it may have been published: the tree stays
     except BaseException:
         _take_back(context, room, snapshot_id)
         raise
 
 
 def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> None:
-    """The transaction has ended, so a missing descriptor stays missing. If this fails, the tree is litter."""
+    """The transaction has ended: a missing descriptor stays missing. If this fails, the tree is garbage."""
     with contextlib.suppress(Failure):
         if context.store.read(DESCRIPTORS.key(snapshot_id)) is None:
             move(context.places.tree(snapshot_id), room.path / "refused")
 
 
 def _publish(
-    context: RepositoryContext,
-    config: WorktreeConfig,
-    descriptor: Descriptor,
-    proof: Proof | None,
-    tag: str | None,
+    context: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: Proof | None, tag: str | None
 ) -> Descriptor:
     """Commit point of a snapshot."""
     worktree, key = descriptor.worktree_id, DESCRIPTORS.key(descriptor.snapshot_id)
     check = token_check(context, worktree, proof)
-    reference = REFERENCES.key(tag) if tag is not None else None
     keys: list[Key[Any] | Stream[Any]] = [*publishing_keys(worktree), key, context.trail.stream]
-    if reference is not None:
-        keys.append(reference)
+    if tag is not None:
+        keys.append(REFERENCES.key(tag))
 
     def decide(view: View, now: float) -> Decision[Descriptor]:
         current = same_worktree(config, check(view, now))
         changes, published = publish_changes(current, descriptor)
-        if reference is not None and tag is not None:
+        if tag is not None:
             made = Reference(name=tag, snapshot_id=published.snapshot_id, created_at=format_instant(now))
-            changes.append(Create(reference, made))
-        entry = context.audit(
-            view,
-            now,
-            "snapshot_published",
-            worktree_id=worktree,
-            snapshot_id=published.snapshot_id,
-            parent_id=published.parent_id,
-            consistency_level=published.consistency_level.value,
-            payload_hash=published.payload_hash,
-            lock_id=published.lock_id,
-            fencing_token=published.fencing_token,
-            note=published.note,
-            tag=tag,
-        )
+            changes.append(Create(REFERENCES.key(tag), made))
+        facts: dict[str, object] = {"worktree_id": worktree, "snapshot_id": published.snapshot_id}
+        facts |= {"parent_id": published.parent_id, "consistency_level": published.consistency_level.value}
+        facts |= {"payload_hash": published.payload_hash, "lock_id": published.lock_id}
+        facts |= {"fencing_token": published.fencing_token, "note": published.note, "tag": tag}
+        entry = context.audit(view, now, "snapshot_published", **facts)
         return Decision([*changes, entry], published)
 
     return context.store.transact(keys, decide).result
@@ -283,18 +243,13 @@ def publish_changes(config: WorktreeConfig, descriptor: Descriptor) -> tuple[lis
     """The changes that make a snapshot the head, with the current head as its parent. Pure."""
     published = msgspec.structs.replace(descriptor, parent_id=config.tip)
     moved = msgspec.structs.replace(config, head_snapshot_id=published.snapshot_id)
-    changes: list[Change] = [
-        Create(DESCRIPTORS.key(published.snapshot_id), published),
-        Replace(WORKTREES.key(config.worktree_id), moved),
-    ]
-    return changes, published
+    create = Create(DESCRIPTORS.key(published.snapshot_id), published)
+    return [create, Replace(WORKTREES.key(config.worktree_id), moved)], published
 
 
 def same_worktree(before: WorktreeConfig, now: WorktreeConfig) -> WorktreeConfig:
     """The current record, unless another worktree has the name by now. Pure."""
     if now.created_at != before.created_at:
-        raise ConsistencyUnavailable(
-            f"{now.worktree_id} is a different worktree by now; nothing was published",
-            worktree=now.worktree_id,
-        )
+        message = f"{now.worktree_id} is a different worktree by now; nothing was published"
+        raise ConsistencyUnavailable(message, worktree=now.worktree_id)
     return now

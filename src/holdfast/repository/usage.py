@@ -1,8 +1,8 @@
 """The running processes that use a directory: as their current directory, by open files, or by mapped files.
 
-Linux tells by `/proc`, other systems by `psutil`. Other users' processes may be hidden; their number
-is reported. A process in another mount namespace (a container) sees the directory under another path, so its
-current directory is followed upwards by inode.
+On Linux from `/proc`, on other systems from `psutil`. Other users' processes may be hidden; their number is reported. A
+process in another mount namespace (a container) sees the directory under another path, so its current directory is
+followed upwards by inode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEEPEST = 64
 
 
 class User(NamedTuple):
-    """A process that uses a directory, how, and by which path."""
+    """A process that uses a directory: how, and by which path."""
 
     pid: int
     command: str
@@ -31,14 +31,14 @@ class User(NamedTuple):
     path: str
 
     def as_record(self) -> dict[str, object]:
-        return {"pid": self.pid, "command": self.command, "how": self.how, "path": self.path}
+        return self._asdict()
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.command}): {self.how} {self.path}"
 
 
 class Usage(NamedTuple):
-    """The processes that use a directory; `hidden` counts those that cannot be inspected."""
+    """The processes that use a directory; `hidden` is the number of uninspectable processes."""
 
     users: tuple[User, ...]
     hidden: int
@@ -66,10 +66,8 @@ def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
 
 
 def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
-    """Raise `InUse` if a running process has the file, or files in the directory, open for writing.
-
-    Its later writes would be lost; a process that merely stands in the directory loses nothing. Linux only.
-    """
+    """Raise `InUse` if a running process has the file, or files in the directory, open for writing: its later writes
+    would be lost. A process that only has it as its current directory loses nothing. Linux only."""
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):
@@ -83,16 +81,12 @@ def _first(pid: int, uses: Iterator[tuple[str, str]]) -> list[User]:
 
 
 def _refuse(users: Sequence[User], directory: Path, worktree: str, doing: str) -> None:
-    if not users:
-        return
-    shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
-    more = f"; and {len(users) - MOST_SHOWN} more" if len(users) > MOST_SHOWN else ""
-    raise InUse(
-        f"{worktree} cannot be {doing} while processes use it: {shown}{more}",
-        worktree=worktree,
-        path=str(directory),
-        processes=[each.as_record() for each in users],
-    )
+    if users:
+        shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
+        more = f"; and {len(users) - MOST_SHOWN} more" if len(users) > MOST_SHOWN else ""
+        message = f"{worktree} cannot be {doing} while processes use it: {shown}{more}"
+        processes = [each.as_record() for each in users]
+        raise InUse(message, worktree=worktree, path=str(directory), processes=processes)
 
 
 def _is_within(path: str, directory: str) -> bool:
@@ -128,7 +122,7 @@ if sys.platform == "linux":
         process, top = _PROC / str(pid), str(directory)
         for number, path in _descriptors(process):
             if path.endswith(" (deleted)"):
-                continue  # nobody can find what is written to it, restored or not
+                continue  # its writes are lost in any case
             if _is_within(path, top) and _is_for_writing(process, number):
                 yield "writes to", path
         for path in _mapped_files(process, writable=True):
@@ -147,11 +141,11 @@ if sys.platform == "linux":
             return calls.readlink(path)
         except PermissionError:
             raise _Hidden from None
-        except OSError:  # it has ended, or is a thread of the kernel
+        except OSError:  # it has ended, or is a kernel thread
             return None
 
     def _stands_below(process: Path, directory: Path) -> bool:
-        """Whether a process of another mount namespace has its current directory there."""
+        """Whether a process of another mount namespace has its current directory in this one."""
         if _link(process / "ns" / "mnt") in (None, _link(_PROC / "self" / "ns" / "mnt")):
             return False
         with contextlib.suppress(OSError):
@@ -198,7 +192,6 @@ else:
         return psutil.pids()
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
         import psutil
 
         top = str(directory)

@@ -1,9 +1,8 @@
-"""The wait graphs of a directory: its leases, its ledger claims, and the locks that somebody waits for there.
+"""The wait graphs of a directory: its leases, its ledger claims, and the locks that have waiters.
 
-The kernel and the lock files name the holders of file locks and repository locks, but no waiters. So a waiter
-leaves a note (`leases.wait_notes`) where those look who may be in a deadlock with it: in its repository, and
-in the data directory of the repository locks, for those who are in no repository. A free lock, or a wait
-shorter than `FIRST_CHECK`, leaves no trace.
+The kernel and the lock files name the holders of file locks and repository locks, but no waiters. So a waiter leaves a
+note (`leases.wait_notes`) for the other processes of a possible deadlock: in its repository, and in the data directory
+of the repository locks, for processes outside a repository. A wait shorter than `FIRST_CHECK` leaves no note.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
@@ -36,18 +35,17 @@ from holdfast.store.open import FILES, address_of, open_store
 FILE_LOCK, REPO_LOCK = "file lock", "repo lock"
 QUEUE = ".queue"
 WAITS = "waits"
-_BETWEEN = " "
-"""Separates the files in the place of a lock that has two: the lock itself and its queue."""
+_BETWEEN = " "  # separates the two files in the place of a fair lock: the lock and its queue
 
 
 # --- Leases and claims -----------------------------------------------------------------------------------
 
 
 class StoredGraph:
-    """The wait graph of another part of a directory, opened on first use; empty while that is not in use.
+    """The wait graph of another part of a directory, opened on first use; empty while that part is not in use.
 
-    `store` is that of the part that asks, None if it has none; `address` is the other one's, None: the same
-    store, or the configured one.
+    `store` is the caller's, if it has one. `address` is that of the other part's store; None means the same store, or
+    the configured one.
     """
 
     def __init__(self, root: Path, store: Store | None, address: str | None = None) -> None:
@@ -56,7 +54,7 @@ class StoredGraph:
         self._address = address
         self._opened: Store | None = None
         self._read: ReadGraph | None = None
-        self._opening = threading.Lock()  # any number of threads may wait
+        self._opening = threading.Lock()  # threads may wait concurrently
 
     def __call__(self) -> WaitGraph:
         with self._opening:
@@ -69,7 +67,7 @@ class StoredGraph:
         return WaitGraph() if read is None else read()
 
     def close(self) -> None:
-        """Close what was opened here, unless it is being opened: perhaps a server is away, so do not wait."""
+        """Close the store that was opened here. Never waits for an opening in progress: a server may be away."""
         if not self._opening.acquire(blocking=False):
             return
         try:
@@ -120,55 +118,48 @@ class LeaseGraph(StoredGraph):
 
 
 def waits_of_repository(root: Path) -> Path:
-    """The directory of the wait notes of a repository."""
     return root / ".jvs" / WAITS
 
 
 def waits_of_data(data_dir: Path) -> Path:
-    """The directory of the notes of all of a user's processes that share a data directory."""
+    """The directory of the wait notes of all processes that share a data directory."""
     return data_dir / WAITS
 
 
 def locks_waited_for(root: Path) -> WaitGraph:
-    """The file locks and repository locks that somebody in a repository waits for."""
+    """The file locks and repository locks that have waiters in a repository."""
     directory = waits_of_repository(root)
     return lock_graph(WaitNotes([directory])) if calls.exists(directory) else WaitGraph()
 
 
 def lock_graph(notes: WaitNotes) -> WaitGraph:
-    """The locks that these notes name: who waits for them, and who holds them."""
+    """The locks that these notes name, with their waiters and holders."""
     found = notes.notes()
     holds = (*_file_lock_holds(found), *_repo_lock_holds(found))
     return WaitGraph(holds, tuple(note.as_wait() for note in found))
 
 
 class WaitContext(NamedTuple):
-    """Where a waiter leaves its note, and the wait graphs that a deadlock may lead through."""
+    """The notes of the waiters, and the other wait graphs that a deadlock may lead through."""
 
     notes: WaitNotes
     other_graphs: Sequence[ReadGraph] = ()
 
 
 def wait_context(root: Path | None, data_dir: Path | None, *, ledger_address: str | None = None) -> WaitContext:
-    """The context of a waiter in this repository, if it is in one, with this data directory."""
-    directories: list[Path] = []
-    graphs: list[ReadGraph] = []
-    if root is not None:
-        directories.append(waits_of_repository(root))
-        graphs = [LeaseGraph(root, None), ClaimGraph(root, None, ledger_address)]
+    """The context of a waiter with this repository and data directory, if it has them."""
+    directories = [] if root is None else [waits_of_repository(root)]
+    graphs = [] if root is None else [LeaseGraph(root, None), ClaimGraph(root, None, ledger_address)]
     if data_dir is not None:
-        with contextlib.suppress(Failure, OSError):  # not ours to write, or not even to read
+        with contextlib.suppress(Failure, OSError):  # it may not be writable or readable
             make_directories(data_dir)
         directories.append(waits_of_data(data_dir))
     return WaitContext(WaitNotes(directories), graphs)
 
 
 class LockWaits:
-    """Lets others see an agent's waits for file locks and repository locks, and ends those in a deadlock.
-
-    `agent` is the process that this one waits for, if not itself; `lock_id` that of the lease it works under,
-    if it knows one.
-    """
+    """Posts notes of an agent's waits for file locks and repository locks, and ends waits that are in a deadlock.
+    `agent` is the process on whose behalf this one waits, if any; `lock_id` is that of the agent's lease, if known."""
 
     def __init__(
         self, context: WaitContext, *, agent: Holder | None = None, actor: str = "", lock_id: str = ""
@@ -196,23 +187,13 @@ class LockWaits:
         return self._noted(Resource(REPO_LOCK, repo_id, place), since, purpose=purpose)
 
     def _noted(self, resource: Resource, since: float, *, shared: bool = False, purpose: str = "") -> NotedWait:
-        note = WaitNote(
-            str(uuid.uuid4()),
-            resource,
-            format_instant(since),
-            current_holder(),
-            agent=self._agent,
-            above=processes_above(),
-            actor=self._actor,
-            purpose=purpose,
-            shared=shared,
-            proof=self._proof,
-        )
-        return NotedWait(self._context, note)
+        note = WaitNote(str(uuid.uuid4()), resource, format_instant(since), current_holder(), above=processes_above())
+        by: dict[str, Any] = {"agent": self._agent, "actor": self._actor, "purpose": purpose, "proof": self._proof}
+        return NotedWait(self._context, note._replace(**by, shared=shared))
 
 
 class NotedWait:
-    """A wait that others see by its note."""
+    """A wait that has a note."""
 
     def __init__(self, context: WaitContext, note: WaitNote) -> None:
         self._context = context
@@ -232,8 +213,8 @@ class NotedWait:
 
 
 def _file_lock_holds(notes: Iterable[WaitNote]) -> Iterator[Hold]:
-    """A waiting process neither takes nor drops a lock, unless several agents share it: so for those who
-    wait, a process and a file identify a hold."""
+    """A waiting process neither takes nor drops a lock, unless several agents share it: so a process and a file
+    identify a waiter's hold."""
     locks = sorted({note.thing for note in notes if note.thing.kind == FILE_LOCK})
     inodes = {inode for lock in locks for inode in lock.place.split(_BETWEEN) if inode}
     held = held_flocks(inodes) if inodes else []
@@ -251,10 +232,10 @@ def _repo_lock_holds(notes: Iterable[WaitNote]) -> Iterator[Hold]:
         stale_after, _, data_dir = lock.place.partition(_BETWEEN)
         try:
             state = RepoLock(data_dir, stale_after=float(stale_after)).state(lock.name)
-        except (Failure, ValueError):  # it cannot be read
+        except (Failure, ValueError):  # unreadable
             continue
         if state is None or state.stale or state.info is None or state.info.holder is None:
-            continue  # free, at least for the waiter; or held by another program that left no name
+            continue  # free, at least for the waiter; or held by another program that does not name its holder
         yield _hold(lock, [state.info.holder], state.info.lock_id or state.identity)
 
 

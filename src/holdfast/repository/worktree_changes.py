@@ -1,10 +1,9 @@
 """Renaming and removing a worktree: a decision, one move of its directory, then the record.
 
-The steps have the numbers of `docs/protocols/worktrees.md`. The commit point of both is the transaction T1,
-which makes the token check and records an `Operation`: from then on, nobody else gets the lease, and this
-process or another one finishes the operation. T2 makes the result visible and deletes the `Operation`.
-
-Removing leaves the snapshots and the token counter: a worktree of the same name continues from it.
+The steps are numbered as in `docs/protocols/worktrees.md`. The commit point of both is the transaction T1: it
+makes the token check and records an `Operation`. From then on, the lease is refused to all others, and this process or
+another one finishes the operation. T2 makes the result visible and deletes the `Operation`. Removing leaves the
+snapshots and the token counter: a worktree of the same name continues from it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
@@ -43,11 +41,9 @@ from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 
-REMOVED, MOVED, SAVED = "removed", "moved", "saved"
-"""In the scratch directory of a removal: the directory, and the marks that it was moved and saved."""
+REMOVED, MOVED, SAVED = "removed", "moved", "saved"  # in the scratch directory: the directory, and two marks
 
-Save = Callable[[LeasedWorktree], str | None]
-"""Saves unsaved work as a snapshot; returns its id, or None if there was nothing to save."""
+Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
 
 
 class Removed(NamedTuple):
@@ -62,18 +58,10 @@ class Removed(NamedTuple):
 
 
 def remove(
-    context: RepositoryContext,
-    name: str,
-    *,
-    save: Save | None,
-    force: bool = False,
-    lock_id: str | None = None,
+    context: RepositoryContext, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None
 ) -> Removed:
-    """Remove a worktree on which nothing is pending. Without `save`, unsaved work is lost."""
-    with (
-        payload_locked(context, name),
-        leased(context, name, "remove", lock_id=lock_id) as right,  # 1
-    ):
+    """Remove a worktree without a pending operation. Without `save`, unsaved work is lost."""
+    with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         saved = None if save is None else save(right)  # 2
         if not force and payloads.status_of(context.places, name) is not None:
@@ -103,30 +91,18 @@ def _decide_remove(
 ) -> Operation:
     """Commit point of a removal."""
     check, operation_id = token_check(context, name, proof), secrets.token_hex(8)
-    keys: list[Key[Any] | Stream[Any]] = [*LeaseKeys.of(name).all(), *worktree_keys(name)]
 
     def decide(view: View, now: float) -> Decision[Operation]:
         check(view, now)
-        operation = Operation(
-            operation_id=operation_id,
-            kind=OperationKind.REMOVE,
-            worktree_id=name,
-            begun_at=format_instant(now),
-            holder_id=context.holder.holder_id,
-            identity=Identity.of(context.holder),
-            snapshot_id=saved,
-            keeps=keeps,
-        )
+        operation = context.operation(OperationKind.REMOVE, operation_id, name, now, snapshot_id=saved, keeps=keeps)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
-    return context.store.transact(keys, decide).result
+    return context.store.transact([*LeaseKeys.of(name).all(), *worktree_keys(name)], decide).result
 
 
 def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> None:
-    """Move the directory out of sight, once: anything that appears at its path later stays there.
-
-    The mark records the move before the directory is deleted.
-    """
+    """Move the directory away, once: anything that appears at its path later stays. The mark records the move before
+    the directory is deleted."""
     name = operation.worktree_id
     if entry_exists(room / MOVED):
         return
@@ -136,10 +112,7 @@ def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> 
 
 
 def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> str | None:
-    """Publish late writes as a snapshot.
-
-    Without the mark, a half deleted directory would be taken for one that was written to.
-    """
+    """Publish late writes as a snapshot. Without the mark, a half deleted directory would look like late writes."""
     if not operation.keeps or entry_exists(room / SAVED) or not entry_exists(room / REMOVED):
         return None
     name = operation.worktree_id
@@ -152,7 +125,7 @@ def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> 
 
 
 def _publish_late(context: RepositoryContext, operation: Operation, late: Descriptor) -> None:
-    """Make it the head: a process that repeats this finds no difference from the head."""
+    """Make the snapshot the head: a process that repeats this finds no difference from it."""
     name, key = operation.worktree_id, DESCRIPTORS.key(late.snapshot_id)
     facts = {"worktree_id": name, "snapshot_id": late.snapshot_id, "operation_id": operation.operation_id}
 
@@ -172,12 +145,8 @@ def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
 
     def decide(view: View, now: float) -> Decision[None]:
         config = view.get(WORKTREES.key(name))
-        facts = {
-            "worktree_id": name,
-            "head_snapshot_id": config.head_snapshot_id if config else None,
-            "saved_snapshot_id": operation.snapshot_id,
-            "begun_by": operation.holder_id,
-        }
+        facts = {"worktree_id": name, "head_snapshot_id": config.head_snapshot_id if config else None}
+        facts |= {"saved_snapshot_id": operation.snapshot_id, "begun_by": operation.holder_id}
         entry = context.audit(view, now, "worktree_removed", **facts)
         records = [Delete(key) for key in worktree_keys(name) if view.get(key) is not None]
         return Decision([*records, *_end_of_lease(view, leases), entry], None)
@@ -191,10 +160,7 @@ def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
 
 def rename(context: RepositoryContext, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
     """Rename a worktree; nothing is pending on either name. `force` ignores processes that use it."""
-    with (
-        payload_locked(context, old, new),  # 1
-        leased(context, old, f"rename to {new}") as right,  # 2
-    ):
+    with payload_locked(context, old, new), leased(context, old, f"rename to {new}") as right:  # 1, 2
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")
         payloads.refuse_if_fixed(context, old)
@@ -211,7 +177,7 @@ def finish_rename(context: RepositoryContext, operation: Operation) -> None:
     old, new = operation.worktree_id, operation.counterpart or ""
     if operation.becomes:
         old, new = new, old
-    with contextlib.suppress(AlreadyExists, NotFound, DirectoryReplaced):  # it was undone: an end too
+    with contextlib.suppress(AlreadyExists, NotFound, DirectoryReplaced):  # it was undone, which ends it too
         _carry_out(context, operation, old, new)
 
 
@@ -222,7 +188,7 @@ def _carry_out(context: RepositoryContext, operation: Operation, old: str, new: 
         except AlreadyExists:
             _undo(context, old, new)
             raise payloads.path_taken(context.places.payload(new)) from None
-        except (NotFound, DirectoryReplaced):  # somebody has taken the directory away
+        except (NotFound, DirectoryReplaced):
             _undo(context, old, new)
             raise
     else:
@@ -232,10 +198,8 @@ def _carry_out(context: RepositoryContext, operation: Operation, old: str, new: 
 
 
 def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: str) -> bool:
-    """Whether the directory has its new name. If both names have a directory, the inode identifies it.
-
-    If the inode cannot tell (in a copy of the repository, say), nothing is guessed: a person must decide.
-    """
+    """Whether the directory has its new name. If both names have a directory, the inode decides; if it cannot (in a
+    copy of the repository, say), nothing is guessed: the user must decide."""
     at_old, at_new = (payloads.status_of(context.places, name) for name in (old, new))
     if not (at_new and stat.S_ISDIR(at_new.st_mode)):
         return False
@@ -245,10 +209,9 @@ def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: s
     index = payloads.index_of_inode(operation.inode, (at_old, at_new), same_boot=same_boot)
     if index is None:
         raise Refused(
-            f"{old} was being renamed to {new} by {operation.holder_id}, which died, and now both names "
-            "have a directory: which of them is the worktree cannot be told",
-            hint=f"Move the one that does not belong to this worktree out of {context.places.worktrees}, "
-            "and try again: that finishes the rename.",
+            f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
+            "Holdfast cannot tell which of them is the worktree",
+            hint=f"Move the one that is not out of {context.places.worktrees}, and try again to finish the rename.",
             worktree=old,
             renamed_to=new,
             operation_id=operation.operation_id,
@@ -260,11 +223,7 @@ def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof 
     """Commit point of a rename."""
     inode = payloads.inode_of(payloads.status_of(context.places, old))
     check, operation_id = token_check(context, old, proof), secrets.token_hex(8)
-    keys: list[Key[Any] | Stream[Any]] = [
-        *LeaseKeys.of(old).all(),
-        *worktree_keys(old),
-        *worktree_keys(new),
-    ]
+    keys = [*LeaseKeys.of(old).all(), *worktree_keys(old), *worktree_keys(new)]
 
     def decide(view: View, now: float) -> Decision[Operation]:
         check(view, now)
@@ -273,19 +232,9 @@ def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof 
             raise operation_pending(pending)
         if view.get(WORKTREES.key(new)) is not None:
             raise payloads.worktree_exists(new)
-        operation = Operation(
-            operation_id=operation_id,
-            kind=OperationKind.RENAME,
-            worktree_id=old,
-            begun_at=format_instant(now),
-            holder_id=context.holder.holder_id,
-            identity=Identity.of(context.holder),
-            counterpart=new,
-            inode=inode,
-        )
+        operation = context.operation(OperationKind.RENAME, operation_id, old, now, counterpart=new, inode=inode)
         twin = msgspec.structs.replace(operation, worktree_id=new, counterpart=old, becomes=True)
-        changes = [Create(OPERATIONS.key(old), operation), Create(OPERATIONS.key(new), twin)]
-        return Decision(changes, operation)
+        return Decision([Create(OPERATIONS.key(old), operation), Create(OPERATIONS.key(new), twin)], operation)
 
     return context.store.transact(keys, decide).result
 
@@ -316,7 +265,7 @@ def _publish_rename(context: RepositoryContext, operation: Operation, old: str, 
 
 
 def _undo(context: RepositoryContext, old: str, new: str) -> None:
-    """Leave everything under the old name, free to be leased again."""
+    """Leave everything under the old name, without a lease."""
 
     def decide(view: View, now: float) -> Decision[None]:
         operations = [Delete(OPERATIONS.key(old)), Delete(OPERATIONS.key(new))]
@@ -337,7 +286,7 @@ def _end_of_lease(view: View, keys: LeaseKeys) -> list[Change]:
 
 
 def _continue_tokens(view: View, old: LeaseKeys, new: LeaseKeys) -> list[Change]:
-    """Let the new name continue from the greater of both counters; the old one's stays as it is."""
+    """Continue the counter of the new name from the greater of both; that of the old name stays."""
     before, current = view.get(old.counter), view.get(new.counter)
     greater = max(each.fencing_token if each else 0 for each in (before, current))
     if greater == (current.fencing_token if current else 0):

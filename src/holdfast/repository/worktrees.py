@@ -1,7 +1,7 @@
 """Worktrees: creating, listing, renaming and removing them.
 
-Each operation first finishes what a dead process has left pending on the names involved (`settle`). The steps
-of creating have the numbers of `docs/protocols/worktrees.md`.
+Each operation first finishes pending operations of dead processes on the names involved (`settle`). The steps
+are numbered as in `docs/protocols/worktrees.md`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import checked_text
-from holdfast.leases.rules import Identity
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
 from holdfast.repository.context import (
@@ -31,11 +30,11 @@ from holdfast.repository.context import (
     operation_pending,
     worktree_keys,
 )
-from holdfast.repository.history import resolve_usable, snapshot_not_found, usable, visible
+from holdfast.repository.history import require_usable, resolve_usable, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import Removed, Save
-from holdfast.store.model import Create, Decision, Delete, Key, Stream, View
+from holdfast.store.model import Create, Decision, Delete, View
 
 PAYLOAD = "payload"
 
@@ -50,16 +49,13 @@ class CreateOptions(NamedTuple):
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
-    """Create a worktree on whose name nothing is pending."""
-    uses = [] if options.snapshot_id is None else [options.snapshot_id]
-    with (
-        payload_locked(context, options.name),  # 1
-        scratch(context, "create", worktree=options.name, uses=uses) as room,
-    ):
+    """Create a worktree; no operation is pending on its name."""
+    name, uses = options.name, [] if options.snapshot_id is None else [options.snapshot_id]
+    with payload_locked(context, name), scratch(context, "create", worktree=name, uses=uses) as room:  # 1
         _check_early(context, options)
         _make_payload(context, options, room.path / PAYLOAD)  # 2
         operation = _decide(context, options, room.scratch_id)  # 3
-        target = context.places.payload(options.name)
+        target = context.places.payload(name)
         try:
             move(room.path / PAYLOAD, target)  # 4
         except AlreadyExists:
@@ -69,7 +65,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
 
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
-    """Finish the creation of a dead process; None if it had not come far enough and was undone."""
+    """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
     in_scratch = entry_exists(context.places.scratch / operation.operation_id / PAYLOAD)
     if not in_scratch and payloads.status_of(context.places, operation.worktree_id) is not None:
         payloads.sync_names(context.places, operation.worktree_id)
@@ -80,7 +76,7 @@ def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeC
 
 
 def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
-    """Refuse before the work what would be refused after it."""
+    """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
     make_directories(context.places.worktrees)
@@ -98,16 +94,14 @@ def _make_payload(context: RepositoryContext, options: CreateOptions, payload: P
         make_directories(payload)
         return
     make_directories(context.places.caches)
+    tree, cache = context.places.tree(options.snapshot_id), context.places.stat_cache(options.name)
     with synced(payload.parent):
-        cache = context.places.stat_cache(options.name)
-        materialise(context.places.tree(options.snapshot_id), payload, cache=cache)
+        materialise(tree, payload, cache=cache)
 
 
 def _decide(context: RepositoryContext, options: CreateOptions, operation_id: str) -> Operation:
     name, snapshot_id = options.name, options.snapshot_id
-    keys: list[Key[Any] | Stream[Any]] = [*worktree_keys(name)]
-    if snapshot_id is not None:
-        keys.append(DESCRIPTORS.key(snapshot_id))
+    keys = [*worktree_keys(name), *([] if snapshot_id is None else [DESCRIPTORS.key(snapshot_id)])]
 
     def decide(view: View, now: float) -> Decision[Operation]:
         pending = view.get(OPERATIONS.key(name))
@@ -116,21 +110,9 @@ def _decide(context: RepositoryContext, options: CreateOptions, operation_id: st
         if view.get(WORKTREES.key(name)) is not None:
             raise payloads.worktree_exists(name)
         if snapshot_id is not None:
-            descriptor = view.get(DESCRIPTORS.key(snapshot_id))
-            if descriptor is None:
-                raise snapshot_not_found(snapshot_id)
-            usable(descriptor)
-        operation = Operation(
-            operation_id=operation_id,
-            kind=OperationKind.CREATE,
-            worktree_id=name,
-            begun_at=format_instant(now),
-            holder_id=context.holder.holder_id,
-            identity=Identity.of(context.holder),
-            isolation=options.isolation,
-            label=options.label,
-            snapshot_id=snapshot_id,
-        )
+            require_usable(view, snapshot_id)
+        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id}
+        operation = context.operation(OperationKind.CREATE, operation_id, name, now, **facts)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
     return context.store.transact(keys, decide).result
@@ -149,11 +131,7 @@ def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig
             head_snapshot_id=operation.snapshot_id,
             label=operation.label,
         )
-        facts = {
-            "worktree_id": name,
-            "isolation": config.isolation.value,
-            "base_snapshot_id": operation.snapshot_id,
-        }
+        facts = {"worktree_id": name, "isolation": config.isolation.value, "base_snapshot_id": operation.snapshot_id}
         entry = context.audit(view, now, "worktree_created", **facts)
         return Decision([Create(WORKTREES.key(name), config), Delete(OPERATIONS.key(name)), entry], config)
 
@@ -165,7 +143,7 @@ def _undo(context: RepositoryContext, operation: Operation) -> None:
     context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
 
-# Finishers are called under the payload locks, and can run any number of times.
+# Finishers run under the payload locks, any number of times.
 _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]] = {
     OperationKind.CREATE: finish_create,
     OperationKind.RENAME: worktree_changes.finish_rename,
@@ -175,25 +153,22 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 
 def settle(context: RepositoryContext, worktree: str) -> Operation | None:
-    """Finish the operation that a dead process has left pending on a worktree; return it, if there is one.
-
-    `LockConflict` if its process is alive. Costs one read if nothing is pending.
-    """
-    pending = context.store.read(OPERATIONS.key(worktree))
+    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
+    process is alive. Costs one read if nothing is pending."""
+    pending = context.pending(worktree)
     if pending is None:
         return None
-    with payload_locked(context, *names_of(pending.record)):
-        found = context.store.read(OPERATIONS.key(worktree))
-        if found is None or found.record.operation_id != pending.record.operation_id:
+    with payload_locked(context, *names_of(pending)):
+        found = context.pending(worktree)
+        if found is None or found.operation_id != pending.operation_id:
             return None  # another process was faster
-        _FINISHERS[found.record.kind](context, found.record)
-        return found.record
+        _FINISHERS[found.kind](context, found)
+        return found
 
 
-def names_of(operation: Operation) -> tuple[str, ...]:
+def names_of(operation: Operation) -> list[str]:
     """The worktrees whose payload locks an operation requires."""
-    other = operation.counterpart
-    return (operation.worktree_id,) if other is None else (operation.worktree_id, other)
+    return [operation.worktree_id, *([operation.counterpart] if operation.counterpart is not None else [])]
 
 
 class WorktreeState(NamedTuple):
@@ -207,7 +182,7 @@ class WorktreeState(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether nothing keeps writers apart: shown as high-risk everywhere."""
+        """Whether writers are unprotected from each other: marked as high-risk in every view."""
         return self.config.isolation is Isolation.SHARED
 
 
@@ -232,14 +207,9 @@ class Worktrees:
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         context, name = self._context, config.worktree_id
-        pending = context.store.read(OPERATIONS.key(name))
-        return WorktreeState(
-            config=config,
-            path=context.places.payload(name),
-            is_there=payloads.inode_of(payloads.status_of(context.places, name)) is not None,
-            lease=context.desk.state(name),
-            operation=None if pending is None else pending.record,
-        )
+        exists = payloads.inode_of(payloads.status_of(context.places, name)) is not None
+        path = context.places.payload(name)
+        return WorktreeState(config, path, exists, context.desk.state(name), context.pending(name))
 
     def usage(self, name: str) -> Usage:
         """The running processes that use the directory of a worktree."""
@@ -255,20 +225,16 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
     ) -> WorktreeConfig:
-        """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head.
-
-        `snapshot` is any name of one; `head` in it means the head of the worktree `seen_from`.
-        """
+        """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
+        any name of it; `head` means the head of the worktree `seen_from`."""
         name = worktree_name(name)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
         if label is not None:
             checked_text(label, what="label")
-        snapshot_id = None
-        if snapshot is not None:
-            snapshot_id = resolve_usable(self._context, snapshot, worktree=seen_from).snapshot_id
+        found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
         settle(self._context, name)
-        return create(self._context, CreateOptions(name, snapshot_id, isolation, label))
+        return create(self._context, CreateOptions(name, found.snapshot_id if found else None, isolation, label))
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""
@@ -281,11 +247,8 @@ class Worktrees:
         return worktree_changes.rename(self._context, old, new, force=force)
 
     def remove(self, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None) -> Removed:
-        """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it.
-
-        An active lease is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that
-        use the directory.
-        """
+        """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it. An active lease
+        is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that use the directory."""
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)
