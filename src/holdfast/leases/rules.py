@@ -186,13 +186,7 @@ class LeaseRuling(NamedTuple, Generic[Result]):
 
 
 def acquire(
-    view: View,
-    now: Now,
-    keys: LeaseKeys,
-    request: LeaseRequest,
-    *,
-    wait: bool,
-    gone: frozenset[str] = frozenset(),
+    view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
     """Grant the lease if it is free and nobody is ahead in the queue; else join the queue, or refuse.
 
@@ -276,20 +270,13 @@ def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token:
         )
     if lease.is_expired(now):
         raise LockExpired(
-            f"nothing was published: the lease on {keys.worktree} has expired",
-            worktree=keys.worktree,
-            lock_id=lock_id,
+            f"nothing was published: the lease on {keys.worktree} has expired", worktree=keys.worktree, lock_id=lock_id
         )
     return lease
 
 
 def _grant(
-    view: View,
-    now: Now,
-    keys: LeaseKeys,
-    request: LeaseRequest,
-    expired: Lease | None,
-    others: list[LeaseWaiter],
+    view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, expired: Lease | None, others: list[LeaseWaiter]
 ) -> LeaseRuling[LeaseGranted]:
     counter = view.get(keys.counter)
     lease = Lease(

@@ -66,9 +66,7 @@ class AsyncClaims:
         """Claim a node. A cancelled task leaves neither a claim nor a waiter in the queue."""
         cancelled = threading.Event()
         return await _finished(
-            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options),
-            cancelled,
-            undo=HeldClaim.release,
+            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options), cancelled, undo=HeldClaim.release
         )
 
     async def extend(self, node: str, owner: str, **options: Any) -> Claim:
@@ -85,10 +83,7 @@ class AsyncClaims:
 
 
 async def _finished(
-    call: Callable[[], Result],
-    cancelled: threading.Event,
-    *,
-    undo: Callable[[Result], object] = lambda result: None,
+    call: Callable[[], Result], cancelled: threading.Event, *, undo: Callable[[Result], object] = lambda result: None
 ) -> Result:
     """The result of a call in a thread. If the task is cancelled, the call is ended, awaited and undone."""
     running = asyncio.ensure_future(asyncio.to_thread(call))

@@ -310,11 +310,7 @@ class Ledger:
         return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
 
     def watch(
-        self,
-        *,
-        after: int | None = None,
-        timeout: float | None = None,
-        cancelled: threading.Event | None = None,
+        self, *, after: int | None = None, timeout: float | None = None, cancelled: threading.Event | None = None
     ) -> Generator[Recorded, None, None]:
         """The events after `after` (default: the end as of now), and then each new one as it arrives.
 

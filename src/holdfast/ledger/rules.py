@@ -19,16 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from holdfast.clock import format_duration, format_instant, parse_duration, ttl_within
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked, SettingInvalid
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, Event
-from holdfast.ledger.projection import (
-    ACQUIRED,
-    REAPED,
-    RELEASED,
-    REQUESTED,
-    WITHDRAWN,
-    Claim,
-    ClaimState,
-    ClaimWaiter,
-)
+from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimState, ClaimWaiter
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 3600.0
 ACTOR, AGENT, ABOVE, SEPARATOR = "actor", "agent", "above", "|"
@@ -111,12 +102,7 @@ def lock_timeout(meta: Mapping[str, Any] | None) -> float:
 
 
 def claim(
-    state: ClaimState,
-    now: float,
-    request: ClaimRequest,
-    *,
-    wait: bool,
-    gone: frozenset[str] = frozenset(),
+    state: ClaimState, now: float, request: ClaimRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> ClaimRuling[ClaimGranted | Cleared | ClaimWaiting]:
     """Grant the claim if the node is free and nobody is ahead in the queue; else join the queue, or refuse.
 
@@ -190,10 +176,7 @@ def valid(state: ClaimState, now: float, node: str, owner: str, claim_id: str = 
     if held.is_expired(now):
         ago = format_duration(-held.time_left(now, for_others=False))
         raise LockExpired(
-            f"the claim of {owner} on {node} expired {ago} ago",
-            node_id=node,
-            actor=owner,
-            expires_at=held.expires_at,
+            f"the claim of {owner} on {node} expired {ago} ago", node_id=node, actor=owner, expires_at=held.expires_at
         )
     return held
 

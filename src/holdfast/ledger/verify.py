@@ -19,17 +19,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import CODEC, MOST_BYTES, Event, Ledger, Recorded
-from holdfast.ledger.projection import (
-    ACQUIRED,
-    KINDS,
-    NAME,
-    REAPED,
-    RELEASED,
-    VERSION,
-    ClaimState,
-    ends,
-    form_problem,
-)
+from holdfast.ledger.projection import ACQUIRED, KINDS, NAME, REAPED, RELEASED, VERSION, ClaimState, ends, form_problem
 
 DIRECTORY = "ledger"
 MOST_GAPS = 20

@@ -82,11 +82,7 @@ class LockGuard(HeldLock):
     __slots__ = ("_held", "_release", "path", "shared")
 
     def __init__(
-        self,
-        release: Callable[[OpenFileDescription], None],
-        description: OpenFileDescription,
-        path: str,
-        shared: bool,
+        self, release: Callable[[OpenFileDescription], None], description: OpenFileDescription, path: str, shared: bool
     ) -> None:
         self._release = release
         self._held = [description]  # a list, because `pop` has one winner among threads
@@ -124,11 +120,7 @@ class FileLocker:
     """
 
     def __init__(
-        self,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        *,
-        fair: bool = False,
-        observer: Observer | None = None,
+        self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False, observer: Observer | None = None
     ) -> None:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"the timeout must be 0 or more seconds, or None, not {timeout!r}")

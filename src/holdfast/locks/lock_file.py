@@ -124,11 +124,7 @@ class LockFile:
                 removed = self._draft.remove(value)
                 if removed is not None:
                     return removed
-        with (
-            suppress(NotFound),
-            self._directory() as directory,
-            self._locker.lock_exclusive(self._sidecar_path),
-        ):
+        with suppress(NotFound), self._directory() as directory, self._locker.lock_exclusive(self._sidecar_path):
             if self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False

@@ -130,9 +130,7 @@ class RepoLock:
         file = self._file(safe_name(repo_id, what="repository id"))
         if not file.remove(identity):
             raise LockChanged(
-                f"the lock of {repo_id} does not have the identity {identity}",
-                repo_id=repo_id,
-                path=str(file.path),
+                f"the lock of {repo_id} does not have the identity {identity}", repo_id=repo_id, path=str(file.path)
             )
 
     def _file(self, repo_id: str) -> LockFile:
