@@ -191,10 +191,8 @@ class TimedRight:
         return parse_instant(self.deadline().at)
 
     def time_left(self, now: Now | float, *, for_others: bool) -> float:
-        """Seconds until it ends for its holder, or until others may take it; negative afterwards.
-
-        A bare number is the store's time alone, which a step of the wall clock moves.
-        """
+        """Seconds until it ends for its holder, or until others may take it; negative afterwards. A bare number is the
+        store's time alone, which a step of the wall clock moves."""
         now = now if isinstance(now, Now) else Now(now)
         return now.until(*self.deadline(), margin=for_others)
 

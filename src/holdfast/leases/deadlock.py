@@ -29,10 +29,8 @@ from holdfast.locks.identity import Holder, Liveness, liveness
 
 
 class Resource(NamedTuple):
-    """Something that can be held: `kind` and `name`, as in `the lease on main`.
-
-    `place` tells resources of one name apart; it is not shown to people.
-    """
+    """Something that can be held: `kind` and `name`, as in `the lease on main`. `place` tells resources of one name
+    apart; it is not shown to people."""
 
     kind: str
     name: str
@@ -43,10 +41,8 @@ class Resource(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`).
-
-    `above` are their ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`.
-    """
+    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`). `above` are their
+    ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`."""
 
     label: str
     owner: str = ""
@@ -57,10 +53,8 @@ class Participant(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A resource that is held. `hold_id` tells this hold from all others, before and after it.
-
-    `by_process` says that only the process is known, not which of the agents that share it.
-    """
+    """A resource that is held. `hold_id` tells this hold from all others, before and after it. `by_process` says that
+    only the process is known, not which of the agents that share it."""
 
     resource: Resource
     holder: Participant
@@ -134,10 +128,8 @@ def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()
 
 
 def find_cycle(ticket: str, graph: WaitGraph) -> Cycle:
-    """A cycle that the wait with this ticket is part of, itself first; empty if there is none.
-
-    A participant may have several waits: a cycle through any of them blocks that one.
-    """
+    """A cycle that the wait with this ticket is part of, itself first; empty if there is none. A participant may have
+    several waits: a cycle through any of them blocks that one."""
     holds: dict[Resource, list[Hold]] = {}
     for hold in graph.holds:
         holds.setdefault(hold.resource, []).append(hold)

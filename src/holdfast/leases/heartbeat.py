@@ -49,11 +49,8 @@ class Subject(NamedTuple):
 
 
 class Held(Generic[Record]):
-    """Something held for `ttl` seconds since `began` (by the boot clock; None: since now).
-
-    As a context manager, also an asynchronous one, it is renewed while its block runs. A subclass defines how
-    it is renewed and released.
-    """
+    """Something held for `ttl` seconds since `began` (by the boot clock; None: since now). As a context manager, also
+    an asynchronous one, it is renewed while its block runs. A subclass defines how it is renewed and released."""
 
     ends_with_block: ClassVar[bool] = True
     """Whether it is released when its block ends, or only not renewed any more."""

@@ -43,10 +43,8 @@ Got = TypeVar("Got")
 
 
 class NotYet(NamedTuple):
-    """Somebody else has it, or comes first: ask again after `pause`, or when something has changed.
-
-    `holders` are those who have it, in the form of `LockTimeout`.
-    """
+    """Somebody else has it, or comes first: ask again after `pause`, or when something has changed. `holders` are those
+    who have it, in the form of `LockTimeout`."""
 
     pause: float
     holders: list[dict[str, Any]]
@@ -64,10 +62,8 @@ class QueueWait(NamedTuple):
 def wait_in_queue(
     wait: QueueWait, ask: Callable[[], Got | NotYet], watch: Watch, check_deadlock: Callable[[], None]
 ) -> Got:
-    """Ask until the answer is not `NotYet`. The watch must be older than the first asking.
-
-    Raises `LockTimeout` when the time is up or the wait is cancelled, and what `check_deadlock` raises.
-    """
+    """Ask until the answer is not `NotYet`. The watch must be older than the first asking. Raises `LockTimeout` when
+    the time is up or the wait is cancelled, and what `check_deadlock` raises."""
     deadline = None if wait.wait is None else wait.clock.monotonic() + wait.wait
     with _QueueChecks(check_deadlock, wait.cancelled) as checks:
         while True:
@@ -163,10 +159,8 @@ class DeadlockWatch:
         *,
         forks: bool = True,
     ) -> None:
-        """`prepare` is called for the first check; the wait lasts at most `timeout`.
-
-        `forks` says whether this process may fork without an exec: see `_let_checks_end`.
-        """
+        """`prepare` is called for the first check; the wait lasts at most `timeout`. `forks` says whether this process
+        may fork without an exec: see `_let_checks_end`."""
         self.found: BaseException | None = None
         self._prepare = prepare
         self._cancel = cancel
@@ -248,8 +242,8 @@ _running: dict[threading.Event, bool] = {}
 
 
 def _let_checks_end() -> None:
-    """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for
-    something that the check has locked. A check that hangs is not waited for."""
+    """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for something that
+    the check has locked. A check that hangs is not waited for."""
     end = time.monotonic() + POLL
     for over, forks in list(_running.items()):
         if forks:
@@ -258,20 +252,15 @@ def _let_checks_end() -> None:
 
 @cache
 def _register_fork_hooks() -> None:
-    """Once, with the first watch: a command that never waits forks without them.
-
-    Hooks run from the last to the first: those of `flock`, which keep checks from opening files and so from
-    ending, run after these.
-    """
+    """Once, with the first watch: a command that never waits forks without them. Hooks run from the last to the first:
+    those of `flock`, which keep checks from opening files and so from ending, run after these."""
     if sys.platform != "win32":
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 
 
 async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]) -> Got:
-    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set.
-
-    If the coroutine is cancelled, the event is set, and a result that comes too late is given back.
-    """
+    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set. If the coroutine is
+    cancelled, the event is set, and a result that comes too late is given back."""
     import asyncio  # slow to load, and commands do not need it
 
     cancelled = threading.Event()

@@ -188,10 +188,8 @@ class LeaseRuling(NamedTuple, Generic[Result]):
 def acquire(
     view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
-    """Grant the lease if it is free and nobody is ahead in the queue; else join the queue, or refuse.
-
-    `gone` are the tickets of waiters that are known to be dead.
-    """
+    """Grant the lease if it is free and nobody is ahead in the queue; else join the queue, or refuse. `gone` are the
+    tickets of waiters that are known to be dead."""
     lease = view.get(keys.lease)
     free = lease is None or lease.may_be_taken(now)
     queue = _waiters(view, now, keys, gone)
@@ -254,10 +252,8 @@ def leave(view: View, now: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[Non
 
 
 def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
-    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work.
-
-    A step of the wall clock moves a bare number: see `LeaseService.validator`.
-    """
+    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work. A step of the
+    wall clock moves a bare number: see `LeaseService.validator`."""
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)

@@ -115,11 +115,8 @@ class LeaseService:
         return ClockReading(identity.boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
-        """`rules.validate` for one holder, by the clocks as of now.
-
-        For the decide function of the transaction that commits the holder's work; it must name the lease's
-        documents.
-        """
+        """`rules.validate` for one holder, by the clocks as of now. For the decide function of the transaction that
+        commits the holder's work; it must name the lease's documents."""
         reading, keys = self.reading(), LeaseKeys.of(worktree)
         return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 

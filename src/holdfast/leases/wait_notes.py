@@ -1,17 +1,16 @@
 """Wait notes: files that show who waits for a file lock or a repository lock, which do not record waiters.
 
-A note lies in a directory where those look who may be in a deadlock with its writer. No lock depends on it.
-Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of
-the wait notes in docs/protocols/waits.md):
+A note lies in a directory where those look who may be in a deadlock with its writer. No lock depends on it. Its writer
+keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait notes in
+docs/protocols/waits.md):
 
-- The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it
-  writes.
-- A reader tries the lock in shared mode. If that succeeds, the waiter is gone, and the reader removes the
-  note. Tickets are never reused, so nobody removes a newer note.
+- The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it writes.
+- A reader tries the lock in shared mode. If that succeeds, the waiter is gone, and the reader removes the note. Tickets
+  are never reused, so nobody removes a newer note.
 - The writer removes the note when its wait ends. A killed writer leaves that to the next reader.
 
-If a note cannot be written (a full disk, a directory of somebody else), others do not see the wait. That
-costs time, in the worst case, and nothing else.
+If a note cannot be written (a full disk, a directory of somebody else), others do not see the wait. That costs time, in
+the worst case, and nothing else.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ _TEXTS = ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose
 
 
 class WaitNote(NamedTuple):
-    """A wait for a lock. `agent` is the process it waits for, if not itself; `above` are its ancestors.
-
-    `proof` is that of the lease that it works under, if it knows one.
-    """
+    """A wait for a lock. `agent` is the process it waits for, if not itself; `above` are its ancestors. `proof` is that
+    of the lease that it works under, if it knows one."""
 
     ticket: str
     thing: Resource
@@ -112,11 +109,8 @@ class Posted:
 
 
 class WaitNotes:
-    """The notes of one directory, or of several that are read as one.
-
-    A missing directory is created when it is needed, if its parent exists. On Windows, where a locked file
-    cannot be read, there are no notes.
-    """
+    """The notes of one directory, or of several that are read as one. A missing directory is created when it is needed,
+    if its parent exists. On Windows, where a locked file cannot be read, there are no notes."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = () if sys.platform == "win32" else tuple(dict.fromkeys(directories))

@@ -50,10 +50,8 @@ class Recorded(NamedTuple):
 
 
 class Checked(Event):
-    """An event that was checked: all of it can be stored.
-
-    `content` is its stored form, until the event is handed out and may be changed.
-    """
+    """An event that was checked: all of it can be stored. `content` is its stored form, until the event is handed out
+    and may be changed."""
 
     __slots__ = ("content",)
 
@@ -85,11 +83,8 @@ class EventCodec:
         return content
 
     def decode(self, content: bytes, source: str) -> Event:
-        """The event: any JSON object, because other programs append too, but strict JSON.
-
-        Our own events are recognised by encoding them again, which proves them strict and costs a third of
-        the full check.
-        """
+        """The event: any JSON object, because other programs append too, but strict JSON. Our own events are recognised
+        by encoding them again, which proves them strict and costs a third of the full check."""
         try:
             event: Event = _DECODER.decode(content)
             if _ENCODER.encode(event) + b"\n" == content and content.count(b"{") + content.count(b"[") < 50:
@@ -136,10 +131,8 @@ EVENTS: Stream[Event] = Stream("ledger/events", CODEC)
 
 
 def checked(event: Mapping[str, Any]) -> Checked:
-    """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`.
-
-    An event without a `timestamp` gets the time of its commit.
-    """
+    """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`. An event without a
+    `timestamp` gets the time of its commit."""
     if not isinstance(event, Mapping):
         raise UsageFailure("an event must be a JSON object", problem="not an object")
     copy = dict(event)
@@ -202,10 +195,8 @@ POLL = 1.0
 
 
 class Ledger:
-    """One ledger. Safe to use from several threads.
-
-    Folds keep their checkpoints below the directory `checkpoint_root`; without one, they keep none.
-    """
+    """One ledger. Safe to use from several threads. Folds keep their checkpoints below the directory `checkpoint_root`;
+    without one, they keep none."""
 
     def __init__(self, store: Store, *, checkpoint_root: Path | None = None) -> None:
         self.store = store
@@ -232,10 +223,8 @@ class Ledger:
     def append_decided(
         self, decide: Callable[[int], Mapping[str, Any]], *, retry: RetryConfig | None = None
     ) -> Recorded:
-        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again.
-
-        Bounded, with growing pauses; `TooManyRetries` when the attempts are used up.
-        """
+        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again. Bounded,
+        with growing pauses; `TooManyRetries` when the attempts are used up."""
 
         def attempt() -> Recorded:
             sequence = self.sequence
@@ -312,10 +301,8 @@ class Ledger:
     def watch(
         self, *, after: int | None = None, timeout: float | None = None, cancelled: threading.Event | None = None
     ) -> Generator[Recorded, None, None]:
-        """The events after `after` (default: the end as of now), and then each new one as it arrives.
-
-        Ends when nothing has arrived for `timeout` seconds, or soon after `cancelled` is set.
-        """
+        """The events after `after` (default: the end as of now), and then each new one as it arrives. Ends when nothing
+        has arrived for `timeout` seconds, or soon after `cancelled` is set."""
         position = self.sequence if after is None else after
         with self.store.watch(EVENTS) as watch:
             quiet_since = time.monotonic()

@@ -55,10 +55,8 @@ class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiter in the queue of a node. It counts until `until` unless it sends another heartbeat.
-
-    `sequence` is the event with which it began to wait: its position among waiters of the same priority.
-    """
+    """A waiter in the queue of a node. It counts until `until` unless it sends another heartbeat. `sequence` is the
+    event with which it began to wait: its position among waiters of the same priority."""
 
     node_id: str
     owner: str
@@ -237,11 +235,8 @@ Answer = TypeVar("Answer")
 
 
 class ClaimProjection:
-    """The claims of a ledger; reads each event once. Safe to use from several threads.
-
-    Events are never read while the state is locked: a store may hold its own locks while it decides, and
-    query the projection then.
-    """
+    """The claims of a ledger; reads each event once. Safe to use from several threads. Events are never read while the
+    state is locked: a store may hold its own locks while it decides, and query the projection then."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -250,10 +245,8 @@ class ClaimProjection:
         self._saved = 0
 
     def query(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
-        """The answer of `ask` to the state at the end, or right after the event `until`.
-
-        The state does not change while `ask` runs.
-        """
+        """The answer of `ask` to the state at the end, or right after the event `until`. The state does not change
+        while `ask` runs."""
         last = self._catch_up(self._open(until), until)
         with self._lock:
             state = self._state

@@ -1,8 +1,7 @@
 """Claim rules as pure functions, from the state and the time to at most one event.
 
-Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore. A rule's
-event is appended only right after the sequence of the state, so the rule has seen everything before its
-event.
+Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore. A rule's event is
+appended only right after the sequence of the state, so the rule has seen everything before its event.
 
 1. A claim is granted only if the node has none. An expired one is reaped first, by its own event.
 2. Only its owner renews or releases a claim; with its `claim_id`, only this very claim.
@@ -27,10 +26,8 @@ ACTOR, AGENT, ABOVE, SEPARATOR = "actor", "agent", "above", "|"
 
 
 class ClaimRequest(NamedTuple):
-    """A request for a node; `claim_id` is the id that the claim will have, and the ticket in the queue.
-
-    `patience` is how long a waiter counts without a heartbeat.
-    """
+    """A request for a node; `claim_id` is the id that the claim will have, and the ticket in the queue. `patience` is
+    how long a waiter counts without a heartbeat."""
 
     node_id: str
     owner: str
@@ -104,10 +101,8 @@ def lock_timeout(meta: Mapping[str, Any] | None) -> float:
 def claim(
     state: ClaimState, now: float, request: ClaimRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> ClaimRuling[ClaimGranted | Cleared | ClaimWaiting]:
-    """Grant the claim if the node is free and nobody is ahead in the queue; else join the queue, or refuse.
-
-    `gone` are the tickets of waiters that are known to be dead.
-    """
+    """Grant the claim if the node is free and nobody is ahead in the queue; else join the queue, or refuse. `gone` are
+    the tickets of waiters that are known to be dead."""
     held = state.claims.get(request.node_id)
     if held is not None and held.claim_id == request.claim_id:
         return ClaimRuling(None, ClaimGranted(held.claim_id))  # by an attempt whose outcome was unknown

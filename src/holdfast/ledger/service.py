@@ -98,10 +98,8 @@ class Claims:
         actor: str = "",
         other_graphs: Sequence[ReadGraph] = (),
     ) -> None:
-        """`actor` tells agents of one process apart, as for leases.
-
-        `other_graphs` are the wait graphs that a deadlock may lead through.
-        """
+        """`actor` tells agents of one process apart, as for leases. `other_graphs` are the wait graphs that a deadlock
+        may lead through."""
         self.ledger = ledger
         self._actor = actor
         self._other_graphs = other_graphs
@@ -126,10 +124,9 @@ class Claims:
     ) -> HeldClaim:
         """Claim a node: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
 
-        Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to
-        others; for `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time
-        to wait; `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that
-        the requester holds.
+        Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to others; for
+        `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time to wait;
+        `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that the requester holds.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
@@ -156,10 +153,8 @@ class Claims:
         purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> ClaimRequest:
-        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
-
-        `behalf_of` is the process that the claim is for, if that is not this one: then it outlives this one.
-        """
+        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger. `behalf_of` is the
+        process that the claim is for, if that is not this one: then it outlives this one."""
         named = {rules.ACTOR: checked_actor(self._actor)} if self._actor else {}
         return ClaimRequest(
             node_id(node),
@@ -200,10 +195,8 @@ class Claims:
         return held
 
     def reap(self) -> list[Claim]:
-        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap.
-
-        Returns those that this call removed.
-        """
+        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap. Returns those that
+        this call removed."""
         if self._files is not None:
             for node in self._files.nodes():
                 self._update_file(node)

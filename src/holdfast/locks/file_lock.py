@@ -74,10 +74,8 @@ class HeldLock:
 
 
 class LockGuard(HeldLock):
-    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected.
-
-    In a forked child the guard is a copy without effect: the parent keeps the lock.
-    """
+    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected. In a forked
+    child the guard is a copy without effect: the parent keeps the lock."""
 
     __slots__ = ("_held", "_release", "path", "shared")
 
@@ -154,8 +152,8 @@ class FileLocker:
         return self._asynchronously(path, shared=True)
 
     def acquire(self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None) -> LockGuard:
-        """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread,
-        gets `LockReentry` instead of waiting for a lock of its own."""
+        """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread, gets
+        `LockReentry` instead of waiting for a lock of its own."""
         key = path if isinstance(path, str) else os.fspath(path)
         if owner is None:
             owner = _this_thread.itself

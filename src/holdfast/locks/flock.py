@@ -1,12 +1,11 @@
 """flock(2) on open file descriptions that are kept between uses and are safe across fork.
 
-Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of
-the same path. One description serves one holder at a time: that is what makes the threads of a process
-exclude each other.
+Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of the same
+path. One description serves one holder at a time: that is what makes the threads of a process exclude each other.
 
-A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and
-never unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on.
-An executed program inherits none.
+A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and never
+unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on. An executed
+program inherits none.
 """
 
 from __future__ import annotations

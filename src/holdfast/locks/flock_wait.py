@@ -1,13 +1,12 @@
 """Waiting for a lock in the kernel, with a time limit.
 
-The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free.
-flock has no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the
-waiting thread a signal that only interrupts the call. Then the wait is over: it leaves no waiting thread,
-no descriptor, and no lock that is granted to nobody. Another thread can cancel a wait in the same way.
+The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free. flock has
+no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the waiting thread a
+signal that only interrupts the call. Then the wait is over: it leaves no waiting thread, no descriptor, and no lock
+that is granted to nobody. Another thread can cancel a wait in the same way.
 
-The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock
-is polled instead if no signal is free, on Windows, and on network file systems, whose waits the kernel
-polls itself.
+The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock is polled
+instead if no signal is free, on Windows, and on network file systems, whose waits the kernel polls itself.
 """
 
 from __future__ import annotations

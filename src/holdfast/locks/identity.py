@@ -1,12 +1,10 @@
 """Holders as processes: their identity, whether they are still alive, and on whose behalf a command runs.
 
-A pid alone says little: it is reused after the process has ended and after a reboot, and it means another
-process in another pid namespace or on another host. So a holder is identified by all of these together, and
-the question whether it is alive has three answers. Only "dead" ever allows anything; whatever is not
-certain is "unknown".
+A pid alone says little: it is reused after the process has ended and after a reboot, and it means another process in
+another pid namespace or on another host. So a holder is identified by all of these together, and the question whether
+it is alive has three answers. Only "dead" ever allows anything; whatever is not certain is "unknown".
 
-On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is
-slow to load.
+On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is slow to load.
 """
 
 from __future__ import annotations
@@ -157,11 +155,8 @@ class Liveness(Enum):
 
 
 class Holder(NamedTuple):
-    """A process, identified beyond its lifetime and its machine.
-
-    `start_time` is the kernel's own count (on Linux clock ticks since boot), so setting the wall clock does
-    not change it. Unknown fields are empty.
-    """
+    """A process, identified beyond its lifetime and its machine. `start_time` is the kernel's own count (on Linux clock
+    ticks since boot), so setting the wall clock does not change it. Unknown fields are empty."""
 
     host: str
     user: str
@@ -226,10 +221,8 @@ def holder_with_pid(pid: int) -> Holder | None:
 
 @functools.lru_cache(maxsize=1)
 def boot_clock_id() -> str:
-    """The id of the boot clock of this process: processes with the same id read the same clock.
-
-    Empty where that is unknown (everywhere but on Linux), so that nothing relies on it.
-    """
+    """The id of the boot clock of this process: processes with the same id read the same clock. Empty where that is
+    unknown (everywhere but on Linux), so that nothing relies on it."""
     boot_id = read_small(_BOOT_ID) if sys.platform == "linux" else ""
     return boot_id + _time_namespace() if boot_id else ""
 
@@ -249,10 +242,8 @@ def _holder_of(pid: int) -> Holder:  # cached by pid: a forked child is not its 
 
 
 def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
-    """Whether `holder` still exists, judged from `here` (by default this process).
-
-    Another host or pid namespace: unknown. The same machine, rebooted since: dead.
-    """
+    """Whether `holder` still exists, judged from `here` (by default this process). Another host or pid namespace:
+    unknown. The same machine, rebooted since: dead."""
     vantage = here.vantage if here else current_vantage()
     if holder.host != vantage.host:
         return Liveness.UNKNOWN
@@ -267,10 +258,8 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
 
 
 def liveness_behind(holder: Holder | None, *, detached: bool) -> Liveness:
-    """Whether a holder still exists; None is an unknown one.
-
-    A detached lease outlives its process: the end of that process does not make its holder dead.
-    """
+    """Whether a holder still exists; None is an unknown one. A detached lease outlives its process: the end of that
+    process does not make its holder dead."""
     found = Liveness.UNKNOWN if holder is None else liveness(holder)
     return Liveness.UNKNOWN if detached and found is Liveness.DEAD else found
 

@@ -145,11 +145,8 @@ def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
-    """The locked files below `root`, which is a real path, sorted.
-
-    They are found among the open files of lock holders, as far as this user may see those, and in
-    `directories`, whoever holds them.
-    """
+    """The locked files below `root`, which is a real path, sorted. They are found among the open files of lock holders,
+    as far as this user may see those, and in `directories`, whoever holds them."""
     if sys.platform != "linux":
         return []
     try:
@@ -179,10 +176,8 @@ def is_holding(group: int) -> bool:
 
 
 def _flocks() -> list[list[str]]:
-    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter.
-
-    `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
-    """
+    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter. `1: FLOCK ADVISORY
+    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter."""
     found = []
     for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]

@@ -1,14 +1,13 @@
 """The write lock of a ledger: `ledger.lock`, as other programs know it, behind a fair queue of our own.
 
-To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and everybody
-else tries again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair
-file lock, and only the first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not
-safety: a process that cannot pass it in half the time, because another one in the queue is stopped, tries
-for `ledger.lock` directly.
+To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and everybody else tries
+again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair file lock, and only the
+first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not safety: a process that cannot pass
+it in half the time, because another one in the queue is stopped, tries for `ledger.lock` directly.
 
-A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may
-wake up: it is reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must
-lose no event, so events are published by a link that never replaces.
+A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may wake up: it is
+reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must lose no event, so events
+are published by a link that never replaces.
 """
 
 from __future__ import annotations

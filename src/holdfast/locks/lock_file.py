@@ -62,10 +62,8 @@ class LockFile:
     """The lock file `name` in a directory, with its document lock on the sidecar `.<name>.guard`."""
 
     def __init__(self, root: Path, relative: str, name: str, *, often: bool = False) -> None:
-        """The directory is `relative` (or empty) below `root`; links in `relative` are refused.
-
-        A lock that is taken `often` keeps its draft: see `KeptDraft`.
-        """
+        """The directory is `relative` (or empty) below `root`; links in `relative` are refused. A lock that is taken
+        `often` keeps its draft: see `KeptDraft`."""
         self.path = root / relative / name
         self._directory = functools.partial(_open_directory, root, relative)
         self._draft = KeptDraft(str(self.path.parent), name, self._directory) if often else None
@@ -94,10 +92,8 @@ class LockFile:
             return self._read(directory)
 
     def take_over(self, found: FoundLock, record: Record, *, synced: bool) -> bool:
-        """Replace the lock that was `found` by ours; False if another process was faster.
-
-        Never waits: a holder of the document lock is deciding about this lock, or was stopped while doing so.
-        """
+        """Replace the lock that was `found` by ours; False if another process was faster. Never waits: a holder of the
+        document lock is deciding about this lock, or was stopped while doing so."""
         encoded = _encoded(record)
         guard = self._locker.try_lock_exclusive(self._sidecar_path)
         if guard is None:
@@ -299,10 +295,8 @@ class KeptDraft:
         return self._uses >= KEPT_FROM
 
     def publish(self, content: bytes, lock_id: str) -> bool | None:
-        """Create a lock with this content if it is free; None if the caller must do it without the draft.
-
-        Commit point: the link. `remove` takes the same `lock_id`.
-        """
+        """Create a lock with this content if it is free; None if the caller must do it without the draft. Commit point:
+        the link. `remove` takes the same `lock_id`."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -26,8 +26,8 @@ MOST_TRIES = 3
 
 
 class RepoLockInfo(NamedTuple):
-    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`,
-    which tells this lock from all others, is empty."""
+    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`, which tells
+    this lock from all others, is empty."""
 
     pid: int | None
     created_at: float | None

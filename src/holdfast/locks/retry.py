@@ -17,8 +17,8 @@ CHANCE = random.Random()
 
 
 class RetryConfig(NamedTuple):
-    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most
-    `max_delay`; each pause is shortened by a random part of up to half."""
+    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most `max_delay`;
+    each pause is shortened by a random part of up to half."""
 
     max_attempts: int = 3
     initial_delay: float = 0.05
@@ -51,10 +51,8 @@ def retry_with_backoff(
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = CHANCE.random,
 ) -> Result:
-    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`.
-
-    After the last attempt, raise `TooManyRetries` with the last failure as its cause.
-    """
+    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`. After the last attempt,
+    raise `TooManyRetries` with the last failure as its cause."""
     config.checked()
     for attempt in range(1, config.max_attempts + 1):
         try:
