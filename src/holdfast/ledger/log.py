@@ -6,18 +6,21 @@ events, so event 100 000 costs the same as event 1. Reading takes no lock, becau
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import (
     Corrupt,
+    Failure,
     JsonInvalid,
     NameInvalid,
     NotFound,
@@ -27,13 +30,11 @@ from holdfast.errors import (
     TooLarge,
     UsageFailure,
 )
-from holdfast.fs import strictjson
-from holdfast.fs.names import is_safe_name, unique_id
+from holdfast.fs import durable, strictjson
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
-
-if TYPE_CHECKING:
-    from holdfast.ledger.checkpoints import Checkpoint
 
 MOST_BYTES = 1 << 20
 """The largest event, as it is stored."""
@@ -50,8 +51,7 @@ class Recorded(NamedTuple):
 
 
 class Checked(Event):
-    """An event that was checked: all of it can be stored. `content` is its stored form, until the event is handed out
-    and may be changed."""
+    """An event that passed all checks. `content` is its stored form, until the event is handed out."""
 
     __slots__ = ("content",)
 
@@ -74,10 +74,15 @@ class EventCodec:
         """The line; `TooLarge` above `MOST_BYTES`."""
         if type(record) is Checked and record.content is not None:
             return record.content
+        content = _encode_flat(record)
         try:
-            content = _encode_flat(record) or _encode_any(record)
+            if content is None:
+                known = isinstance(record, Checked)
+                content = strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
         except JsonInvalid as error:
             raise UsageFailure(f"{_WHAT} cannot be stored: {error.facts['problem']}") from None
+        except TooLarge as error:
+            raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
         if len(content) > MOST_BYTES:
             raise TooLarge(_WHAT, len(content), MOST_BYTES)
         return content
@@ -98,30 +103,19 @@ class EventCodec:
             problem = "it is not a JSON object"
         except (JsonInvalid, TooLarge) as error:
             problem = str(error)
-        raise Corrupt(
-            f"the event at {source} cannot be read: {problem}",
-            hint="'holdfast ledger verify' lists all such files and says what to do about them.",
-            source=source,
-            problem=problem,
-        )
+        hint = "'holdfast ledger verify' lists all such files and says what to do about them."
+        message = f"the event at {source} cannot be read: {problem}"
+        raise Corrupt(message, hint=hint, source=source, problem=problem)
 
 
 def _encode_flat(record: Event) -> bytes | None:
-    """The line of an event in which only a lone surrogate can be wrong; None for any other event."""
+    """The line of a flat event, in which only a lone surrogate can be wrong; None for any other event."""
     if _SCALARS.issuperset(map(type, record.values())) and _STRINGS.issuperset(map(type, record)):
         try:
             return _ENCODER.encode(record) + b"\n"
         except (msgspec.MsgspecError, ValueError, OverflowError):
             pass  # the full check says what is wrong, if anything
     return None
-
-
-def _encode_any(record: Event) -> bytes:
-    known = isinstance(record, Checked)
-    try:
-        return strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
-    except TooLarge as error:
-        raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
 
 
 CODEC = EventCodec()
@@ -147,10 +141,9 @@ def checked(event: Mapping[str, Any]) -> Checked:
         try:
             parse_instant(str(timestamp))
         except (ValueError, OverflowError):
-            raise UsageFailure(
-                f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone",
-                hint="Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z.",
-            ) from None
+            hint = "Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z."
+            message = f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone"
+            raise UsageFailure(message, hint=hint) from None
     content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
     return Checked(copy, None if timestamp is None else content)
 
@@ -286,12 +279,8 @@ class Ledger:
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
             end = self.sequence
-            raise NotFound(
-                f"the ledger has no event {sequence}; {f'its last one is {end}' if end else 'it is empty'}",
-                hint="List its events: 'holdfast ledger log'.",
-                sequence=sequence,
-                last=end,
-            )
+            message = f"the ledger has no event {sequence}; {f'its last one is {end}' if end else 'it is empty'}"
+            raise NotFound(message, hint="List its events: 'holdfast ledger log'.", sequence=sequence, last=end)
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
@@ -350,25 +339,17 @@ class Ledger:
 
     def checkpoint(self, name: str, version: str, *, until: int | None = None) -> Checkpoint | None:
         """The checkpoint of a fold, if it matches this ledger and is not after `until`."""
-        if self._checkpoint_root is None:
-            return None
-        from holdfast.ledger import checkpoints
-
-        found = checkpoints.load(self._checkpoint_root, name, version)
+        found = None if self._checkpoint_root is None else load_checkpoint(self._checkpoint_root, name, version)
         if found is None or (until is not None and found.sequence > until):
             return None
         stored = next(self.events(after=found.sequence - 1, until=found.sequence), None)
-        matches = stored is not None and checkpoints.digest_of(stored.event) == found.event
-        return found if matches else None
+        return found if stored is not None and _event_digest(stored.event) == found.event else None
 
     def save_checkpoint(self, name: str, version: str, last: Recorded, state: object) -> None:
         """Save the state of a fold after the event `last`."""
         if self._checkpoint_root is not None:
-            from holdfast.ledger import checkpoints
-
-            event = checkpoints.digest_of(last.event)
-            checkpoint = checkpoints.Checkpoint(name, version, last.sequence, event, state)
-            checkpoints.save(self._checkpoint_root, checkpoint)
+            checkpoint = Checkpoint(name, version, last.sequence, _event_digest(last.event), state)
+            save_checkpoint(self._checkpoint_root, checkpoint)
 
 
 def _check_json(state: object) -> None:
@@ -380,6 +361,65 @@ def _check_json(state: object) -> None:
         raise UsageFailure("the state of a named fold must survive a round trip through JSON")
 
 
+# --- Checkpoints -----------------------------------------------------------------------------------------
+# A checkpoint is a cache. It names the event that it follows by a digest, and carries a digest of itself: if it is
+# torn, of another form, or of another ledger, it is ignored. So it is written without a sync, may be deleted at any
+# time, and decides nothing but how long a replay takes.
+
+CHECKPOINT_FORMAT = 1
+CHECKPOINTS = ".holdfast/checkpoints"
+"""The directory of the checkpoint files, below the root."""
+
+
+class Checkpoint(NamedTuple):
+    """The state of the fold `name` after the event `sequence`, whose digest is `event`."""
+
+    name: str
+    version: str
+    sequence: int
+    event: str
+    state: Any
+
+
+def load_checkpoint(root: Path, name: str, version: str) -> Checkpoint | None:
+    """The checkpoint of a fold, if it is whole and has this version."""
+    try:
+        with Directory.open(root / CHECKPOINTS) as directory:
+            content = durable.read_in(directory, _checkpoint_file(name))
+        value = strictjson.decode(content.removesuffix(b"\n"))
+        record = value["checkpoint"]
+        if value["digest"] != _digest(strictjson.encode(record)) or record.get("format") != CHECKPOINT_FORMAT:
+            return None
+        names = (str(record["name"]), str(record["version"]))
+        found = Checkpoint(*names, int(record["sequence"]), str(record["event"]), record["state"])
+    except (Failure, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return found if names == (name, version) and found.sequence > 0 else None
+
+
+def save_checkpoint(root: Path, checkpoint: Checkpoint) -> None:
+    """Save a checkpoint, unless it cannot be written or its state cannot be encoded."""
+    with contextlib.suppress(Failure, OSError):
+        file = _checkpoint_file(checkpoint.name)
+        content = strictjson.encode({"format": CHECKPOINT_FORMAT, **checkpoint._asdict()})
+        whole = b'{"digest":"' + _digest(content).encode() + b'","checkpoint":' + content + b"}\n"
+        make_directories(root / CHECKPOINTS)
+        with Directory.open(root / CHECKPOINTS) as directory:
+            durable.publish(directory, durable.write_draft(directory, file, whole, durable=False), file)
+
+
+def _checkpoint_file(name: str) -> str:
+    return f"{safe_name(name, what='name of a fold')}.json"
+
+
+def _event_digest(event: Event) -> str:
+    return _digest(strictjson.encode(event))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 _NODE = re.compile(r"[1-9][0-9]{0,8}(?:\.[1-9][0-9]{0,8})*", re.ASCII)
 
 
@@ -388,12 +428,9 @@ def node_id(text: str) -> str:
     if is_node_id(text):
         return text
     shown = ascii(text)
-    raise NameInvalid(
-        f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node",
-        hint=f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters.",
-        what="node",
-        name=shown[:160],
-    )
+    message = f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node"
+    hint = f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters."
+    raise NameInvalid(message, hint=hint, what="node", name=shown[:160])
 
 
 def is_node_id(text: object) -> bool:
