@@ -15,19 +15,16 @@ from holdfast.errors import SettingInvalid
 
 
 class Clock(Protocol):
-    """A source of time. Everything that needs the time takes one of these."""
+    """A source of time."""
 
     def wall(self) -> float:
         """Seconds since 1970; jumps when the clock is set."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds since some start; never jumps, may stop while the machine sleeps."""
-        ...
 
     def boot(self) -> float:
         """Seconds since the machine started, including sleep where the system counts it."""
-        ...
 
 
 class SystemClock:
@@ -58,8 +55,7 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    def boot(self) -> float:
-        return self._monotonic
+    boot = monotonic
 
     def advance(self, seconds: float) -> None:
         """Advance all clocks."""
@@ -73,13 +69,11 @@ class ManualClock:
 
 SYSTEM_CLOCK = SystemClock()
 
-
-SKEW = 5.0
-"""How far apart the clocks of machines that share a store may be."""
+SKEW = 5.0  # how far apart the clocks of machines that share a store may be
 
 
 class BootMark(NamedTuple):
-    """An instant by the boot clock with this id. (A tuple, not a struct: the guard must load quickly.)"""
+    """An instant of the boot clock with this id. A tuple, not a struct, because the guard must load quickly."""
 
     clock_id: str
     at: float
@@ -121,7 +115,7 @@ class ClockReading(NamedTuple):
 
 def format_instant(instant: float) -> str:
     """Write an instant as ISO 8601 in UTC, to the microsecond."""
-    from datetime import UTC, datetime  # loaded here, because the guard does without
+    from datetime import UTC, datetime  # imported here because the guard does not need it
 
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -175,7 +169,7 @@ class Deadline(NamedTuple):
 
 
 class TimedRight:
-    """A lease or claim: a right that ends at its deadline. A mixin for records.
+    """A mixin for leases and claims: rights that end at their deadline.
 
     For its holder it ends at the deadline; others, whose clock may be off by `Now.skew`, wait that much
     longer. So nobody takes a right before its holder has stopped using it.

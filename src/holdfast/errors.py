@@ -68,7 +68,7 @@ def _some(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
-# --- Usage: the caller asked for something that cannot be -------------------------------------------
+# --- Usage: the arguments are invalid ---------------------------------------------------------------
 
 
 class UsageFailure(Failure, code="E_USAGE", exit_status=ExitStatus.USAGE):
@@ -293,11 +293,9 @@ class TooManyRetries(Failure, code="E_TOO_MANY_RETRIES", exit_status=ExitStatus.
     hint = "Try again later, or allow more attempts."
 
     def __init__(self, attempts: int, last: Exception) -> None:
-        super().__init__(
-            f"Lock contention: too many retries ({attempts}); the last one failed with: {last}",
-            attempts=attempts,
-            last=last.as_record() if isinstance(last, Failure) else repr(last),
-        )
+        message = f"Lock contention: too many retries ({attempts}); the last one failed with: {last}"
+        record = last.as_record() if isinstance(last, Failure) else repr(last)
+        super().__init__(message, attempts=attempts, last=record)
         self.attempts = attempts
         self.last = last
 
@@ -323,7 +321,7 @@ class FencingMismatch(Failure, code="E_FENCING_MISMATCH", exit_status=ExitStatus
     hint = "Your lease was stolen. Acquire it again and reapply your work to the current state."
 
 
-# --- Refusals: possible, but unsafe or against the rules of the domain ------------------------------
+# --- Refusals: the operation is unsafe, or against a rule -------------------------------------------
 
 
 class Refused(Failure, code="E_REFUSED", exit_status=ExitStatus.REFUSED):
@@ -476,7 +474,7 @@ class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUP
         super().__init__("interrupted")
 
 
-# --- The server that keeps the shared documents -----------------------------------------------------
+# --- The server of a shared store -------------------------------------------------------------------
 
 
 class OutcomeUnknown(Failure, code="E_OUTCOME_UNKNOWN"):

@@ -1,4 +1,4 @@
-"""Deadlock detection: cycles of waits, in which everyone holds what the next one waits for.
+"""Deadlock detection: cycles of waits, in which each participant holds what the previous one waits for.
 
 Each kind of lock, lease or claim that can be waited for has its own `WaitGraph`; a cycle may lead through
 several, so they are merged. The steps are those of docs/protocols/waits.md:
@@ -65,7 +65,7 @@ class Hold(NamedTuple):
 
 
 class WaitEdge(NamedTuple):
-    """A wait for a resource. `ticket` tells this wait from all others; `since` sorts by age."""
+    """A wait for a resource. `ticket` tells this wait apart from all others; `since` sorts by age."""
 
     resource: Resource
     waiter: Participant
@@ -116,8 +116,7 @@ class Link(NamedTuple):
 
 Cycle = tuple[Link, ...]
 
-ReadGraph = Callable[[], WaitGraph]
-"""Reads the graph of one kind, as of now. Takes no lock."""
+ReadGraph = Callable[[], WaitGraph]  # reads the graph of one kind, as of now. Takes no lock.
 
 
 def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()) -> None:
@@ -162,19 +161,18 @@ def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
 
 
 def process_ids(holder_ids: Iterable[str], boot_id: str, pid_namespace: str) -> frozenset[str]:
-    """Processes, told from all others, also from those with the same pid in another container."""
-    return frozenset(_process_id(each, boot_id, pid_namespace) for each in holder_ids if each)
+    """Ids of processes that no other process has, not even one with the same pid in another container."""
 
+    def process_id(holder_id: str) -> str:  # without the user, which may have another name in another container
+        host, *rest = holder_id.split(":")
+        known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
+        return f"{known} {boot_id} {pid_namespace}"
 
-def _process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
-    """Leaves out the user: seen from outside, it may have another name."""
-    host, *rest = holder_id.split(":")
-    known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
-    return f"{known} {boot_id} {pid_namespace}"
+    return frozenset(process_id(each) for each in holder_ids if each)
 
 
 def proof_of(hold_id: str) -> str:
-    """Proves that somebody knows the id of what it holds, without revealing the id."""
+    """A digest that proves knowledge of the id of a hold without revealing it."""
     return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
 
 
@@ -201,16 +199,10 @@ def _merged(own: ReadGraph, others: Sequence[ReadGraph]) -> WaitGraph:
 def _deadlock(cycle: Cycle) -> Deadlock:
     links = []
     for (wait, hold), (following, _) in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-        holder, waiter = hold.holder.label, following.waiter.label
-        links.append(
-            {
-                "who": wait.waiter.label,
-                "waits_for": str(wait.resource),
-                "held_by": holder if holder == waiter else f"{holder} ({waiter})",
-                "kind": wait.resource.kind,
-                "name": wait.resource.name,
-            }
-        )
+        resource, holder, waiter = wait.resource, hold.holder.label, following.waiter.label
+        held_by = holder if holder == waiter else f"{holder} ({waiter})"
+        names = {"who": wait.waiter.label, "waits_for": str(resource), "held_by": held_by}
+        links.append({**names, "kind": resource.kind, "name": resource.name})
     resource = cycle[0].wait.resource
     parts = (f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links)
     return Deadlock(f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links)

@@ -25,17 +25,10 @@ from holdfast.clock import Clock
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld
 from holdfast.locks.retry import CHANCE
 
-BEATS = 3
-"""Renewals per ttl, at least."""
-
-JITTER = 0.2
-"""How much earlier a renewal may come, so that holders that began together drift apart."""
-
-LONGEST_SLEEP = 2.0
-"""How long the heartbeat sleeps at most: the machine may have slept meanwhile, or the holder may be gone."""
-
-REFUSED = (LockNotHeld, LockExpired, FencingMismatch)
-"""A renewal that raises one of these will never succeed."""
+BEATS = 3  # renewals per ttl, at least
+JITTER = 0.2  # how much earlier a renewal may come, so that holders that began together drift apart
+LONGEST_SLEEP = 2.0  # between two looks: the machine may have slept meanwhile, or the holder may be gone
+REFUSED = (LockNotHeld, LockExpired, FencingMismatch)  # a renewal that raises one of these will never succeed
 
 Record = TypeVar("Record")
 
@@ -52,8 +45,7 @@ class Held(Generic[Record]):
     """Something held for `ttl` seconds since `began` (by the boot clock; None: since now). As a context manager, also
     an asynchronous one, it is renewed while its block runs. A subclass defines how it is renewed and released."""
 
-    ends_with_block: ClassVar[bool] = True
-    """Whether it is released when its block ends, or only not renewed any more."""
+    ends_with_block: ClassVar[bool] = True  # whether the end of its block releases it, or only ends its renewal
 
     def __init__(
         self, subject: Subject, record: Record, ttl: float, *, clock: Clock, began: float | None = None
@@ -61,8 +53,7 @@ class Held(Generic[Record]):
         self.lost = threading.Event()
         self.record = record
         self.ttl = ttl
-        self.problem: BaseException | None = None
-        """Why the last renewal failed; None if it succeeded."""
+        self.problem: BaseException | None = None  # why the last renewal failed; None if it succeeded
         self._subject = subject
         self._clock = clock
         self._pid = os.getpid()
@@ -81,8 +72,6 @@ class Held(Generic[Record]):
     def _release(self) -> None:
         """Release it in the store."""
         raise NotImplementedError
-
-    # --- For the holder ----------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise if this is not held any more: call it before every piece of work."""
@@ -122,7 +111,7 @@ class Held(Generic[Record]):
         return self
 
     def release(self) -> None:
-        """Release it; calling this twice, or after a loss, is fine."""
+        """Release it; idempotent, also after a loss."""
         if self._is_over():
             return
         self.hand_on()
@@ -130,7 +119,7 @@ class Held(Generic[Record]):
             self._release()
 
     def hand_on(self) -> None:
-        """Stop renewing without releasing: from now on it belongs to whoever has its id."""
+        """Stop renewing without releasing: from now on it belongs to the process that has its id."""
         if self._is_over():
             return
         self._ended.set()
@@ -161,8 +150,6 @@ class Held(Generic[Record]):
 
         await asyncio.to_thread(self.__exit__)
 
-    # --- The heartbeat -----------------------------------------------------------------------------
-
     def turn(self) -> float | None:
         """Do what is due now; returns how long to sleep, None if there is nothing left to do."""
         if self._is_over() or self.lost.is_set():
@@ -182,14 +169,14 @@ class Held(Generic[Record]):
         self._renewal = threading.Thread(target=self._try_to_renew, name="holdfast-renewal", daemon=True)
         try:
             self._renewal.start()
-        except RuntimeError as problem:  # no thread can be started now, perhaps a little later
+        except RuntimeError as problem:  # no thread can be started now
             self._renewal = None
             self._failed(problem)
 
     def _try_to_renew(self) -> None:
         try:
             self.renew()
-        except Exception as problem:  # whatever it is, it is reported if the time runs out because of it
+        except Exception as problem:  # reported if the time runs out because of it
             self._failed(problem)
         finally:
             self._renewal = None

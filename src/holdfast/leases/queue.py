@@ -24,9 +24,7 @@ from holdfast.locks import flock as _descriptors  # noqa: F401 - registers its f
 if TYPE_CHECKING:
     from holdfast.store.model import Watch
 
-POLL = 0.1
-"""How often a wait looks up while it may be cancelled or a check runs; how long a fork waits for checks."""
-
+POLL = 0.1  # between two looks of a wait that may be cancelled, or during a check; how long a fork waits for checks
 FIRST_CHECK, LAST_CHECK = 0.02, 5.0
 """When a wait is first checked for a deadlock, and the longest time between checks.
 
@@ -34,17 +32,15 @@ Each interval is twice the last one: a short wait costs nothing, and of two wait
 that has to give up finds out soon, even if it could not see the other one at first.
 """
 
-MOST_CHECKS = 8
-"""How many threads of a process check at once."""
-
+MOST_CHECKS = 8  # how many threads of a process check at once
 THREAD_NAME = "holdfast-deadlock"
 
 Got = TypeVar("Got")
 
 
 class NotYet(NamedTuple):
-    """Somebody else has it, or comes first: ask again after `pause`, or when something has changed. `holders` are those
-    who have it, in the form of `LockTimeout`."""
+    """Another participant has it, or comes first: ask again after `pause`, or after a change. `holders` is in the form
+    of `LockTimeout`."""
 
     pause: float
     holders: list[dict[str, Any]]
@@ -165,7 +161,7 @@ class DeadlockWatch:
         self._prepare = prepare
         self._cancel = cancel
         self._forks = forks
-        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._ends_at = math.inf if timeout is None else time.monotonic() + timeout
         self._wait: ObservedWait | None = None
         self._posting = threading.Lock()
         self._over = threading.Event()
@@ -173,7 +169,7 @@ class DeadlockWatch:
             _register_fork_hooks()
             try:
                 threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
-            except RuntimeError:  # no thread can be started: nobody checks, and the wait ends as it may
+            except RuntimeError:  # no thread can be started: the wait is not checked
                 self._over.set()
 
     def end(self) -> None:
@@ -188,17 +184,16 @@ class DeadlockWatch:
             # Signals are for the waiter: this thread must not take one.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         interval = FIRST_CHECK
-        while not self._over.wait(interval) and not self._is_late():
+        # The waiter's thread ends the wait when the time is up, unless Ctrl-C interrupts that.
+        while not self._over.wait(interval) and time.monotonic() <= self._ends_at:
             interval = min(2 * interval, LAST_CHECK)
             try:
                 self._check_unless_many_hang()
-            except Deadlock as found:
-                self._end_with(found)
-                return
-            except (Failure, OSError):  # such as a current directory that is gone
-                continue
-            except BaseException as mistake:  # raised in the waiter's own thread
-                self._end_with(mistake)
+            except BaseException as found:  # raised in the waiter's own thread
+                if isinstance(found, (Failure, OSError)) and not isinstance(found, Deadlock):
+                    continue  # such as a current directory that is gone
+                self.found = found
+                self._cancel()
                 return
         self._take_down()
 
@@ -223,18 +218,10 @@ class DeadlockWatch:
                 self._wait = wait
         wait.check()
 
-    def _is_late(self) -> bool:
-        """Whether the time is up. The waiter's thread ends the wait then, unless Ctrl-C interrupts that."""
-        return self._ends_at is not None and time.monotonic() > self._ends_at
-
     def _take_down(self) -> None:
         with self._posting:
             if self._wait is not None:
                 self._wait.take_down()
-
-    def _end_with(self, found: BaseException) -> None:
-        self.found = found
-        self._cancel()
 
 
 _running: dict[threading.Event, bool] = {}

@@ -12,8 +12,7 @@ from holdfast.ledger.log import Ledger, Recorded, Reducer, State
 from holdfast.ledger.projection import Claim
 from holdfast.ledger.service import Claims, HeldClaim
 
-_AT_ONCE = 256
-"""How many events one call in a thread reads."""
+_AT_ONCE = 256  # how many events one call in a thread reads
 
 Result = TypeVar("Result")
 

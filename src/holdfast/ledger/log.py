@@ -36,8 +36,7 @@ from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
 
-MOST_BYTES = 1 << 20
-"""The largest event, as it is stored."""
+MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
 
 Event: TypeAlias = dict[str, Any]
@@ -181,10 +180,8 @@ def events_to_json(events: Iterable[Recorded]) -> dict[str, Any]:
 State = TypeVar("State")
 Reducer = Callable[[State, Recorded], State]
 
-CHECKPOINT_EVERY = 64
-"""A fold that has caught up with this many events saves a new checkpoint."""
-POLL = 1.0
-"""How often a watch that may be cancelled checks whether it is."""
+CHECKPOINT_EVERY = 64  # a fold that has caught up with this many events saves a new checkpoint
+POLL = 1.0  # how often a watch that may be cancelled checks whether it is
 
 
 class Ledger:
@@ -367,8 +364,7 @@ def _check_json(state: object) -> None:
 # time, and decides nothing but how long a replay takes.
 
 CHECKPOINT_FORMAT = 1
-CHECKPOINTS = ".holdfast/checkpoints"
-"""The directory of the checkpoint files, below the root."""
+CHECKPOINTS = ".holdfast/checkpoints"  # the directory of the checkpoint files, below the root
 
 
 class Checkpoint(NamedTuple):
@@ -450,8 +446,7 @@ def order(node: str) -> tuple[int, ...]:
 # --- Configuration ---------------------------------------------------------------------------------------
 
 META: Key[dict[str, Any]] = Key("ledger/meta", StructCodec(dict[str, Any]))
-DEFAULT_LOCK_TIMEOUT = 300.0
-"""How long claims last if the configuration does not say."""
+DEFAULT_LOCK_TIMEOUT = 300.0  # how long claims last if the configuration does not say
 
 
 def read_meta(store: Store) -> dict[str, Any] | None:

@@ -29,8 +29,7 @@ ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
 KINDS = frozenset((ACQUIRED, RELEASED, REAPED, REQUESTED, WITHDRAWN))
 
-NAME, VERSION = "claims", "1"
-"""The checkpoint of this fold."""
+NAME, VERSION = "claims", "1"  # the checkpoint of this fold
 _AT_ONCE = 512
 
 
@@ -139,16 +138,9 @@ class ClaimState:
         else:
             began, holder = event["timestamp"], _holder(event)
             purpose = event["purpose"] if isinstance(event.get("purpose"), str) else ""
-        self.claims[node] = Claim(
-            node_id=node,
-            owner=event["owner"],
-            acquired_at=began,
-            expires_at=event["expires_at"],
-            sequence=recorded.sequence,
-            claim_id=claim_id,
-            holder=holder,
-            purpose=purpose,
-        )
+        fields = {name: event[name] for name in ("node_id", "owner", "expires_at")}
+        fields |= {"claim_id": claim_id, "holder": holder, "purpose": purpose}
+        self.claims[node] = Claim(**fields, acquired_at=began, sequence=recorded.sequence)
         self._prune_queue(node, without=claim_id, at=event["timestamp"])
 
     def _requested(self, recorded: Recorded) -> None:
@@ -156,16 +148,9 @@ class ClaimState:
         node, ticket = event["node_id"], event["ticket"]
         self._prune_queue(node, at=event["timestamp"], keep=ticket)
         earlier = next((each for each in self.queue(node) if each.ticket == ticket), None)
-        waiter = ClaimWaiter(
-            node_id=node,
-            owner=event["owner"],
-            ticket=ticket,
-            priority=event["priority"],
-            sequence=earlier.sequence if earlier else recorded.sequence,
-            until=event["until"],
-            holder=_holder(event),
-            since=earlier.since if earlier else event["timestamp"],
-        )
+        sequence, since = (earlier.sequence, earlier.since) if earlier else (recorded.sequence, event["timestamp"])
+        fields = {name: event[name] for name in ("node_id", "owner", "ticket", "priority", "until")}
+        waiter = ClaimWaiter(**fields, holder=_holder(event), sequence=sequence, since=since)
         others = (each for each in self.queue(node) if each.ticket != ticket)
         self.queues[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
 

@@ -34,12 +34,10 @@ from holdfast.store.model import Append, Decision, View
 if TYPE_CHECKING:
     from holdfast.leases.queue import NotYet
 
-PATIENCE = 15.0
-"""How long a waiter counts without a heartbeat; it sends one after half of that."""
+PATIENCE = 15.0  # how long a waiter counts without a heartbeat; it sends one after half of that
 HIGHEST_PRIORITY = 1_000_000
 LONGEST_OWNER = 256
-_POLL_FILE = 1.0
-"""How often a waiter for another program's claim file reads it."""
+_POLL_FILE = 1.0  # how often a waiter for another program's claim file reads it
 _FILES = uuid.UUID("0d6f3c0a-3f5f-4e0e-9b52-3c9a1f6f7a11")
 
 Result = TypeVar("Result")
@@ -79,8 +77,7 @@ class HeldClaim(Held[Claim]):
 
     def _renew(self, ttl: float | None) -> tuple[Claim, float]:
         ttl = self.ttl if ttl is None else ttl
-        claim_id = self.claim.claim_id
-        return self._claims.extend(self.node_id, self.owner, ttl=ttl, claim_id=claim_id), ttl
+        return self._claims.extend(self.node_id, self.owner, ttl=ttl, claim_id=self.claim.claim_id), ttl
 
     def _release(self) -> None:
         self._claims.release(self.node_id, self.owner, claim_id=self.claim.claim_id)
@@ -222,9 +219,8 @@ class Claims:
             now = self._time_of(at_sequence)
             claims = list(self._projection.at_sequence(at_sequence).claims.values())
         above = None if under is None else node_id(under)
-        return _sorted(
-            each for each in claims if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
-        )
+        below = (each for each in claims if above is None or is_under(each.node_id, above))
+        return _sorted(each for each in below if not each.is_expired(now))
 
     def expired(self) -> list[Claim]:
         """The claims that have expired and were not reaped yet."""
@@ -241,24 +237,19 @@ class Claims:
     def history(self, node: str) -> list[Recorded]:
         """All events about the claims on a node."""
         node = node_id(node)
-        return [
-            each
-            for each in self.ledger.events()
-            if each.event.get("type") in KINDS and each.event.get("node_id") == node
-        ]
+        events = (each for each in self.ledger.events() if each.event.get("type") in KINDS)
+        return [each for each in events if each.event.get("node_id") == node]
 
     def lock_timeout(self) -> float:
         """The default ttl of claims."""
         return rules.lock_timeout(log.read_meta(self.ledger.store))
 
     def wait_graph(self) -> WaitGraph:
-        """The claims that are held, and who waits for one."""
-        claims, queues = self._projection.query(
-            lambda state: (list(state.claims.values()), list(state.queues.values()))
-        )
+        """The current claims and waiters."""
+        claims, queues = self._projection.query(lambda state: (list(state.claims.values()), dict(state.queues)))
         now = self.ledger.store.now()
         holds = (_hold(each) for each in claims if not each.is_expired(now))
-        waiters = (each for queue in queues for each in queue if each.counts(now) and not _is_dead(each))
+        waiters = (each for queue in queues.values() for each in queue if each.counts(now) and not _is_dead(each))
         return WaitGraph(tuple(holds), tuple(map(_wait_edge, waiters)))
 
     def check_deadlock(self, ticket: str) -> None:
@@ -327,7 +318,7 @@ class Claims:
                 return self._current(node, request.owner, request.claim_id)
             if isinstance(answer, ClaimWaiting):
                 return answer
-            self._update_file(node)  # `Cleared`: the node is free now, or somebody was faster
+            self._update_file(node)  # `Cleared`: the node is free now, or another process was faster
 
     def _ask(self, request: ClaimRequest, *, wait: bool) -> ClaimGranted | Cleared | ClaimWaiting:
         """Apply `rules.claim` without the dead waiters at the head of the queue."""
@@ -369,13 +360,11 @@ class Claims:
         return reaped
 
     def _update_file(self, node: str) -> None:
-        if self._files is not None:  # 5.
-            self._files.update(
-                node,
-                self.ledger.store.now(),
-                lambda: self._projection.query(lambda state: state.claims.get(node)),
-                self._reap_file,
-            )
+        def current() -> Claim | None:
+            return self._projection.query(lambda state: state.claims.get(node))
+
+        if self._files is not None:
+            self._files.update(node, self.ledger.store.now(), current, self._reap_file)  # 5.
 
     def _reap_file(self, stale: Claim) -> None:
         """Record in the ledger that another program's claim file, unknown to the ledger, has expired.
@@ -397,9 +386,8 @@ class Claims:
 def checked_owner(owner: str) -> str:
     """The owner, if it is a printable text that is not blank."""
     if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
-        raise UsageFailure(
-            f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
-        )
+        message = f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters"
+        raise UsageFailure(message, owner=ascii(owner)[:160])
     return owner
 
 
@@ -412,8 +400,7 @@ def _is_dead(waiter: ClaimWaiter) -> bool:
 
 
 def _hold(claim: Claim) -> Hold:
-    holder = _participant(claim)
-    return Hold(Resource("claim", claim.node_id), holder, claim.claim_id or f"event-{claim.sequence}")
+    return Hold(Resource("claim", claim.node_id), _participant(claim), claim.claim_id or f"event-{claim.sequence}")
 
 
 def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
@@ -425,14 +412,7 @@ def _participant(record: Claim | ClaimWaiter) -> Participant:
     """The owner; its processes identify it among those that are known by processes only."""
     holder = record.holder
     machine = holder.get("boot_id", ""), holder.get("pid_namespace", "")
-    processes, above = [holder.get("holder_id", "")], ""
-    if isinstance(record, ClaimWaiter):
-        processes.append(holder.get(rules.AGENT, ""))
-        above = holder.get(rules.ABOVE, "")
-    return Participant(
-        record.owner,
-        record.owner,
-        deadlock.process_ids(processes, *machine),
-        deadlock.process_ids(above.split(rules.SEPARATOR), *machine),
-        holder.get(rules.ACTOR, ""),
-    )
+    waiter = holder if isinstance(record, ClaimWaiter) else {}
+    processes = deadlock.process_ids((holder.get("holder_id", ""), waiter.get(rules.AGENT, "")), *machine)
+    above = deadlock.process_ids(waiter.get(rules.ABOVE, "").split(rules.SEPARATOR), *machine)
+    return Participant(record.owner, record.owner, processes, above, holder.get(rules.ACTOR, ""))

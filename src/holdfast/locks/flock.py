@@ -91,8 +91,7 @@ else:
         calls.flock(fd, LOCK_UN)
 
 
-MOST_IDLE = 64
-"""How many free descriptions a pool keeps; one more, and the oldest is closed."""
+MOST_IDLE = 64  # how many free descriptions a pool keeps; one more, and the oldest is closed
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)

@@ -20,10 +20,8 @@ from typing import Protocol
 
 from holdfast.locks import flock
 
-_TICK = 0.1
-"""The watcher's longest sleep, and so how long it outlives the last wait."""
-_REPEAT = 0.001
-"""A signal just before the call interrupts nothing, so it is sent again after this."""
+_TICK = 0.1  # the watcher's longest sleep, and so how long it outlives the last wait
+_REPEAT = 0.001  # a signal just before the call interrupts nothing, so it is sent again after this
 _POLL_FIRST, _POLL_MOST = 0.001, 0.02
 
 

@@ -13,6 +13,7 @@ import functools
 import itertools
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -23,7 +24,7 @@ _LONGEST_COMMAND = 1 << 16
 
 
 class Process(NamedTuple):
-    """A process that exists. `start_time` tells it from all others that ever had its pid."""
+    """A process that exists. `start_time` tells it apart from all others that ever had its pid."""
 
     pid: int
     start_time: str
@@ -73,11 +74,8 @@ if sys.platform == "linux":
         return [word.decode("utf-8", "replace") for word in words]
 
     def started_ago(process: Process) -> float:
-        """How many seconds ago a process started, by a clock that nobody can set."""
-        import time
-
-        ticks = os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.start_time) / ticks
+        """How many seconds ago a process started, by a clock that cannot be set."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.start_time) / os.sysconf("SC_CLK_TCK")
 
 else:
 
@@ -102,8 +100,6 @@ else:
             return []
 
     def started_ago(process: Process) -> float:
-        import time
-
         return time.time() - float(process.start_time or "nan")
 
 
@@ -136,7 +132,7 @@ def process_exists(pid: int) -> bool:
 
 
 def read_small(path: str) -> str:
-    """The stripped text of a small system file; "" if there is none."""
+    """The stripped text of a small system file; "" if it cannot be read."""
     try:
         return calls.read_small(path, 4096).decode("ascii", "replace").strip()
     except OSError:
@@ -144,8 +140,10 @@ def read_small(path: str) -> str:
 
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_FIRST_TIME_NAMESPACE = 0xEFFFFFFA
-"""The inode that the kernel gives to the initial time namespace."""
+_FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # the inode that the kernel gives to the initial time namespace
+
+
+_MACHINE_FIELDS = ("boot_id", "machine_id", "pid_namespace")
 
 
 class Liveness(Enum):
@@ -176,20 +174,15 @@ class Holder(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """The fields to store beside a lock; `from_record` reads them."""
-        return {
-            "holder_id": self.holder_id,
-            "boot_id": self.boot_id,
-            "machine_id": self.machine_id,
-            "pid_namespace": self.pid_namespace,
-        }
+        return {"holder_id": self.holder_id, **{name: getattr(self, name) for name in _MACHINE_FIELDS}}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Holder | None:
         """The holder of a stored record; None if the record has none."""
         parts = str(record.get("holder_id", "")).split(":")
-        if len(parts) != 4 or not _is_number(parts[2]):
+        if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 12):
             return None
-        values = (record.get(name) for name in ("boot_id", "machine_id", "pid_namespace"))
+        values = (record.get(name) for name in _MACHINE_FIELDS)
         extra = [value if isinstance(value, str) else "" for value in values]
         return cls(parts[0], parts[1], int(parts[2]), parts[3], *extra)
 
@@ -229,16 +222,8 @@ def boot_clock_id() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _holder_of(pid: int) -> Holder:  # cached by pid: a forked child is not its parent
-    itself, vantage = find_process(pid), current_vantage()
-    return Holder(
-        host=vantage.host,
-        user=_user(),
-        pid=pid,
-        start_time=itself.start_time if itself else "",
-        boot_id=vantage.boot_id,
-        machine_id=_machine_id(),
-        pid_namespace=vantage.pid_namespace,
-    )
+    found, (host, boot_id, pid_namespace) = find_process(pid), current_vantage()
+    return Holder(host, _user(), pid, found.start_time if found else "", boot_id, _machine_id(), pid_namespace)
 
 
 def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
@@ -290,10 +275,6 @@ def process_liveness(pid: int, *, start_time: str = "") -> Liveness:
     return Liveness.ALIVE
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 12
-
-
 def _host() -> str:
     if sys.platform == "win32":
         import platform
@@ -317,7 +298,7 @@ def _user() -> str:
 
 def _machine_id() -> str:
     """An id of this machine that survives a reboot, hashed because the real one is confidential."""
-    import hashlib  # slow to load, and the guard does without
+    import hashlib  # slow to load, and the guard does not need it
 
     machine = read_small("/etc/machine-id")
     return hashlib.blake2s(machine.encode(), person=b"holdfast", digest_size=8).hexdigest() if machine else ""
@@ -349,8 +330,7 @@ if sys.platform != "win32":
         os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
-MOST_ABOVE = 16
-"""How many ancestors count as those on whose behalf a command runs."""
+MOST_ABOVE = 16  # how many ancestors count as those on whose behalf a command runs
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
 
@@ -381,9 +361,7 @@ def is_ours(holder: Holder) -> bool:
     """Whether this command runs on behalf of `holder`: this process or an ancestor."""
     if holder.pid <= 1 or holder.vantage != current_vantage():
         return False
-    return any(
-        (process.pid, process.start_time) == (holder.pid, holder.start_time) for process in ancestors(os.getpid())
-    )
+    return any((each.pid, each.start_time) == (holder.pid, holder.start_time) for each in ancestors(os.getpid()))
 
 
 def acts_under(holders: Iterable[Holder | None], named: str | None, actor: str | None) -> bool:

@@ -55,12 +55,10 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
     if sys.platform != "linux":
         return None
     try:
-        status = calls.stat(path)
-        flocks = _flocks()
+        inode = _inode(calls.stat(path))
+        return [_describe(fields) for fields in _flocks() if fields[4] == inode]
     except OSError:
         return None
-    inode = _inode(status)
-    return [_describe(fields) for fields in flocks if fields[4] == inode]
 
 
 class HeldFlock(NamedTuple):
@@ -74,10 +72,9 @@ class HeldFlock(NamedTuple):
 def inode_of(path: str | os.PathLike[str]) -> str:
     """The file at a path as the kernel's list of locks names it; "" if there is none."""
     try:
-        status = calls.stat(path, follow_symlinks=False)
+        return _inode(calls.stat(path, follow_symlinks=False))
     except OSError:
         return ""
-    return _inode(status)
 
 
 def _inode(status: os.stat_result) -> str:
@@ -125,23 +122,19 @@ def _has_lock(pid: int, inode: str) -> bool:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
                 text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
-                if any(_is_lock_on(line.split(), inode) for line in text.splitlines()):
+                # `lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`
+                lines = (line.split() for line in text.splitlines() if line.startswith("lock:"))
+                if any("FLOCK" in fields and inode in fields for fields in lines):
                     return True
         except OSError:
             continue  # closed in the meantime
     return False
 
 
-def _is_lock_on(fields: list[str], inode: str) -> bool:
-    """`lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`."""
-    return fields[:1] == ["lock:"] and "FLOCK" in fields and inode in fields
-
-
 def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
     """The waiters of a lock, then those in the queue of a fair one."""
     known = {each.pid for each in waiting}
-    queue = [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
-    return waiting + queue
+    return waiting + [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:

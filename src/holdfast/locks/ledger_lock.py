@@ -29,8 +29,7 @@ from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content
 LOCK_NAME = "ledger.lock"
 DEFAULT_TIMEOUT = 5.0
 POLL_INTERVAL = 0.01
-SUSPECT_AFTER = 30.0
-"""A lock older than this was probably left behind."""
+SUSPECT_AFTER = 30.0  # a lock older than this was probably left behind
 
 
 class LedgerLockState(NamedTuple):
@@ -99,7 +98,7 @@ class LedgerLock:
     def acquire(self) -> HeldLedgerLock:
         """Wait for the lock; after `timeout` seconds raise `LockTimeout`, which names the holder."""
         deadline = time.monotonic() + self.timeout
-        turn = self._wait_for_turn()  # 1. our own processes, in order
+        turn = self._wait_for_turn()  # 1. Our own processes queue.
         try:
             return self._acquire_in_turn(turn, deadline)
         except BaseException:
@@ -136,13 +135,12 @@ class LedgerLock:
         lock_id = os.urandom(16).hex()
         while True:
             record = self._record(lock_id)
-            if self._file.create(record, synced=False):  # 2. free: commit point
-                return HeldLedgerLock(self._file, lock_id, turn)
-            if self._recover(record):  # 3. its holder is certainly dead: replace it
+            # 2. Free: commit point. 3. Its holder is certainly dead: replace it.
+            if self._file.create(record, synced=False) or self._recover(record):
                 return HeldLedgerLock(self._file, lock_id, turn)
             if time.monotonic() >= deadline:
                 raise self._timed_out()
-            time.sleep(POLL_INTERVAL)  # 4. held by another process: try again
+            time.sleep(POLL_INTERVAL)  # 4. Held by another process: try again.
 
     def _recover(self, record: EncodedRecord) -> bool:
         found = self._file.read()
@@ -169,25 +167,14 @@ class LedgerLock:
         if isinstance(acquired_at, str):
             with contextlib.suppress(ValueError):
                 since = parse_instant(acquired_at)
-        return LedgerLockState(
-            path=self.path,
-            identity=found.identity,
-            agent_id=agent_id if isinstance(agent_id, str) else None,
-            holder=holder,
-            age=self._clock.wall() - since,
-            liveness=Liveness.UNKNOWN if holder is None else self._liveness_check(holder),
-            is_directory=found.is_directory,
-        )
+        name, age = agent_id if isinstance(agent_id, str) else None, self._clock.wall() - since
+        alive = Liveness.UNKNOWN if holder is None else self._liveness_check(holder)
+        return LedgerLockState(self.path, found.identity, name, holder, age, alive, found.is_directory)
 
     def _timed_out(self) -> LockTimeout:
-        state = self.state()
-        failure = LockTimeout(
-            self.path,
-            self.timeout,
-            format_duration(self.timeout),
-            holders=[state.as_record()] if state else (),
-            summary="timeout waiting for lock",
-        )
+        state, waited, summary = self.state(), format_duration(self.timeout), "timeout waiting for lock"
+        holders = [state.as_record()] if state else ()
+        failure = LockTimeout(self.path, self.timeout, waited, holders=holders, summary=summary)
         if state is not None and state.suspect:
             failure.hint = (
                 f"This lock is {format_duration(state.age)} old. If you are certain that its holder is "

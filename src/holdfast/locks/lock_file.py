@@ -35,8 +35,7 @@ from holdfast.locks.file_lock import FileLocker, LockGuard
 
 DOCUMENT_LOCK_TIMEOUT = 5.0
 MOST_BYTES = 64 << 10
-KEPT_FROM = 2
-"""From which use on the draft is kept: a single use needs none."""
+KEPT_FROM = 2  # the use from which on the draft is kept: a single use needs none
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -74,7 +73,7 @@ class LockFile:
         self._has_sidecar = False
 
     def create(self, record: Record, *, synced: bool) -> bool:
-        """Take the lock if nobody has it. Commit point: the link of the finished record."""
+        """Take the lock if it is free. Commit point: the link of the finished record."""
         encoded = _encoded(record)
         try:
             made = self._create_often(encoded) if self._draft is not None and not synced else None
@@ -234,8 +233,7 @@ def _encoded(record: Record) -> EncodedRecord:
 
 def content_of(record: Mapping[str, object]) -> bytes:
     """A record as it is stored, never larger than what can be read again."""
-    text = strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True)
-    return text + b"\n"
+    return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True) + b"\n"
 
 
 def _record(content: bytes) -> Mapping[str, object] | None:
@@ -244,9 +242,6 @@ def _record(content: bytes) -> Mapping[str, object] | None:
     except JsonInvalid:
         return None
     return value if isinstance(value, dict) else None
-
-
-# --- The draft that a frequent user keeps -----------------------------------------------------------
 
 
 class _File:
@@ -275,10 +270,9 @@ class _File:
 
 
 class KeptDraft:
-    """The draft of one lock in one process, linked again and again instead of being written anew."""
+    """The draft of the lock `name` in the directory at `path`: one file per process, linked again for each use."""
 
     def __init__(self, path: str, name: str, open_directory: Callable[[], Directory]) -> None:
-        """The lock is `name` in the directory at `path`, which `open_directory` opens."""
         self._path = path
         self._name = name
         self._open_directory = open_directory
@@ -319,7 +313,7 @@ class KeptDraft:
 
     def remove(self, lock_id: str) -> bool | None:
         """Remove the lock if it is this draft, published as this lock; None if the record must decide."""
-        if not self.is_for(lock_id):
+        if not self.is_for(lock_id):  # in a forked child, `_lock` may be held forever
             return None
         with self._lock:  # another thread may be about to close the directory
             file = self._file
@@ -333,7 +327,7 @@ class KeptDraft:
     def discard(self) -> None:
         """Remove the draft; a lock that it is linked to stays."""
         file = self._file
-        if file is not None and file.pid == os.getpid():  # in a forked child, `_lock` may be held forever
+        if file is not None and file.pid == os.getpid():
             with self._lock:
                 self._forget()
 

@@ -11,7 +11,6 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
@@ -97,7 +96,9 @@ class RepoLock:
     def lock(self, repo_id: str, cmd: str = "") -> HeldRepoLock:
         """Take the lock of `repo_id`, or raise `RepoLocked` at once. `cmd` describes the holder."""
         repo_id = safe_name(repo_id, what="repository id")
-        self._make_directory(repo_id)
+        make_directories(self.data_dir)
+        with Directory.open(self.data_dir) as top:
+            top.beneath(f"repos/{repo_id}", create=True).close()
         file = self._file(repo_id)
         lock_id = str(uuid.uuid4())
         held = HeldRepoLock(file, repo_id, lock_id, lambda: self._record(lock_id, cmd))
@@ -123,30 +124,21 @@ class RepoLock:
 
     def states(self) -> dict[str, RepoLockState | None]:
         """The `state` of every repository that was ever locked here, by sorted id."""
-        return {repo_id: self.state(repo_id) for repo_id in self._repo_ids()}
+        try:
+            with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
+                return {name: self.state(name) for name in repos.directories() if is_safe_name(name)}
+        except NotFound:
+            return {}
 
     def break_lock(self, repo_id: str, identity: str) -> None:
         """Remove the lock with exactly this `identity`, stale or not, on a person's order."""
         file = self._file(safe_name(repo_id, what="repository id"))
         if not file.remove(identity):
-            raise LockChanged(
-                f"the lock of {repo_id} does not have the identity {identity}", repo_id=repo_id, path=str(file.path)
-            )
+            message = f"the lock of {repo_id} does not have the identity {identity}"
+            raise LockChanged(message, repo_id=repo_id, path=str(file.path))
 
     def _file(self, repo_id: str) -> LockFile:
         return LockFile(self.data_dir, f"repos/{repo_id}", ".lock")
-
-    def _repo_ids(self) -> list[str]:
-        try:
-            with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
-                return [name for name in repos.directories() if is_safe_name(name)]
-        except NotFound:
-            return []
-
-    def _make_directory(self, repo_id: str) -> None:
-        make_directories(self.data_dir)
-        with Directory.open(self.data_dir) as top:
-            top.beneath(f"repos/{repo_id}", create=True).close()
 
     def _record(self, lock_id: str, cmd: str) -> dict[str, object]:
         me = current_holder()
@@ -196,19 +188,14 @@ class HeldRepoLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unlock()
 
 
 def _instant(value: object) -> float | None:
     """The instant in a text; None if it cannot be read, or not be written again."""
-    if not isinstance(value, str):
-        return None
     try:
-        instant = parse_instant(value)
-        format_instant(instant)
+        instant = parse_instant(value) if isinstance(value, str) else None
+        return instant if instant is not None and format_instant(instant) else None
     except (ValueError, OverflowError):
         return None
-    return instant

@@ -12,8 +12,7 @@ from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 
 Result = TypeVar("Result")
 
-CHANCE = random.Random()
-"""Of our own, because the program may have seeded the shared generator."""
+CHANCE = random.Random()  # of our own, because the program may have seeded the shared generator
 
 
 class RetryConfig(NamedTuple):
