@@ -173,9 +173,6 @@ class LeaseRuling(NamedTuple, Generic[Result]):
     event: tuple[str, dict[str, object]] | None = None
 
 
-# --- Rules ---------------------------------------------------------------------------------------------
-
-
 def acquire(
     view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
@@ -308,9 +305,6 @@ def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseW
 
 def _facts(lease: Lease) -> dict[str, object]:
     return {name: getattr(lease, name) for name in ("worktree_id", "lock_id", "holder_id", "fencing_token", "purpose")}
-
-
-# --- The queue -----------------------------------------------------------------------------------------
 
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:

@@ -125,11 +125,7 @@ class WaitNotes:
                         make_directories(directory)
                     guard = locker.lock_exclusive(str(directory / f"{note.ticket}{SUFFIX}"))
                     guards.append(guard)
-                    descriptor = calls.open(guard.path, _WRITE)
-                    try:
-                        calls.write(descriptor, content)
-                    finally:
-                        calls.close(descriptor)
+                    _write(guard.path, content)
         except BaseException:
             posted.take_down()
             raise
@@ -139,6 +135,14 @@ class WaitNotes:
         """The notes of all current waiters, the oldest first. `sweep` removes the others."""
         found = {note.ticket: note for each in self._directories for note in _notes_in(each, sweep=sweep)}
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
+
+
+def _write(path: str, content: bytes) -> None:
+    descriptor = calls.open(path, _WRITE)
+    try:
+        calls.write(descriptor, content)
+    finally:
+        calls.close(descriptor)
 
 
 def _notes_in(directory: Path, *, sweep: bool) -> Iterator[WaitNote]:

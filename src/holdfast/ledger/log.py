@@ -241,8 +241,6 @@ class Ledger:
             event.content = None  # the caller may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
-    # --- Reading -----------------------------------------------------------------------------------
-
     @property
     def sequence(self) -> int:
         """The sequence of the last event, 0 if there is none. Gallops: a few reads, however many events."""
@@ -302,8 +300,6 @@ class Ledger:
                 if cancelled is not None:
                     left = POLL if left is None else min(left, POLL)
                 watch.wait(left)
-
-    # --- Folding -----------------------------------------------------------------------------------
 
     def fold(
         self,

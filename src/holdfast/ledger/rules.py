@@ -71,9 +71,6 @@ class ClaimRuling(NamedTuple, Generic[Result]):
     result: Result
 
 
-# --- Settings --------------------------------------------------------------------------------------------
-
-
 def checked_ttl(ttl: float, setting: str = "ttl") -> float:
     return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL, setting=setting)
 
@@ -88,9 +85,6 @@ def lock_timeout(meta: Mapping[str, Any] | None) -> float:
     except SettingInvalid:
         expected = 'a duration from 1s to 1h, such as "5m"'
         raise SettingInvalid("lock_timeout in meta.json", str(value), expected) from None
-
-
-# --- Rules -----------------------------------------------------------------------------------------------
 
 
 def claim(
@@ -208,9 +202,6 @@ def _ahead(state: ClaimState, now: float, request: ClaimRequest, gone: frozenset
     order = own_entry.order() if own_entry else (-request.priority, state.sequence + 1)
     queue = state.queue(request.node_id)
     return [each for each in queue if each.order() < order and each.ticket not in gone and each.counts(now)]
-
-
-# --- Events ----------------------------------------------------------------------------------------------
 
 
 def _event(kind: str, now: float, node: str, owner: str, claim_id: str = "") -> Event:

@@ -153,17 +153,11 @@ class Claims:
         """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger. `behalf_of` is the
         process that the claim is for, if that is not this one: then it outlives this one."""
         named = {rules.ACTOR: checked_actor(self._actor)} if self._actor else {}
-        return ClaimRequest(
-            node_id(node),
-            checked_owner(owner),
-            unique_id(),
-            self._ttl(ttl),
-            priority,
-            self._patience,
-            holder=described(current_holder()) | named,
-            agent={} if behalf_of is None else described(behalf_of, detached=True) | named,
-            purpose=checked_text(purpose, what="purpose"),
-        )
+        ids = node_id(node), checked_owner(owner), unique_id()
+        holder = described(current_holder()) | named
+        agent = {} if behalf_of is None else described(behalf_of, detached=True) | named
+        purpose = checked_text(purpose, what="purpose")
+        return ClaimRequest(*ids, self._ttl(ttl), priority, self._patience, holder, agent, purpose)
 
     def take(self, request: ClaimRequest) -> Claim:
         """Grant the claim now, or raise `NodeLocked`. An expired one is reaped first."""

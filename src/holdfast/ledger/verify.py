@@ -77,9 +77,6 @@ def _stopped(verification: _Verification, check: Check[_Verification], failure: 
         yield _error("unreadable", str(failure.facts.get("source")), failure.message, _LOST)
 
 
-# --- Files ----------------------------------------------------------------------------------------------
-
-
 def _check_files(verification: _Verification) -> Iterator[Finding]:
     if verification.root is None:
         return
@@ -147,9 +144,6 @@ def _name(number: int) -> str:
     return f"event-{number:06d}.json"
 
 
-# --- Events ---------------------------------------------------------------------------------------------
-
-
 def _check_events(verification: _Verification) -> Iterator[Finding]:
     state, ids = verification.state, dict[str, int]()
     for recorded in verification.ledger.events():
@@ -200,9 +194,6 @@ def _instant(event: Event) -> float | None:
         return parse_instant(event["timestamp"])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-# --- Checkpoints and claim files ------------------------------------------------------------------------
 
 
 def _check_checkpoint(verification: _Verification) -> Iterator[Finding]:

@@ -164,9 +164,7 @@ class FileLocker:
         """Lock the file at `path`, or return None at once."""
         key = path if isinstance(path, str) else os.fspath(path)
         description = self._try_key(key, shared)
-        if description is None:
-            return None
-        return self._guard(description, key, shared, owner or _this_thread.itself)
+        return None if description is None else self._guard(description, key, shared, owner or _this_thread.itself)
 
     def statistics(self) -> LockStatistics:
         """Counters of this locker since it was made."""

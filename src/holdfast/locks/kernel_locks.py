@@ -113,21 +113,13 @@ def _all_with_lock(inode: str) -> list[int]:
 
 def _has_lock(pid: int, inode: str) -> bool:
     """Whether a process has the description with the lock, not merely another one of the same file."""
-    number = int(inode.rpartition(":")[2])
-    try:
-        names = calls.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
-                # `lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`
-                lines = (line.split() for line in text.splitlines() if line.startswith("lock:"))
-                if any("FLOCK" in fields and inode in fields for fields in lines):
-                    return True
-        except OSError:
-            continue  # closed in the meantime
+    for name in _descriptors(pid, {int(inode.rpartition(":")[2])}):
+        with suppress(OSError):  # closed in the meantime
+            text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+            # `lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`
+            lines = (line.split() for line in text.splitlines() if line.startswith("lock:"))
+            if any("FLOCK" in fields and inode in fields for fields in lines):
+                return True
     return False
 
 
@@ -191,17 +183,19 @@ def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
 
 def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
     """The open files of a process that may have these inodes, if this user may see them."""
-    try:
+    for name in _descriptors(pid, inodes):
+        with suppress(OSError):  # closed in the meantime
+            yield calls.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def _descriptors(pid: int, inodes: Container[int]) -> Iterator[str]:
+    names: list[str] = []
+    with suppress(OSError):
         names = calls.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
     for name in names:
-        try:
-            link = f"/proc/{pid}/fd/{name}"
-            if calls.stat(link).st_ino in inodes:
-                yield calls.readlink(link)
-        except OSError:
-            continue  # closed in the meantime
+        with suppress(OSError):
+            if calls.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:
+                yield name
 
 
 def _describe(fields: list[str]) -> FileLockHolder:

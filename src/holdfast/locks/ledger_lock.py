@@ -49,15 +49,9 @@ class LedgerLockState(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """Values for JSON, with a line for people under `shown`."""
-        return {
-            "identity": self.identity,
-            "agent_id": self.agent_id,
-            "holder_id": self.holder.holder_id if self.holder else None,
-            "age": self.age,
-            "liveness": self.liveness.value,
-            "suspect": self.suspect,
-            "shown": str(self),
-        }
+        holder_id = self.holder.holder_id if self.holder else None
+        record = {"identity": self.identity, "agent_id": self.agent_id, "holder_id": holder_id, "age": self.age}
+        return {**record, "liveness": self.liveness.value, "suspect": self.suspect, "shown": str(self)}
 
     def __str__(self) -> str:
         name = self.agent_id or ("a shell tool" if self.is_directory else "a holder without a name")

@@ -48,12 +48,9 @@ class RepoLockInfo(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """Values for JSON."""
-        return {
-            "pid": self.pid,
-            "created_at": None if self.created_at is None else format_instant(self.created_at),
-            "cmd": self.cmd,
-            "holder_id": self.holder.holder_id if self.holder else None,
-        }
+        created_at = None if self.created_at is None else format_instant(self.created_at)
+        holder_id = self.holder.holder_id if self.holder else None
+        return {"pid": self.pid, "created_at": created_at, "cmd": self.cmd, "holder_id": holder_id}
 
 
 class RepoLockState(NamedTuple):
@@ -96,9 +93,7 @@ class RepoLock:
     def lock(self, repo_id: str, cmd: str = "") -> HeldRepoLock:
         """Take the lock of `repo_id`, or raise `RepoLocked` at once. `cmd` describes the holder."""
         repo_id = safe_name(repo_id, what="repository id")
-        make_directories(self.data_dir)
-        with Directory.open(self.data_dir) as top:
-            top.beneath(f"repos/{repo_id}", create=True).close()
+        self._make_directory(repo_id)
         file = self._file(repo_id)
         lock_id = str(uuid.uuid4())
         held = HeldRepoLock(file, repo_id, lock_id, lambda: self._record(lock_id, cmd))
@@ -139,6 +134,11 @@ class RepoLock:
 
     def _file(self, repo_id: str) -> LockFile:
         return LockFile(self.data_dir, f"repos/{repo_id}", ".lock")
+
+    def _make_directory(self, repo_id: str) -> None:
+        make_directories(self.data_dir)
+        with Directory.open(self.data_dir) as top:
+            top.beneath(f"repos/{repo_id}", create=True).close()
 
     def _record(self, lock_id: str, cmd: str) -> dict[str, object]:
         me = current_holder()
