@@ -82,8 +82,8 @@ class BootMark(NamedTuple):
 class Now(NamedTuple):
     """The current time by two clocks: the store's time, and the boot clock of this process, read just before.
 
-    A process that shares the boot clock of a mark measures by it, since nobody can set it. All others go by
-    the store's time and allow for skew.
+    A process that shares the boot clock of a mark measures by it, because it cannot be set. All others use the store's
+    time and allow for skew.
     """
 
     now: float
@@ -172,7 +172,7 @@ class TimedRight:
     """A mixin for leases and claims: rights that end at their deadline.
 
     For its holder it ends at the deadline; others, whose clock may be off by `Now.skew`, wait that much
-    longer. So nobody takes a right before its holder has stopped using it.
+    longer. So no right is taken before its holder has stopped using it.
     """
 
     __slots__ = ()
@@ -191,7 +191,7 @@ class TimedRight:
         return now.until(*self.deadline(), margin=for_others)
 
     def is_expired(self, now: Now | float) -> bool:
-        """Whether its holder must not use it any more."""
+        """Whether its holder must no longer use it."""
         return self.time_left(now, for_others=False) <= 0
 
     def may_be_taken(self, now: Now | float) -> bool:

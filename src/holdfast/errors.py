@@ -106,7 +106,7 @@ class TooLarge(UsageFailure, code="E_TOO_LARGE"):
 class Ambiguous(UsageFailure, code="E_AMBIGUOUS"):
     """A shortened name matches more than one."""
 
-    hint = "Give more characters of the one that you mean."
+    hint = "Give more characters of the name."
 
     def __init__(self, name: str, candidates: Sequence[str]) -> None:
         message = f"{name} is ambiguous: it matches {len(candidates)} names: {_some(candidates, 10)}"
@@ -197,7 +197,7 @@ class LockReentry(LockConflict, code="E_LOCK_REENTRY", retryable=False):
 
 
 class LockChanged(LockConflict, code="E_LOCK_CHANGED", retryable=False):
-    """The lock to break has been released, or is another one by now."""
+    """The lock to break has been released or replaced."""
 
     hint = "Check the lock again: it is no longer the one that you examined."
 
@@ -239,7 +239,7 @@ class SequenceMismatch(Failure, code="E_SEQUENCE_MISMATCH", exit_status=ExitStat
 
 
 class Changed(Failure, code="E_CHANGED", exit_status=ExitStatus.CONFLICT, retryable=True):
-    """Another writer changed something between reading it and acting on it."""
+    """Another writer made a change between the caller's read and its write."""
 
     hint = "Read the current state, and try again."
 
@@ -373,7 +373,7 @@ class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
 
 
 class FilesystemUnsafe(Refused, code="E_FILESYSTEM_UNSAFE"):
-    """The file system lacks something that Holdfast's promises rest on."""
+    """The file system lacks a feature that Holdfast's promises depend on."""
 
     hint = "Use a local file system (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
 

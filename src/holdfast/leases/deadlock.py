@@ -4,13 +4,12 @@ Each kind of lock, lease or claim that can be waited for has its own `WaitGraph`
 several, so they are merged. The steps are those of docs/protocols/waits.md:
 
 2. From its own wait, the waiter follows the graph: from the holder to what that holder waits for, and so on.
-   A wait for something with several holders is a wait for each of them; those who share it do not wait for
-   each other. A wait for something that the waiter itself holds is no deadlock: it may still release it, in
-   another thread or by another command.
-3. The youngest wait gives up: it has lost the least. Everyone in a cycle judges by the same records, so
-   exactly one finds that it is the one.
+   A wait for a resource with several holders is a wait for each of them; sharers do not wait for each other. A wait
+   for a resource that the waiter itself holds is no deadlock: another thread or command may still release it.
+3. The youngest wait gives up: it has lost the least. All waiters in a cycle judge by the same records, so exactly one
+   gives up.
 4. One reading is not a consistent snapshot, so the graph is read twice. Tickets and ids of holds are never
-   reused: what is in both readings existed throughout, all of it at once.
+   reused: every wait and hold in both readings existed throughout, all at once.
 
 Identity: a participant that names itself (the owner of a claim) is known by that name, others by their
 processes: their own, and the agent's that they act for. Descendants of a process share what it holds for them
@@ -30,7 +29,7 @@ from holdfast.locks.identity import Holder, Liveness, liveness
 
 class Resource(NamedTuple):
     """Something that can be held: `kind` and `name`, as in `the lease on main`. `place` tells resources of one name
-    apart; it is not shown to people."""
+    apart; messages leave it out."""
 
     kind: str
     name: str
@@ -42,7 +41,7 @@ class Resource(NamedTuple):
 
 class Participant(NamedTuple):
     """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`). `above` are their
-    ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`."""
+    ancestors. `proofs` prove its holds, even those that another process acquired: see `proof_of`."""
 
     label: str
     owner: str = ""
@@ -81,7 +80,7 @@ class WaitEdge(NamedTuple):
         return self.may_be_of(hold)
 
     def may_be_of(self, hold: Hold) -> bool:
-        """Whether the waiter is the holder, as far as one can tell."""
+        """Whether the waiter may be the holder."""
         mine, theirs = self.waiter, hold.holder
         if mine.proofs and proof_of(hold.hold_id) in mine.proofs:
             return True
@@ -190,7 +189,7 @@ def _merged(own: ReadGraph, others: Sequence[ReadGraph]) -> WaitGraph:
     for read in others:
         try:
             graphs.append(read())
-        except Failure:  # unreachable, or unreadable for us: cycles through it are not found meanwhile
+        except Failure:  # unreachable or unreadable: cycles through it are not found for now
             continue
     holds = tuple(hold for each in graphs for hold in each.holds)
     return WaitGraph(holds, tuple(wait for each in graphs for wait in each.waits))

@@ -3,7 +3,7 @@
 The steps are those of docs/protocols/waits.md:
 
 1. A thread renews at least `BEATS` times per ttl, each time slightly early by a random amount.
-2. Time comes from the boot clock, which nobody can set and which continues while the machine sleeps. It is
+2. Time comes from the boot clock, which cannot be set and continues while the machine sleeps. It is
    read *before* a renewal is requested: a holder never believes it holds longer than the store does.
 3. One thread sleeps until a renewal or the deadline is due; each renewal has its own thread. So the deadline
    is noticed even while a store does not answer.
@@ -34,7 +34,7 @@ Record = TypeVar("Record")
 
 
 class Subject(NamedTuple):
-    """What is held, for messages: `the lease on main` is `renewed`."""
+    """The names of a right in messages: `the lease on main` is `renewed`."""
 
     name: str
     renewed: str
@@ -74,7 +74,7 @@ class Held(Generic[Record]):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise if this is not held any more: call it before every piece of work."""
+        """Raise if it is no longer held: call this before every piece of work."""
         if self._pid != os.getpid():
             raise self._not_held(f"is held by the process {self._pid}, from which this one was forked")
         if self._ended.is_set():
@@ -151,7 +151,7 @@ class Held(Generic[Record]):
         await asyncio.to_thread(self.__exit__)
 
     def turn(self) -> float | None:
-        """Do what is due now; returns how long to sleep, None if there is nothing left to do."""
+        """Renew it or lose it if that is due; return how long to sleep, None at the end."""
         if self._is_over() or self.lost.is_set():
             return None
         left = self._time_left()
@@ -216,7 +216,7 @@ class Held(Generic[Record]):
 
 
 def began_at(clock: Clock, ttl: float, time_left: float) -> float:
-    """When something began that lasts for `ttl` and has `time_left` of it left, by the boot clock."""
+    """When a term of `ttl` began that has `time_left` left, by the boot clock."""
     return clock.boot() - max(0.0, ttl - time_left)
 
 

@@ -1,9 +1,8 @@
 """Waiting in a queue and watching for deadlocks: shared by everything that can be waited for.
 
-The rules of each kind decide, in their transactions, who is next. This module only passes the time until
-then: a wait is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a
-deadlock. Reading the wait graph may take long, perhaps because a server is away. So it has its own thread,
-and keeps no waiter from being served or from giving up in time.
+The rules of each kind choose the next waiter in their transactions. This module only passes the time until then: a wait
+is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a deadlock. Reading the wait
+graph may take long, perhaps because a server is away. So it has its own thread, and delays no waiter.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ if TYPE_CHECKING:
 
 POLL = 0.1  # between two looks of a wait that may be cancelled, or during a check; how long a fork waits for checks
 FIRST_CHECK, LAST_CHECK = 0.02, 5.0
-"""When a wait is first checked for a deadlock, and the longest time between checks.
-
-Each interval is twice the last one: a short wait costs nothing, and of two waits that began together the one
-that has to give up finds out soon, even if it could not see the other one at first.
-"""
-
+"""When a wait is first checked for a deadlock, and the longest time between checks. Each interval is twice the last:
+a short wait costs nothing, and of two waits that began together the one that has to give up finds out soon, even if it
+could not see the other one at first."""
 MOST_CHECKS = 8  # how many threads of a process check at once
 THREAD_NAME = "holdfast-deadlock"
 
@@ -47,7 +43,7 @@ class NotYet(NamedTuple):
 
 
 class QueueWait(NamedTuple):
-    """What is waited for and how long (None: no limit); setting `cancelled` ends the wait at once."""
+    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait at once."""
 
     what: str
     wait: float | None
@@ -143,8 +139,8 @@ class ObservedWait(Protocol):
 class DeadlockWatch:
     """Posts a wait that blocks elsewhere (in the kernel), and checks it for a deadlock from time to time.
 
-    A wait shorter than `FIRST_CHECK` leaves no trace. `found` is what ends the wait, if a check found
-    something; `cancel` is called then. A check that fails ends nothing: what cannot be seen is not found.
+    A wait shorter than `FIRST_CHECK` leaves no trace. If a check finds a deadlock, `found` is the reason for the end of
+    the wait, and `cancel` is called. A check that fails ends nothing.
     """
 
     def __init__(
@@ -173,7 +169,7 @@ class DeadlockWatch:
                 self._over.set()
 
     def end(self) -> None:
-        """The wait is over, whatever its outcome: hide it."""
+        """Hide the wait: it is over."""
         self._over.set()
         self._take_down()
 
@@ -229,8 +225,8 @@ _running: dict[threading.Event, bool] = {}
 
 
 def _let_checks_end() -> None:
-    """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for something that
-    the check has locked. A check that hangs is not waited for."""
+    """Before a fork, wait for running checks, but not for one that hangs: a child forked in the middle of a check,
+    without an exec, might wait forever for a lock of the check."""
     end = time.monotonic() + POLL
     for over, forks in list(_running.items()):
         if forks:
@@ -239,8 +235,8 @@ def _let_checks_end() -> None:
 
 @cache
 def _register_fork_hooks() -> None:
-    """Once, with the first watch: a command that never waits forks without them. Hooks run from the last to the first:
-    those of `flock`, which keep checks from opening files and so from ending, run after these."""
+    """Once, with the first watch: a command that never waits forks without hooks. Hooks run from the last to the first,
+    so those of `flock`, which keep checks from opening files and so from ending, run after these."""
     if sys.platform != "win32":
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 

@@ -46,11 +46,11 @@ class LeaseState(NamedTuple):
 class LeaseService:
     """Grants, renews and releases the leases of one store.
 
-    `also_named` and `precondition` let the layer above take part in every grant: documents that the
-    transaction reads too, and a pure function that may refuse (the worktree does not exist). `skew` is how
-    far the clocks of those who share the store may be apart: 0 if the store has its own clock. `other_graphs`
-    are the wait graphs that a deadlock may lead through, asked for when somebody waits. With a `reserve`,
-    leases can be renewed and released on a full disk.
+    `also_named` and `precondition` let the layer above take part in every grant: documents that the transaction reads
+    too, and a pure function that may refuse (the worktree does not exist). `skew` is the largest difference between the
+    clocks of the processes that share the store: 0 if the store has its own clock. `other_graphs` are the wait graphs
+    that a deadlock may lead through, read only during a wait. With a `reserve`, leases can be renewed and released on a
+    full disk.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class LeaseService:
         return LeaseState(lease, lease.may_be_taken(now), lease.time_left(now, for_others=True), alive, waiters)
 
     def wait_graph(self) -> WaitGraph:
-        """The leases that are held, and who waits for one. Takes no lock."""
+        """The current leases and waiters. Takes no lock."""
         now = self.reading().at(self.store.now())
         leases = (document.record for _, document in self.store.scan(rules.LEASES))
         holds = [_hold(lease) for lease in leases if not lease.may_be_taken(now)]

@@ -1,4 +1,4 @@
-"""Wait notes: files that show who waits for a file lock or a repository lock, which do not record waiters.
+"""Wait notes: files that record the waiters of file locks and repository locks, which do not record them themselves.
 
 A note is in a directory that every process reads that could be in a deadlock with its writer. No lock depends on it.
 Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait

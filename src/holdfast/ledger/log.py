@@ -243,7 +243,7 @@ class Ledger:
 
     @property
     def sequence(self) -> int:
-        """The sequence of the last event, 0 if there is none. Gallops: a few reads, however many events."""
+        """The sequence of the last event, 0 in an empty ledger. Gallops: a few reads, however many events."""
         known, leap = self._known, 1
         if known and not self._has_after(known - 1):
             known = 0  # events were removed

@@ -155,7 +155,7 @@ class ClaimState:
         self.queues[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
 
     def _prune_queue(self, node: str, *, at: str, without: str = "", keep: str = "") -> None:
-        """Remove one waiter, and those whose heartbeat was overdue by then."""
+        """Remove one waiter, and all whose heartbeat was overdue at that time."""
         queue = self.queues.pop(node, None)
         if queue is None:
             return

@@ -1,6 +1,6 @@
 """Verifying a ledger: gaps, torn and foreign files, wrong names, events that contradict each other.
 
-Changes nothing. An *error* is something that stops readers or makes claims doubtful; a *note* is litter, or
+Changes nothing. An *error* stops readers or makes claims doubtful; a *note* is litter, or
 worth knowing. `code` is stable, for programs; `subject` is the file or the event.
 """
 
@@ -169,7 +169,7 @@ def _appended_twice(recorded: Recorded, ids: dict[str, int], where: str) -> Iter
         return
     first = ids.setdefault(identity, recorded.sequence)
     if first != recorded.sequence:
-        message = f"it has the id of event {first}: one of them was appended again without need"
+        message = f"it has the id of event {first}: one of them was appended needlessly"
         remedy = "Nothing can be taken out of a ledger: append an event that says which one counts."
         yield _error("twice", where, message, remedy)
 

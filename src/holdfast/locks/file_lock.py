@@ -149,8 +149,8 @@ class FileLocker:
         return self._asynchronously(path, shared=True)
 
     def acquire(self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None) -> LockGuard:
-        """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread, gets
-        `LockReentry` instead of waiting for a lock of its own."""
+        """Lock the file at `path`. Another thread can cancel `wait`. If `owner`, by default the calling thread, already
+        has the lock, raise `LockReentry`."""
         key = path if isinstance(path, str) else os.fspath(path)
         if owner is None:
             owner = _this_thread.itself
@@ -210,7 +210,7 @@ class FileLocker:
                 return None
             if description.is_current():
                 return description
-            description.close()  # the path leads to another file by now: lock that one
+            description.close()  # the path now leads to another file: lock that one
 
     def _wait(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription:
         """Wait for the lock until `wait` is over, and count the time."""

@@ -135,7 +135,7 @@ class WaitStatistics:
 
 
 class OpenFileDescription(UseStatistics):
-    """One open file description of a lock file; closed when nothing refers to it any more.
+    """One open file description of a lock file; closed when the last reference to it is gone.
 
     `owner` is the thread or task that holds a lock on it. It counts its own uses, without a lock because it
     has one user at a time, and adds them to the pool's when it is closed.
@@ -145,7 +145,7 @@ class OpenFileDescription(UseStatistics):
 
     def __init__(self, key: str, fd: int, retired: UseStatistics) -> None:
         super().__init__()
-        self.fd = fd  # first, so that it is closed whatever fails next
+        self.fd = fd  # first, so that it is closed if anything below fails
         self.key = key
         self.owner: object = None
         self.since = 0.0
@@ -160,7 +160,7 @@ class OpenFileDescription(UseStatistics):
         self.inode = status.st_ino
 
     def is_current(self) -> bool:
-        """Whether the path still leads to this file, not to one that replaced it."""
+        """Whether the path still leads to this file, and not to a replacement."""
         try:
             status = calls.stat(self.key, follow_symlinks=False)
         except OSError:

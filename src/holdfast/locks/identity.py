@@ -2,7 +2,7 @@
 
 A pid alone says little: it is reused after the process has ended and after a reboot, and it means another process in
 another pid namespace or on another host. So a holder is identified by all of these together, and the question whether
-it is alive has three answers. Only "dead" ever allows anything; whatever is not certain is "unknown".
+it is alive has three answers. Only "dead" ever allows anything; every doubt is "unknown".
 
 On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is slow to load.
 """
@@ -51,7 +51,7 @@ if sys.platform == "linux":
         return Process(pid, fields[19], zombie, int(fields[1]))
 
     def _proc_shows_our_namespace() -> bool:
-        """Whether /proc has our pids; not so in a new pid namespace without a /proc of its own."""
+        """Whether /proc has our pids; in a new pid namespace that still has the old /proc, it does not."""
         try:
             return calls.readlink("/proc/self") == str(os.getpid())
         except OSError:
@@ -109,7 +109,7 @@ def command_of(pid: int) -> str | None:
 
 
 def ancestors(pid: int) -> Iterator[Process]:
-    """The process, its parent, and so on, as far as they are visible."""
+    """The process, its parent, and so on, up to the first that is not visible."""
     seen: set[int] = set()
     while pid > 0 and pid not in seen:
         seen.add(pid)
@@ -367,8 +367,8 @@ def is_ours(holder: Holder) -> bool:
 def acts_under(holders: Iterable[Holder | None], named: str | None, actor: str | None) -> bool:
     """Whether this command, run in the name of `actor`, acts under what `holders` hold.
 
-    It does if it runs on behalf of one of them. But several agents may share one process: so an actor with a
-    name is not taken for another one that acquired under its own name (`named`).
+    It does if it runs on behalf of one of them. Several agents may share one process, so an actor with a name does not
+    act under what an actor with another name (`named`) acquired.
     """
     if named and actor and named != actor:
         return False

@@ -1,7 +1,7 @@
 """The holders and waiters of file locks, as the kernel lists them.
 
-The lock file itself, which may be anybody's data, says nothing. The kernel knows who locked it, other
-programs included. Only Linux lists locks (/proc/locks); elsewhere the answer is None.
+The lock file itself, which may be any file, records nothing. The kernel knows its holders, other programs included.
+Only Linux lists locks (/proc/locks); elsewhere the answer is None.
 
 `file_lock` imports this module before its first wait, and with it everything that waiting needs.
 """
@@ -70,7 +70,7 @@ class HeldFlock(NamedTuple):
 
 
 def inode_of(path: str | os.PathLike[str]) -> str:
-    """The file at a path as the kernel's list of locks names it; "" if there is none."""
+    """The file at a path as the kernel's list of locks names it; "" if it does not exist."""
     try:
         return _inode(calls.stat(path, follow_symlinks=False))
     except OSError:
@@ -84,9 +84,9 @@ def _inode(status: os.stat_result) -> str:
 def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
     """The locks on these files (see `inode_of`) whose holders are certain.
 
-    The kernel lists the process that took a lock. It may have ended and passed the open file on (that is how
-    shells lock files), and its pid may be another process's by now. So the processes that have the file open
-    count. Locks without a visible holder are left out.
+    The kernel lists the process that took a lock. It may have passed the open file on and ended (shells lock files that
+    way), and its pid may have been reused. So the processes that have the file open count. Locks without a visible
+    holder are left out.
     """
     if sys.platform != "linux":
         return []
@@ -130,8 +130,8 @@ def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
-    """The locked files below `root`, which is a real path, sorted. They are found among the open files of lock holders,
-    as far as this user may see those, and in `directories`, whoever holds them."""
+    """The locked files below `root`, which is a real path, sorted: those among the open files of lock holders that this
+    user may see, and all those in `directories`."""
     if sys.platform != "linux":
         return []
     try:

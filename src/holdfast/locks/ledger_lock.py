@@ -1,6 +1,6 @@
-"""The write lock of a ledger: `ledger.lock`, as other programs know it, behind a fair queue of our own.
+"""The write lock of a ledger: the lock file `ledger.lock`, which other programs use too, behind a fair queue.
 
-To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and everybody else tries
+To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and all others try
 again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair file lock, and only the
 first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not safety: a process that cannot pass
 it in half the time, because another one in the queue is stopped, tries for `ledger.lock` directly.
@@ -106,11 +106,11 @@ class LedgerLock:
         return None if found is None else self._judge(found)
 
     def close(self) -> None:
-        """Remove what is kept for speed; the lock itself is not touched."""
+        """Remove the kept draft; the lock itself is not touched."""
         self._file.close()
 
     def break_lock(self, identity: str) -> None:
-        """Remove the lock with exactly this `identity`, for a person who knows that its holder is gone."""
+        """Remove the lock with exactly this `identity`, on a person's order."""
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
         # A stopped holder may keep the turnstile forever: let the others make a new one.

@@ -8,7 +8,7 @@ removes that. Two rules end it:
 2. Removing is done under the document lock, a file lock on a sidecar that is never deleted, and only after
    checking that the file is still the one that was judged.
 
-An attempt to take the lock that fails, at whatever step, leaves no lock behind.
+A failed attempt to take the lock leaves no lock behind, whichever step failed.
 
 Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the
 document lock, so what *they* remove wrongly cannot be prevented here.
@@ -308,7 +308,7 @@ class KeptDraft:
             self._lock.release()
 
     def is_for(self, lock_id: str) -> bool:
-        """Whether this lock was made from the draft, as far as memory tells."""
+        """Whether this process made this lock from the draft."""
         return self._lock_id == lock_id and self._file is not None and self._file.pid == os.getpid()
 
     def remove(self, lock_id: str) -> bool | None:

@@ -36,7 +36,7 @@ class RepoLockInfo(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RepoLockInfo:
-        """Read a record as far as it is valid."""
+        """The valid fields of a record."""
         pid, cmd, lock_id = record.get("pid"), record.get("cmd"), record.get("lock_id")
         return cls(
             pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,

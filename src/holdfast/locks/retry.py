@@ -12,7 +12,7 @@ from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 
 Result = TypeVar("Result")
 
-CHANCE = random.Random()  # of our own, because the program may have seeded the shared generator
+CHANCE = random.Random()  # not the shared generator, which the program may have seeded
 
 
 class RetryConfig(NamedTuple):
