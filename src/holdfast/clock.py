@@ -80,11 +80,9 @@ class BootMark(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The current time by two clocks: the store's time, and the boot clock of this process, read just before.
-
-    A process that shares the boot clock of a mark measures by it, because it cannot be set. All others use the store's
-    time and allow for skew.
-    """
+    """The current time by two clocks: the store's, and the boot clock of this process, read just before. A process that
+    shares the boot clock of a mark measures by it, since it cannot be set; all others use the store's time and allow
+    for skew."""
 
     now: float
     clock_id: str = ""
@@ -169,11 +167,8 @@ class Deadline(NamedTuple):
 
 
 class TimedRight:
-    """A mixin for leases and claims: rights that end at their deadline.
-
-    For its holder it ends at the deadline; others, whose clock may be off by `Now.skew`, wait that much
-    longer. So no right is taken before its holder has stopped using it.
-    """
+    """A mixin for leases and claims, which end for their holder at the deadline. Others, whose clock may be off by
+    `Now.skew`, wait that much longer: no right is taken before its holder has stopped using it."""
 
     __slots__ = ()
 

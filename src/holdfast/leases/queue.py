@@ -137,11 +137,8 @@ class ObservedWait(Protocol):
 
 
 class DeadlockWatch:
-    """Posts a wait that blocks elsewhere (in the kernel), and checks it for a deadlock from time to time.
-
-    A wait shorter than `FIRST_CHECK` leaves no trace. If a check finds a deadlock, `found` is the reason for the end of
-    the wait, and `cancel` is called. A check that fails ends nothing.
-    """
+    """Posts a wait that blocks elsewhere (in the kernel) for longer than `FIRST_CHECK`, and checks it for a deadlock
+    from time to time. If a check ends the wait by `cancel`, `found` is the reason; a check that fails ends nothing."""
 
     def __init__(
         self,

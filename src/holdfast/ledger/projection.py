@@ -34,11 +34,8 @@ _AT_ONCE = 512
 
 
 class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is reserved for an owner until `expires_at`, by the store's clock.
-
-    `sequence` is its last event, `claim_id` its id (empty: made by another program). `holder` is the process
-    it was taken for, if that is known; see `locks.identity.described`.
-    """
+    """A node reserved for an owner until `expires_at`, by the store's clock. `sequence` is its last event; `claim_id`
+    is empty if another program made it; `holder` is the process it is for, if known: see `identity.described`."""
 
     node_id: str
     owner: str

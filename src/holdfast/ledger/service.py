@@ -361,11 +361,8 @@ class Claims:
             self._files.update(node, self.ledger.store.now(), current, self._reap_file)  # 5.
 
     def _reap_file(self, stale: Claim) -> None:
-        """Record in the ledger that another program's claim file, unknown to the ledger, has expired.
-
-        The event's id is derived from the claim: if a process was killed before it removed the file, the next
-        one does not append the event again.
-        """
+        """Record in the ledger that another program's claim file has expired. The event's id is derived from the claim:
+        if a process is killed before it removes the file, the next one appends no second event."""
         event_id = str(uuid.uuid5(_FILES, f"{stale.node_id} {stale.owner} {stale.acquired_at}"))
         if self.ledger.find(event_id) is not None:
             return

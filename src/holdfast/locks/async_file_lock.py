@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 class AsyncAcquisition:
-    """A lock to acquire: `async with` it, or `await` it for the guard.
-
-    A free lock is taken at once. Otherwise a separate thread waits for it. Cancelling the coroutine ends
-    that wait, and a lock that is granted at the same time is released.
-    """
+    """A lock to acquire: `async with` it, or `await` it for the guard. A free lock is taken at once; otherwise a
+    separate thread waits. Cancelling the coroutine ends the wait, and releases a lock that is granted at the same
+    time."""
 
     def __init__(self, locker: FileLocker, path: StrPath, *, shared: bool) -> None:
         self._locker = locker

@@ -135,11 +135,8 @@ class WaitStatistics:
 
 
 class OpenFileDescription(UseStatistics):
-    """One open file description of a lock file; closed when the last reference to it is gone.
-
-    `owner` is the thread or task that holds a lock on it. It counts its own uses, without a lock because it
-    has one user at a time, and adds them to the pool's when it is closed.
-    """
+    """One open file description of a lock file. `owner` is the thread or task that holds a lock on it. It counts its
+    uses without a lock, because it has one user at a time, and adds them to the pool's when it is closed."""
 
     __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
 

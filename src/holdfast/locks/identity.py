@@ -365,11 +365,8 @@ def is_ours(holder: Holder) -> bool:
 
 
 def acts_under(holders: Iterable[Holder | None], named: str | None, actor: str | None) -> bool:
-    """Whether this command, run in the name of `actor`, acts under what `holders` hold.
-
-    It does if it runs on behalf of one of them. Several agents may share one process, so an actor with a name does not
-    act under what an actor with another name (`named`) acquired.
-    """
+    """Whether this command, run in the name of `actor`, acts under what `holders` hold: it runs on behalf of one of
+    them, and not in another name than theirs (`named`), because several agents may share one process."""
     if named and actor and named != actor:
         return False
     return any(holder is not None and is_ours(holder) for holder in holders)
