@@ -34,8 +34,8 @@ class ClaimFiles:
         self._locker = FileLocker(_TIMEOUT)
 
     def update(self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]) -> None:
-        """Make the file of a node match the ledger, which `current` reads. If the ledger has no claim, another program's
-        file is left alone until it expires, and then reaped: first in the ledger, by `reap`, then the file."""
+        """Make the file of a node match the ledger, which `current` reads. If the ledger has no claim, the file of
+        another program stays until it expires, and is then reaped: first in the ledger, by `reap`, then the file."""
         make_directories(self.path)
         with self._locker.lock_exclusive(str(self.path / GUARD)), Directory.open(self.path) as directory:
             claim, content = current(), self._content(directory, node)

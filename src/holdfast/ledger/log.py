@@ -181,7 +181,7 @@ State = TypeVar("State")
 Reducer = Callable[[State, Recorded], State]
 
 CHECKPOINT_EVERY = 64  # a fold that has caught up with this many events saves a new checkpoint
-POLL = 1.0  # how often a watch that may be cancelled checks whether it is
+POLL = 1.0  # how often a watch checks whether it is cancelled
 
 
 class Ledger:
@@ -202,7 +202,7 @@ class Ledger:
         return self._append([checked(event)], None)[0]
 
     def append_if_sequence(self, event: Mapping[str, Any], expected: int) -> Recorded:
-        """Append an event only if the ledger is still at `expected`; else `SequenceMismatch`, and nothing."""
+        """Append an event only if the ledger is still at `expected`; else raise `SequenceMismatch`."""
         return self._append([checked(event)], expected)[0]
 
     def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
@@ -279,7 +279,7 @@ class Ledger:
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
-        """The event with this id after the sequence `after`: was my append made?"""
+        """The event with this id after the sequence `after`: did my append succeed?"""
         return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
 
     def watch(

@@ -168,7 +168,7 @@ class _Saved(msgspec.Struct):
 
 
 def ends(event: Event, claim: Claim) -> bool:
-    """Whether a release or a reaping is about this very claim: one of another owner or id is not."""
+    """Whether a release or reap event ends exactly this claim, by its owner and id."""
     claim_id = event.get("claim_id", "")
     return bool(event["owner"] == claim.owner and (not claim_id or claim_id == claim.claim_id))
 
@@ -235,7 +235,7 @@ class ClaimProjection:
             if state is not None and (until is None or state.sequence == until):
                 self._save(state, last, until)
                 return ask(state)
-        state = self.at_sequence(until or 0)  # ours is further: events were removed, or came past the lock
+        state = self.at_sequence(until or 0)  # our state is ahead: events were removed, or bypassed the lock
         with self._lock:
             self._state, self._saved = state, state.sequence
         return ask(state)
@@ -266,7 +266,7 @@ class ClaimProjection:
         return state or ClaimState()
 
     def _catch_up(self, after: int, until: int | None) -> Recorded | None:
-        """Apply the new events; returns the last of them."""
+        """Apply the new events, and return the last of them."""
         last: Recorded | None = None
         source = self._ledger.events(after=after, until=until)
         while chunk := list(islice(source, _AT_ONCE)):

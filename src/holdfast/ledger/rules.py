@@ -4,7 +4,7 @@ Nothing here does I/O, reads a clock or draws random numbers: production runs wh
 appended only right after the sequence of the state, so the rule has seen everything before its event.
 
 1. A claim is granted only if the node has none. An expired one is reaped first, by its own event.
-2. Only its owner renews or releases a claim; with its `claim_id`, only this very claim.
+2. Only its owner renews or releases a claim; with a `claim_id`, only the claim with that id.
 3. An expired claim cannot be renewed; it may be released until it is reaped.
 4. Waiters are served by priority, then in the order of the ledger; no request bypasses the queue.
 """

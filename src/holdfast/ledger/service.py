@@ -71,7 +71,7 @@ class HeldClaim(Held[Claim]):
         return self.renew(ttl)
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Append an event to the ledger, only if the claim is held at that very moment."""
+        """Append an event to the ledger, only if the claim is held at the commit."""
         self.check()
         return self._claims.append(event, self.node_id, self.owner, claim_id=self.claim.claim_id)
 
@@ -194,7 +194,7 @@ class Claims:
         return [claim for each in self.expired() if (claim := self._reap(each)) is not None]
 
     def append(self, event: Mapping[str, Any], node: str, owner: str, *, claim_id: str = "") -> Recorded:
-        """Append an event only if the claim is held at that very moment: a lost claim cannot write."""
+        """Append an event only if the claim is held at the commit: a lost claim cannot write."""
         prepared, node = checked(event), node_id(node)
 
         def rule(state: ClaimState, now: float) -> ClaimRuling[int]:
@@ -206,7 +206,7 @@ class Claims:
     # --- Reading; takes no lock --------------------------------------------------------------------
 
     def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
-        """The claims that count: now, or at the time of an event."""
+        """The claims that have not expired: now, or at the time of an event."""
         if at_sequence is None:
             now, claims = self.ledger.store.now(), self._all()
         else:
@@ -217,7 +217,7 @@ class Claims:
         return _sorted(each for each in below if not each.is_expired(now))
 
     def expired(self) -> list[Claim]:
-        """The claims that have expired and were not reaped yet."""
+        """The expired claims that have not been reaped yet."""
         now = self.ledger.store.now()
         return _sorted(each for each in self._all() if each.is_expired(now))
 
@@ -400,7 +400,7 @@ def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
 
 
 def _participant(record: Claim | ClaimWaiter) -> Participant:
-    """The owner; its processes identify it among those that are known by processes only."""
+    """The owner; its processes match it with participants that are known only by their processes."""
     holder = record.holder
     machine = holder.get("boot_id", ""), holder.get("pid_namespace", "")
     waiter = holder if isinstance(record, ClaimWaiter) else {}

@@ -26,7 +26,7 @@ MOST_TRIES = 3
 
 class RepoLockInfo(NamedTuple):
     """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`, which tells
-    this lock from all others, is empty."""
+    this lock apart from all others, is empty."""
 
     pid: int | None
     created_at: float | None
@@ -193,7 +193,7 @@ class HeldRepoLock:
 
 
 def _instant(value: object) -> float | None:
-    """The instant in a text; None if it cannot be read, or not be written again."""
+    """The instant in a text; None if it cannot be parsed, or not be formatted again."""
     try:
         instant = parse_instant(value) if isinstance(value, str) else None
         return instant if instant is not None and format_instant(instant) else None
