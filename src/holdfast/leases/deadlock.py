@@ -52,8 +52,8 @@ class Participant(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A resource that is held. `hold_id` tells this hold from all others, before and after it. `by_process` says that
-    only the process is known, not which of the agents that share it."""
+    """A resource that is held. `hold_id` tells this hold apart from all others, before and after it. `by_process` says
+    that only the process is known, not the agent in it."""
 
     resource: Resource
     holder: Participant

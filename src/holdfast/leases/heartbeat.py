@@ -1,4 +1,4 @@
-"""Heartbeats: what keeps leases, ledger claims and issue claims alive while they are held.
+"""Heartbeats: the background renewal of leases, ledger claims and issue claims while they are held.
 
 The steps are those of docs/protocols/waits.md:
 
@@ -9,7 +9,7 @@ The steps are those of docs/protocols/waits.md:
    is noticed even while a store does not answer.
 4. A failed renewal is retried, soon, until the deadline; a refused one is not. Then the right is *lost* for
    good: `lost` is set and `check` raises, with the last problem as its cause.
-5. The threads have a weak reference: what nothing refers to is not renewed. A forked child holds nothing: it
+5. The threads have a weak reference: an unreferenced right is not renewed. A forked child holds nothing: it
    has no thread that could renew, and must not release.
 """
 
@@ -97,7 +97,7 @@ class Held(Generic[Record]):
                 raise
             self.problem = None
             self._start_term(began)
-        self._woken.set()  # the heartbeat may be asleep for longer than it lasts now
+        self._woken.set()  # the new ttl may be shorter than the heartbeat's sleep
         self.check()  # the renewal may have come too late
         return self.record
 

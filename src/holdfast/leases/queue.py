@@ -54,8 +54,8 @@ class QueueWait(NamedTuple):
 def wait_in_queue(
     wait: QueueWait, ask: Callable[[], Got | NotYet], watch: Watch, check_deadlock: Callable[[], None]
 ) -> Got:
-    """Ask until the answer is not `NotYet`. The watch must be older than the first asking. Raises `LockTimeout` when
-    the time is up or the wait is cancelled, and what `check_deadlock` raises."""
+    """Ask until the answer is not `NotYet`. The watch must begin before this call. Raises `LockTimeout` when the time
+    is up or the wait is cancelled, and any failure of `check_deadlock`."""
     deadline = None if wait.wait is None else wait.clock.monotonic() + wait.wait
     with _QueueChecks(check_deadlock, wait.cancelled) as checks:
         while True:
@@ -107,7 +107,7 @@ class _QueueChecks:
             self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
             try:
                 self._thread.start()
-                self._thread.join(POLL)  # mostly long enough
+                self._thread.join(POLL)  # usually long enough
             except RuntimeError:  # no thread can be started
                 self._run()
         if self._thread is not None and not self._thread.is_alive():
@@ -191,7 +191,7 @@ class DeadlockWatch:
         self._take_down()
 
     def _check_unless_many_hang(self) -> None:
-        """When checks hang because a server is away, more and more of them would not help."""
+        """Skip the check if many others hang, perhaps because a server is away: one more would not help."""
         if len(_running) < MOST_CHECKS:
             over = threading.Event()
             _running[over] = self._forks
@@ -257,5 +257,5 @@ async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_bac
     except asyncio.CancelledError:
         cancelled.set()
         if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-            await asyncio.to_thread(give_back, waiting.result())  # it came while we were being cancelled
+            await asyncio.to_thread(give_back, waiting.result())  # it arrived during the cancellation
         raise

@@ -199,7 +199,7 @@ class LeaseService:
         return ask(gone) if gone else answer
 
     def _relieved(self, worktree: str, rule: Rule[Result]) -> Result:
-        """Apply a rule that must have room: a failure over a full disk has changed nothing."""
+        """Apply a rule that must succeed on a full disk too; a failure over a full disk has changed nothing."""
         if self._reserve is None:
             return self._transact(worktree, rule)
         return self._reserve.relieve(lambda: self._transact(worktree, rule))
@@ -337,7 +337,7 @@ def acquire(
         return HeldLease(service, service.acquire(worktree, request).lease, clock=clock, began=began)
     request = request._replace(above=processes_above())
     try:
-        answer = ask()  # mostly it is free, and then nothing that waiting needs is loaded or opened
+        answer = ask()  # usually it is free, and the module and the watch for waiting are not needed
         if isinstance(answer, HeldLease):
             return answer
         from holdfast.leases.queue import QueueWait, wait_in_queue

@@ -1,6 +1,6 @@
-"""Wait notes: files that record the waiters of file locks and repository locks, which do not record them themselves.
+"""Wait notes: files that record the waiters of file locks and repository locks.
 
-A note is in a directory that every process reads that could be in a deadlock with its writer. No lock depends on it.
+A note is in a directory that all processes read that could be in a deadlock with its writer. No lock depends on it.
 Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait
 notes in docs/protocols/waits.md):
 

@@ -93,7 +93,7 @@ async def _finished(
         try:
             result = await running
         except Exception:
-            pass  # it failed, as it was asked to
+            pass  # it failed: there is nothing to undo
         else:
             await asyncio.to_thread(undo, result)
         raise

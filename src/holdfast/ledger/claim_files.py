@@ -1,7 +1,7 @@
-"""Claim files: claims also as `locks/<node>.lock`, for programs that look there. The ledger decides, always.
+"""Claim files: claims also as `locks/<node>.lock`, for programs that look there. The ledger always decides.
 
 A file is written or removed only under the lock `locks/.guard`, after reading the ledger again: the last
-writer leaves what the ledger says, and the next one repairs what a killed process left. A file without a
+writer leaves the state of the ledger, and the next one repairs the leftovers of a killed process. A file without a
 `claim_id` belongs to another program; it is respected until it expires.
 """
 

@@ -1,7 +1,7 @@
 """flock(2) on open file descriptions that are kept between uses and are safe across fork.
 
 Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of the same
-path. One description serves one holder at a time: that is what makes the threads of a process exclude each other.
+path. One description serves one holder at a time: so the threads of a process exclude each other.
 
 A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and never
 unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on. An executed
@@ -54,7 +54,7 @@ if sys.platform == "win32":
         raise OSError(errno.EIO, ctypes.FormatError(code))
 
     def try_lock(fd: int, shared: bool) -> bool:
-        """Take the lock if it is free; whether it was."""
+        """Take the lock if it is free; return whether it was."""
         return _lock(fd, _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE))
 
     def lock(fd: int, shared: bool) -> None:

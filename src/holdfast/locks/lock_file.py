@@ -1,8 +1,8 @@
 """A lock that *is* a file: its creator holds it, and it is removed only after a second check.
 
 The kernel does not release such a lock when its holder dies, so another process must judge and remove it.
-That has a classic race: two judge the same stale lock, the first removes it and takes a new one, the second
-removes that. Two rules end it:
+This has a classic race: two processes judge the same stale lock, the first removes it and takes a new one, and the
+second removes that one. Two rules prevent it:
 
 1. Creating needs no permission: the file appears complete, by a link that never replaces.
 2. Removing is done under the document lock, a file lock on a sidecar that is never deleted, and only after
@@ -10,8 +10,8 @@ removes that. Two rules end it:
 
 A failed attempt to take the lock leaves no lock behind, whichever step failed.
 
-Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the
-document lock, so what *they* remove wrongly cannot be prevented here.
+Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the document
+lock, so their wrong removals cannot be prevented here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.locks.file_lock import FileLocker, LockGuard
 
 DOCUMENT_LOCK_TIMEOUT = 5.0
 MOST_BYTES = 64 << 10
-KEPT_FROM = 2  # the use from which on the draft is kept: a single use needs none
+KEPT_FROM = 2  # uses of the lock before its draft is kept: a single use needs none
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -190,7 +190,7 @@ class LockFile:
         return FoundLock(_lock_file_identity(status, content), _record(content), status.st_mtime, False)
 
     def _says(self, directory: Directory, field: str, value: str) -> bool:
-        """Whether the record says so; raises if it cannot be read at the moment, which is no answer."""
+        """Whether the record has this value; raises if it cannot be read at the moment."""
         try:
             record = _record(durable.read_in(directory, self._name, limit=MOST_BYTES))
         except (NotFound, NotWritable, Refused, TooLarge):
@@ -232,7 +232,7 @@ def _encoded(record: Record) -> EncodedRecord:
 
 
 def content_of(record: Mapping[str, object]) -> bytes:
-    """A record as it is stored, never larger than what can be read again."""
+    """The stored form of a record, never too large to be read again."""
     return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True) + b"\n"
 
 
@@ -284,7 +284,7 @@ class KeptDraft:
         self._finalizer: weakref.finalize[..., KeptDraft] | None = None
 
     def is_worth_it(self) -> bool:
-        """Count a use of the lock; whether it is used often."""
+        """Count a use of the lock; return whether it is used often."""
         self._uses += 1
         return self._uses >= KEPT_FROM
 
