@@ -15,19 +15,16 @@ from holdfast.errors import SettingInvalid
 
 
 class Clock(Protocol):
-    """A source of time. Everything that needs the time takes one of these."""
+    """A source of time."""
 
     def wall(self) -> float:
         """Seconds since 1970; jumps when the clock is set."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds since some start; never jumps, may stop while the machine sleeps."""
-        ...
 
     def boot(self) -> float:
         """Seconds since the machine started, including sleep where the system counts it."""
-        ...
 
 
 class SystemClock:
@@ -58,8 +55,7 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    def boot(self) -> float:
-        return self._monotonic
+    boot = monotonic
 
     def advance(self, seconds: float) -> None:
         """Advance all clocks."""
@@ -73,24 +69,20 @@ class ManualClock:
 
 SYSTEM_CLOCK = SystemClock()
 
-
-SKEW = 5.0
-"""How far apart the clocks of machines that share a store may be."""
+SKEW = 5.0  # how far apart the clocks of machines that share a store may be
 
 
 class BootMark(NamedTuple):
-    """An instant by the boot clock with this id. (A tuple, not a struct: the guard must load quickly.)"""
+    """An instant of the boot clock with this id. A tuple, not a struct, because the guard must load quickly."""
 
     clock_id: str
     at: float
 
 
 class Now(NamedTuple):
-    """The current time by two clocks: the store's time, and the boot clock of this process, read just before.
-
-    A process that shares the boot clock of a mark measures by it, since nobody can set it. All others go by
-    the store's time and allow for skew.
-    """
+    """The current time by two clocks: the store's, and the boot clock of this process, read just before. A process that
+    shares the boot clock of a mark measures by it, since it cannot be set; all others use the store's time and allow
+    for skew."""
 
     now: float
     clock_id: str = ""
@@ -121,7 +113,7 @@ class ClockReading(NamedTuple):
 
 def format_instant(instant: float) -> str:
     """Write an instant as ISO 8601 in UTC, to the microsecond."""
-    from datetime import UTC, datetime  # loaded here, because the guard does without
+    from datetime import UTC, datetime  # imported here because the guard does not need it
 
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -175,11 +167,8 @@ class Deadline(NamedTuple):
 
 
 class TimedRight:
-    """A lease or claim: a right that ends at its deadline. A mixin for records.
-
-    For its holder it ends at the deadline; others, whose clock may be off by `Now.skew`, wait that much
-    longer. So nobody takes a right before its holder has stopped using it.
-    """
+    """A mixin for leases and claims, which end for their holder at the deadline. Others, whose clock may be off by
+    `Now.skew`, wait that much longer: no right is taken before its holder has stopped using it."""
 
     __slots__ = ()
 
@@ -191,15 +180,13 @@ class TimedRight:
         return parse_instant(self.deadline().at)
 
     def time_left(self, now: Now | float, *, for_others: bool) -> float:
-        """Seconds until it ends for its holder, or until others may take it; negative afterwards.
-
-        A bare number is the store's time alone, which a step of the wall clock moves.
-        """
+        """Seconds until it ends for its holder, or until others may take it; negative afterwards. A bare number is the
+        store's time alone, which a step of the wall clock moves."""
         now = now if isinstance(now, Now) else Now(now)
         return now.until(*self.deadline(), margin=for_others)
 
     def is_expired(self, now: Now | float) -> bool:
-        """Whether its holder must not use it any more."""
+        """Whether its holder must no longer use it."""
         return self.time_left(now, for_others=False) <= 0
 
     def may_be_taken(self, now: Now | float) -> bool:

@@ -36,6 +36,14 @@ class Failure(Exception):
     retryable = False
     hint = "This is a defect. Please report it with the command that you ran and its output."
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, exit_status: ExitStatus | None = None, retryable: bool | None = None
+    ) -> None:
+        given = {"code": code, "exit_status": exit_status, "retryable": retryable}
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(self, message: str, *, hint: str | None = None, **facts: object) -> None:
         super().__init__(message)
         self.message = message
@@ -60,28 +68,24 @@ def _some(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
-# --- Usage: the caller asked for something that cannot be -------------------------------------------
+# --- Usage: the arguments are invalid ---------------------------------------------------------------
 
 
-class UsageFailure(Failure):
+class UsageFailure(Failure, code="E_USAGE", exit_status=ExitStatus.USAGE):
     """A command or call has an argument that it does not accept."""
 
-    code = "E_USAGE"
-    exit_status = ExitStatus.USAGE
     hint = "See the command's --help for what it accepts."
 
 
-class NameInvalid(UsageFailure):
+class NameInvalid(UsageFailure, code="E_NAME_INVALID"):
     """A name has characters, a length or a form that is not allowed."""
 
-    code = "E_NAME_INVALID"
     hint = "Use letters, digits, '.', '_' and '-', at most 128 of them, and no '..'."
 
 
-class SettingInvalid(UsageFailure):
+class SettingInvalid(UsageFailure, code="E_SETTING_INVALID"):
     """A setting (an option, an environment variable, a configuration value) has an invalid value."""
 
-    code = "E_SETTING_INVALID"
     hint = "Correct the value, or remove it to get the default."
 
     def __init__(self, setting: str, value: str, expected: str) -> None:
@@ -90,21 +94,19 @@ class SettingInvalid(UsageFailure):
         super().__init__(message, setting=setting, value=value, expected=expected)
 
 
-class TooLarge(UsageFailure):
+class TooLarge(UsageFailure, code="E_TOO_LARGE"):
     """Something exceeds its size limit; nothing of it was written."""
 
-    code = "E_TOO_LARGE"
     hint = "Make it smaller, or keep the bulk in a file of its own and refer to that."
 
     def __init__(self, what: str, size: int, limit: int, *, unit: str = "bytes") -> None:
         super().__init__(f"{what} is {size} {unit}; the limit is {limit}", what=what, size=size, limit=limit)
 
 
-class Ambiguous(UsageFailure):
+class Ambiguous(UsageFailure, code="E_AMBIGUOUS"):
     """A shortened name matches more than one."""
 
-    code = "E_AMBIGUOUS"
-    hint = "Give more characters of the one that you mean."
+    hint = "Give more characters of the name."
 
     def __init__(self, name: str, candidates: Sequence[str]) -> None:
         message = f"{name} is ambiguous: it matches {len(candidates)} names: {_some(candidates, 10)}"
@@ -112,10 +114,9 @@ class Ambiguous(UsageFailure):
         self.candidates = candidates
 
 
-class IdAmbiguous(UsageFailure):
+class IdAmbiguous(UsageFailure, code="E_ID_AMBIGUOUS"):
     """A shortened id matches more than one."""
 
-    code = "E_ID_AMBIGUOUS"
     hint = "Give more characters of the id."
 
     def __init__(self, prefix: str, matches: Sequence[str]) -> None:
@@ -123,70 +124,57 @@ class IdAmbiguous(UsageFailure):
         super().__init__(message, prefix=prefix)
 
 
-class ExtraMissing(UsageFailure):
+class ExtraMissing(UsageFailure, code="E_EXTRA_MISSING"):
     """The operation needs a package that is not installed."""
 
-    code = "E_EXTRA_MISSING"
     hint = "Install it beside Holdfast, for example: pip install 'psycopg[binary]>=3.3'."
 
 
 # --- Absence and existence --------------------------------------------------------------------------
 
 
-class NotFound(Failure):
+class NotFound(Failure, code="E_NOT_FOUND", exit_status=ExitStatus.NOT_FOUND):
     """The named thing does not exist."""
 
-    code = "E_NOT_FOUND"
-    exit_status = ExitStatus.NOT_FOUND
     hint = "Check the spelling, and the directory that you are in."
 
 
-class NotInitialised(NotFound):
+class NotInitialised(NotFound, code="E_NOT_INITIALISED"):
     """There is no issue tracker here."""
 
-    code = "E_NOT_INITIALISED"
     hint = "Create one with 'holdfast issue init', or name the directory that has one with --repo."
 
 
-class SnapshotCollected(NotFound):
+class SnapshotCollected(NotFound, code="E_SNAPSHOT_COLLECTED", retryable=True):
     """Garbage collection is deleting the snapshot, or deleted it while it was being read."""
 
-    code = "E_SNAPSHOT_COLLECTED"
-    retryable = True
     hint = "Choose another one from 'holdfast history --all'. To keep one for good, use 'holdfast pin'."
 
 
-class CommandNotFound(NotFound):
+class CommandNotFound(NotFound, code="E_COMMAND_NOT_FOUND"):
     """The command to run does not exist, or is not executable."""
 
-    code = "E_COMMAND_NOT_FOUND"
     hint = "Check the spelling of the command after '--', and that it is on the PATH and executable."
 
 
-class AlreadyExists(Failure):
+class AlreadyExists(Failure, code="E_ALREADY_EXISTS", exit_status=ExitStatus.CONFLICT):
     """The thing to create already exists; it was not changed."""
 
-    code = "E_ALREADY_EXISTS"
-    exit_status = ExitStatus.CONFLICT
     hint = "Choose another name, or remove the existing one first."
 
 
 # --- Contention: another process holds it, waits for it, or changed it ------------------------------
 
 
-class LockConflict(Failure):
+class LockConflict(Failure, code="E_LOCK_CONFLICT", exit_status=ExitStatus.CONFLICT, retryable=True):
     """Another holder has the lock or lease."""
 
-    code = "E_LOCK_CONFLICT"
-    exit_status = ExitStatus.CONFLICT
-    retryable = True
     hint = "Wait until the holder is done or its lease expires; --wait 5m queues for it."
 
 
-class RepoLocked(LockConflict):
+class RepoLocked(LockConflict, code="E_REPO_LOCKED"):
     """Another process holds the lock of this repository."""
 
-    code = "E_REPO_LOCKED"
     hint = "Wait until the holder is done. 'holdfast repo-lock status' shows the holder."
 
     def __init__(self, repo_id: str, path: object, info: Mapping[str, object] | None) -> None:
@@ -202,58 +190,45 @@ class RepoLocked(LockConflict):
         self.info = info
 
 
-class LockReentry(LockConflict):
+class LockReentry(LockConflict, code="E_LOCK_REENTRY", retryable=False):
     """The calling thread already holds this lock, and would wait for itself forever."""
 
-    code = "E_LOCK_REENTRY"
-    retryable = False
     hint = "Pass on the guard that you have instead of locking again, or release it first."
 
 
-class LockChanged(LockConflict):
-    """The lock to break has been released, or is another one by now."""
+class LockChanged(LockConflict, code="E_LOCK_CHANGED", retryable=False):
+    """The lock to break has been released or replaced."""
 
-    code = "E_LOCK_CHANGED"
-    retryable = False
     hint = "Check the lock again: it is no longer the one that you examined."
 
 
-class NodeLocked(LockConflict):
+class NodeLocked(LockConflict, code="E_NODE_LOCKED"):
     """Another agent holds the claim on this node, or is ahead in its queue."""
 
-    code = "E_NODE_LOCKED"
     hint = "Work on another node, or wait for this one: 'holdfast ledger claim NODE --actor YOU --wait 5m'."
 
 
-class IssueClaimed(LockConflict):
+class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
     """Another actor has claimed the issue, and the claim has not expired."""
 
-    code = "E_ISSUE_CLAIMED"
     hint = "Claim another issue with 'holdfast issue claim-next', or pass the claim's exact id with --claim."
 
 
-class Deadlock(LockConflict):
+class Deadlock(LockConflict, code="E_DEADLOCK"):
     """A cycle of waits: each waiter holds what the next one needs. This wait ended so that others go on."""
 
-    code = "E_DEADLOCK"
     hint = "Release what you hold, wait a little and try again; acquire in the same order as the others."
 
 
-class InUse(Failure):
+class InUse(Failure, code="E_IN_USE", exit_status=ExitStatus.CONFLICT, retryable=True):
     """Processes are running in the directory to move or delete."""
 
-    code = "E_IN_USE"
-    exit_status = ExitStatus.CONFLICT
-    retryable = True
     hint = "End these processes, or let them leave the directory; --force ignores them."
 
 
-class SequenceMismatch(Failure):
+class SequenceMismatch(Failure, code="E_SEQUENCE_MISMATCH", exit_status=ExitStatus.CONFLICT, retryable=True):
     """The ledger has grown since the caller read it; nothing was appended."""
 
-    code = "E_SEQUENCE_MISMATCH"
-    exit_status = ExitStatus.CONFLICT
-    retryable = True
     hint = "Read the new events, decide again, and append with the new sequence."
 
     def __init__(self, expected: int, found: int) -> None:
@@ -263,46 +238,34 @@ class SequenceMismatch(Failure):
         self.found = found
 
 
-class Changed(Failure):
-    """Another writer changed something between reading it and acting on it."""
+class Changed(Failure, code="E_CHANGED", exit_status=ExitStatus.CONFLICT, retryable=True):
+    """Another writer made a change between the caller's read and its write."""
 
-    code = "E_CHANGED"
-    exit_status = ExitStatus.CONFLICT
-    retryable = True
     hint = "Read the current state, and try again."
 
 
-class VersionMismatch(Failure):
+class VersionMismatch(Failure, code="E_VERSION_MISMATCH", exit_status=ExitStatus.CONFLICT):
     """The change was meant for one version, and the current version is another."""
 
-    code = "E_VERSION_MISMATCH"
-    exit_status = ExitStatus.CONFLICT
     hint = "Read it again: another writer has changed it."
 
 
-class PlanMismatch(Failure):
+class PlanMismatch(Failure, code="E_GC_PLAN_MISMATCH", exit_status=ExitStatus.CONFLICT):
     """A garbage collection plan no longer matches the repository; nothing was deleted."""
 
-    code = "E_GC_PLAN_MISMATCH"
-    exit_status = ExitStatus.CONFLICT
     hint = "Make and review a new plan: 'holdfast gc plan'."
 
 
-class ConsistencyUnavailable(Failure):
+class ConsistencyUnavailable(Failure, code="E_CONSISTENCY_UNAVAILABLE", exit_status=ExitStatus.CONFLICT):
     """The payload changed while it was being captured; nothing was published."""
 
-    code = "E_CONSISTENCY_UNAVAILABLE"
-    exit_status = ExitStatus.CONFLICT
     retryable = True
     hint = "Stop what writes into the worktree and try again, or use --consistency best_effort."
 
 
-class LockTimeout(Failure):
+class LockTimeout(Failure, code="E_LOCK_TIMEOUT", exit_status=ExitStatus.TIMED_OUT, retryable=True):
     """A lock could not be acquired in time."""
 
-    code = "E_LOCK_TIMEOUT"
-    exit_status = ExitStatus.TIMED_OUT
-    retryable = True
     hint = "Wait a few seconds and try again, or allow more time."
 
     def __init__(
@@ -324,20 +287,15 @@ class LockTimeout(Failure):
         self.holders = holders
 
 
-class TooManyRetries(Failure):
+class TooManyRetries(Failure, code="E_TOO_MANY_RETRIES", exit_status=ExitStatus.TIMED_OUT, retryable=True):
     """An operation met contention on every attempt."""
 
-    code = "E_TOO_MANY_RETRIES"
-    exit_status = ExitStatus.TIMED_OUT
-    retryable = True
     hint = "Try again later, or allow more attempts."
 
     def __init__(self, attempts: int, last: Exception) -> None:
-        super().__init__(
-            f"Lock contention: too many retries ({attempts}); the last one failed with: {last}",
-            attempts=attempts,
-            last=last.as_record() if isinstance(last, Failure) else repr(last),
-        )
+        message = f"Lock contention: too many retries ({attempts}); the last one failed with: {last}"
+        record = last.as_record() if isinstance(last, Failure) else repr(last)
+        super().__init__(message, attempts=attempts, last=record)
         self.attempts = attempts
         self.last = last
 
@@ -345,154 +303,129 @@ class TooManyRetries(Failure):
 # --- Fencing: the caller is no longer the holder ----------------------------------------------------
 
 
-class LockNotHeld(Failure):
+class LockNotHeld(Failure, code="E_LOCK_NOT_HELD", exit_status=ExitStatus.FENCED):
     """The caller does not hold the lock or lease that the operation needs."""
 
-    code = "E_LOCK_NOT_HELD"
-    exit_status = ExitStatus.FENCED
     hint = "Acquire it first. If you held it, it has been released or stolen since."
 
 
-class LockExpired(Failure):
+class LockExpired(Failure, code="E_LOCK_EXPIRED", exit_status=ExitStatus.FENCED):
     """The caller's lease has expired; another holder may have it now."""
 
-    code = "E_LOCK_EXPIRED"
-    exit_status = ExitStatus.FENCED
     hint = "Acquire the lease again, and check what has changed before you continue to write."
 
 
-class FencingMismatch(Failure):
+class FencingMismatch(Failure, code="E_FENCING_MISMATCH", exit_status=ExitStatus.FENCED):
     """The caller's token is not the current one: there is a later holder. Nothing was published."""
 
-    code = "E_FENCING_MISMATCH"
-    exit_status = ExitStatus.FENCED
     hint = "Your lease was stolen. Acquire it again and reapply your work to the current state."
 
 
-# --- Refusals: possible, but unsafe or against the rules of the domain ------------------------------
+# --- Refusals: the operation is unsafe, or against a rule -------------------------------------------
 
 
-class Refused(Failure):
+class Refused(Failure, code="E_REFUSED", exit_status=ExitStatus.REFUSED):
     """The operation is possible, but would put work at risk."""
 
-    code = "E_REFUSED"
-    exit_status = ExitStatus.REFUSED
     hint = "Avoid the risk that the message names, and try again."
 
 
-class DependencyCycle(Refused):
+class DependencyCycle(Refused, code="E_DEPENDENCY_CYCLE"):
     """The dependency would make issues wait for each other in a cycle."""
 
-    code = "E_DEPENDENCY_CYCLE"
     hint = "If this dependency is right, first remove one of those that the message names."
 
 
-class Blocked(Refused):
+class Blocked(Refused, code="E_BLOCKED"):
     """The issue depends on issues that are not done."""
 
-    code = "E_BLOCKED"
     hint = "Finish those first, or remove the dependency: 'holdfast blocked' shows why."
 
 
-class TransitionRefused(Refused):
+class TransitionRefused(Refused, code="E_TRANSITION_REFUSED"):
     """The issue cannot change from its current state to the requested one."""
 
-    code = "E_TRANSITION_REFUSED"
     hint = "See its current state with 'holdfast issue show'."
 
 
-class GateFailed(Failure):
+class GateFailed(Failure, code="E_GATE_FAILED"):
     """The checker of a gate ran and did not pass."""
 
-    code = "E_GATE_FAILED"
     hint = "Read the checker's output, fix the problem, and check again."
 
 
-class PathEscape(Refused):
+class PathEscape(Refused, code="E_PATH_ESCAPE"):
     """A path leads out of its directory, or through a symbolic link."""
 
-    code = "E_PATH_ESCAPE"
     hint = "Use a path without '..' and symbolic links."
 
 
-class DirectoryReplaced(Refused):
+class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
     """The path of a worktree is not a directory; it was not changed."""
 
-    code = "E_DIRECTORY_REPLACED"
     hint = "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
 
 
-class NestedRepository(Refused):
+class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
     """The new repository would be inside another one."""
 
-    code = "E_NESTED_REPOSITORY"
     hint = "Create it elsewhere, or confirm with --nested."
 
 
-class FilesystemUnsafe(Refused):
-    """The file system lacks something that Holdfast's promises rest on."""
+class FilesystemUnsafe(Refused, code="E_FILESYSTEM_UNSAFE"):
+    """The file system lacks a feature that Holdfast's promises depend on."""
 
-    code = "E_FILESYSTEM_UNSAFE"
     hint = "Use a local file system (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
 
 
-class EngineUnavailable(Refused):
+class EngineUnavailable(Refused, code="E_ENGINE_UNAVAILABLE"):
     """The requested snapshot engine does not work on this file system."""
 
-    code = "E_ENGINE_UNAVAILABLE"
     hint = "Let Holdfast choose the engine, or use 'copy', which works everywhere."
 
 
-class ExchangeUnavailable(Refused):
+class ExchangeUnavailable(Refused, code="E_EXCHANGE_UNAVAILABLE"):
     """The file system cannot swap two directories atomically; nothing was changed."""
 
-    code = "E_EXCHANGE_UNAVAILABLE"
     hint = "Use a file system with an atomic exchange (ext4, xfs, btrfs, APFS), or swap by two renames."
 
 
-class StoreIncompatible(Refused):
+class StoreIncompatible(Refused, code="E_STORE_INCOMPATIBLE"):
     """The store has a format that this version of Holdfast does not know; nothing was changed."""
 
-    code = "E_STORE_INCOMPATIBLE"
     hint = "Use the version of Holdfast that wrote this store, or a later one."
 
 
 # --- Corruption -------------------------------------------------------------------------------------
 
 
-class Corrupt(Failure):
+class Corrupt(Failure, code="E_CORRUPT", exit_status=ExitStatus.CORRUPT):
     """Stored content is invalid. It was neither skipped nor overwritten."""
 
-    code = "E_CORRUPT"
-    exit_status = ExitStatus.CORRUPT
     hint = "Keep the file, find out what is wrong with it, and repair or restore it before you continue."
 
 
-class JsonInvalid(Corrupt):
+class JsonInvalid(Corrupt, code="E_JSON_INVALID"):
     """A text is not strict JSON."""
 
-    code = "E_JSON_INVALID"
     hint = "Repair the text by hand: valid UTF-8, no NaN or Infinity, no key twice in one object."
 
 
-class PartialSnapshot(Corrupt):
+class PartialSnapshot(Corrupt, code="E_PARTIAL_SNAPSHOT"):
     """The snapshot was never completed."""
 
-    code = "E_PARTIAL_SNAPSHOT"
     hint = "Take the snapshot again; 'holdfast doctor --strict' lists and removes interrupted ones."
 
 
-class AuditChainBroken(Corrupt):
+class AuditChainBroken(Corrupt, code="E_AUDIT_CHAIN_BROKEN"):
     """An entry of the audit trail does not continue the hash chain of the one before it."""
 
-    code = "E_AUDIT_CHAIN_BROKEN"
     hint = "Someone edited the trail, or the disk damaged it. Compare it with an earlier copy."
 
 
-class Unhealthy(Corrupt):
+class Unhealthy(Corrupt, code="E_UNHEALTHY"):
     """The examination of a repository has findings."""
 
-    code = "E_UNHEALTHY"
     hint = "'holdfast doctor --fix' repairs what is safe to repair; see the findings for the rest."
 
     def __init__(self, message: str, findings: Mapping[str, object]) -> None:
@@ -503,10 +436,9 @@ class Unhealthy(Corrupt):
 # --- The operating system ---------------------------------------------------------------------------
 
 
-class IoFailure(Failure):
+class IoFailure(Failure, code="E_IO"):
     """The operating system could not read or write. Existing content was not changed."""
 
-    code = "E_IO"
     hint = "The system's own message names the cause: a full disk, missing permissions, or a failing device."
 
     def __init__(self, action: str, path: object, error: OSError, *, hint: str | None = None) -> None:
@@ -515,46 +447,39 @@ class IoFailure(Failure):
         super().__init__(message, hint=hint, path=str(path), errno=error.errno, reason=reason)
 
 
-class NotWritable(IoFailure):
+class NotWritable(IoFailure, code="E_NOT_WRITABLE"):
     """This user may not write the file or directory, or its file system is read-only."""
 
-    code = "E_NOT_WRITABLE"
     hint = "Check the owner and mode of the directory, and whether it is mounted read-only."
 
 
-class NotReadable(IoFailure):
+class NotReadable(IoFailure, code="E_NOT_READABLE"):
     """This user may not read the file or directory."""
 
-    code = "E_NOT_READABLE"
     hint = "Check its owner and mode, or run as a user who may read it."
 
 
-class NotDurable(IoFailure):
+class NotDurable(IoFailure, code="E_NOT_DURABLE"):
     """The change is visible, but may not survive a power cut."""
 
-    code = "E_NOT_DURABLE"
     hint = "The disk reported an error while syncing. Check its health before you rely on it."
 
 
-class Interrupted(Failure):
+class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUPTED, retryable=True):
     """The user ended the command."""
 
-    code = "E_INTERRUPTED"
-    exit_status = ExitStatus.INTERRUPTED
-    retryable = True
     hint = "Run the command again to continue."
 
     def __init__(self) -> None:
         super().__init__("interrupted")
 
 
-# --- The server that keeps the shared documents -----------------------------------------------------
+# --- The server of a shared store -------------------------------------------------------------------
 
 
-class OutcomeUnknown(Failure):
+class OutcomeUnknown(Failure, code="E_OUTCOME_UNKNOWN"):
     """The store stopped answering during a commit, which may or may not have been made."""
 
-    code = "E_OUTCOME_UNKNOWN"
     hint = "Read what the commit was to change before you try again: it may have been made."
 
     def __init__(self, commit_id: str, reason: object) -> None:
@@ -563,12 +488,9 @@ class OutcomeUnknown(Failure):
         self.commit_id = commit_id
 
 
-class StoreUnavailable(Failure):
+class StoreUnavailable(Failure, code="E_STORE_UNAVAILABLE", exit_status=ExitStatus.TIMED_OUT, retryable=True):
     """The store's server does not answer. Nothing was changed by this call."""
 
-    code = "E_STORE_UNAVAILABLE"
-    exit_status = ExitStatus.TIMED_OUT
-    retryable = True
     hint = "Check the address of the store, and that its server runs and can be reached; then try again."
     problem = "cannot be reached"
 
@@ -578,11 +500,9 @@ class StoreUnavailable(Failure):
         self.place = place
 
 
-class StoreAccessRefused(StoreUnavailable):
+class StoreAccessRefused(StoreUnavailable, code="E_STORE_ACCESS_REFUSED", exit_status=ExitStatus.REFUSED):
     """The store's server denies this user access, or the operation. Nothing was changed."""
 
-    code = "E_STORE_ACCESS_REFUSED"
-    exit_status = ExitStatus.REFUSED
     retryable = False
     hint = (
         "Check the user, its password or certificate, and its rights. The repository holds no secrets: they "
@@ -591,12 +511,9 @@ class StoreAccessRefused(StoreUnavailable):
     problem = "denies access"
 
 
-class StoreUntrusted(StoreUnavailable):
+class StoreUntrusted(StoreUnavailable, code="E_STORE_UNTRUSTED", exit_status=ExitStatus.REFUSED, retryable=False):
     """The connection cannot be encrypted, or client and server do not trust each other's certificates."""
 
-    code = "E_STORE_UNTRUSTED"
-    exit_status = ExitStatus.REFUSED
-    retryable = False
     hint = (
         "Check the address's TLS options (sslmode, sslrootcert, sslcert, sslkey; for etcd tls, cacert, cert, "
         "key), that the files exist, and the dates and host names of the certificates."
@@ -604,11 +521,8 @@ class StoreUntrusted(StoreUnavailable):
     problem = "has no trusted connection"
 
 
-class StoreMissing(StoreUnavailable):
+class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):
     """The store's server has no such database. Nothing was changed by this call."""
 
-    code = "E_STORE_MISSING"
-    exit_status = ExitStatus.NOT_FOUND
-    retryable = False
     hint = "Check the name of the database in the address, or have its owner create it: CREATE DATABASE."
     problem = "does not exist"

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import UsageFailure
-from holdfast.ledger import checkpoints
-from holdfast.ledger.checkpoints import DIRECTORY
-from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, Ledger, Recorded
+from holdfast.ledger.log import CHECKPOINT_EVERY, CHECKPOINTS, EVENTS, Checkpoint, Ledger, Recorded, save_checkpoint
 from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision
@@ -195,7 +193,7 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
                 whole.apply(each)
             assert ClaimProjection(ledger).query(lambda book: book) == whole
             assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
-            _meddle(root / DIRECTORY, fate)
+            _meddle(root / CHECKPOINTS, fate)
 
 
 def _append_as_they_are(store: MemoryStore, events: list[dict[str, Any]]) -> None:
@@ -219,7 +217,7 @@ def _meddle(place: Path, fate: str) -> None:
                 "0" * 32 if fate == "of another ledger" else record["sequence"] + 1000
             )
             del record["format"]
-            checkpoints.save(place.parent.parent, checkpoints.Checkpoint(**record))
+            save_checkpoint(place.parent.parent, Checkpoint(**record))
         elif fate == "foreign":
             path.write_bytes(b'{"checkpoint":[1],"digest":5}')
 
@@ -230,18 +228,18 @@ def test_claims_are_opened_from_their_checkpoint(scratch: Path) -> None:
     first.claim("1.2", "a")
     first.claim("1.3", "b")
     assert [each.owner for each in open_claims(scratch).active()] == ["a", "b"]
-    assert (scratch / DIRECTORY / f"{NAME}.json").exists()
+    assert (scratch / CHECKPOINTS / f"{NAME}.json").exists()
     again = open_claims(scratch)
     with no_reading_before(again.ledger, 300):
         assert [each.owner for each in again.active()] == ["a", "b"]
-    shutil.rmtree(scratch / DIRECTORY)
+    shutil.rmtree(scratch / CHECKPOINTS)
     assert [each.owner for each in open_claims(scratch).active()] == ["a", "b"]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_done_without(scratch: Path) -> None:
     fill(scratch, 100)
     (scratch / ".holdfast").mkdir()
-    (scratch / DIRECTORY).write_text("not a directory")
+    (scratch / CHECKPOINTS).write_text("not a directory")
     assert open_ledger(scratch).fold(tally, NONE, name="tally") == {"note": 100}
     assert open_claims(scratch).active() == []
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import format_instant
-from holdfast.ledger.checkpoints import DIRECTORY
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import CHECKPOINTS, Ledger
 from holdfast.ledger.verify import LedgerReport, verify
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger, put_event
@@ -134,7 +133,7 @@ def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
     ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
     assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]
     assert verified(scratch).sound, "one that does not fit is not even looked at"
-    assert (scratch / DIRECTORY).exists()
+    assert (scratch / CHECKPOINTS).exists()
 
 
 def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:

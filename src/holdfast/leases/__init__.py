@@ -1,1 +1,1 @@
-"""Leases: timed rights to write, with a token that fences out whoever has lost one."""
+"""Leases: timed rights to write, with a token that fences out former holders."""

@@ -1,16 +1,15 @@
-"""Deadlock detection: cycles of waits, in which everyone holds what the next one waits for.
+"""Deadlock detection: cycles of waits, in which each participant holds what the previous one waits for.
 
 Each kind of lock, lease or claim that can be waited for has its own `WaitGraph`; a cycle may lead through
 several, so they are merged. The steps are those of docs/protocols/waits.md:
 
 2. From its own wait, the waiter follows the graph: from the holder to what that holder waits for, and so on.
-   A wait for something with several holders is a wait for each of them; those who share it do not wait for
-   each other. A wait for something that the waiter itself holds is no deadlock: it may still release it, in
-   another thread or by another command.
-3. The youngest wait gives up: it has lost the least. Everyone in a cycle judges by the same records, so
-   exactly one finds that it is the one.
+   A wait for a resource with several holders is a wait for each of them; sharers do not wait for each other. A wait
+   for a resource that the waiter itself holds is no deadlock: another thread or command may still release it.
+3. The youngest wait gives up: it has lost the least. All waiters in a cycle judge by the same records, so exactly one
+   gives up.
 4. One reading is not a consistent snapshot, so the graph is read twice. Tickets and ids of holds are never
-   reused: what is in both readings existed throughout, all of it at once.
+   reused: every wait and hold in both readings existed throughout, all at once.
 
 Identity: a participant that names itself (the owner of a claim) is known by that name, others by their
 processes: their own, and the agent's that they act for. Descendants of a process share what it holds for them
@@ -29,10 +28,8 @@ from holdfast.locks.identity import Holder, Liveness, liveness
 
 
 class Resource(NamedTuple):
-    """Something that can be held: `kind` and `name`, as in `the lease on main`.
-
-    `place` tells resources of one name apart; it is not shown to people.
-    """
+    """Something that can be held: `kind` and `name`, as in `the lease on main`. `place` tells resources of one name
+    apart; messages leave it out."""
 
     kind: str
     name: str
@@ -43,10 +40,8 @@ class Resource(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`).
-
-    `above` are their ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`.
-    """
+    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`). `above` are their
+    ancestors. `proofs` prove its holds, even those that another process acquired: see `proof_of`."""
 
     label: str
     owner: str = ""
@@ -57,10 +52,8 @@ class Participant(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A resource that is held. `hold_id` tells this hold from all others, before and after it.
-
-    `by_process` says that only the process is known, not which of the agents that share it.
-    """
+    """A resource that is held. `hold_id` tells this hold apart from all others, before and after it. `by_process` says
+    that only the process is known, not the agent in it."""
 
     resource: Resource
     holder: Participant
@@ -71,7 +64,7 @@ class Hold(NamedTuple):
 
 
 class WaitEdge(NamedTuple):
-    """A wait for a resource. `ticket` tells this wait from all others; `since` sorts by age."""
+    """A wait for a resource. `ticket` tells this wait apart from all others; `since` sorts by age."""
 
     resource: Resource
     waiter: Participant
@@ -87,7 +80,7 @@ class WaitEdge(NamedTuple):
         return self.may_be_of(hold)
 
     def may_be_of(self, hold: Hold) -> bool:
-        """Whether the waiter is the holder, as far as one can tell."""
+        """Whether the waiter may be the holder."""
         mine, theirs = self.waiter, hold.holder
         if mine.proofs and proof_of(hold.hold_id) in mine.proofs:
             return True
@@ -122,8 +115,7 @@ class Link(NamedTuple):
 
 Cycle = tuple[Link, ...]
 
-ReadGraph = Callable[[], WaitGraph]
-"""Reads the graph of one kind, as of now. Takes no lock."""
+ReadGraph = Callable[[], WaitGraph]  # reads the graph of one kind, as of now. Takes no lock.
 
 
 def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()) -> None:
@@ -134,10 +126,8 @@ def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()
 
 
 def find_cycle(ticket: str, graph: WaitGraph) -> Cycle:
-    """A cycle that the wait with this ticket is part of, itself first; empty if there is none.
-
-    A participant may have several waits: a cycle through any of them blocks that one.
-    """
+    """A cycle that the wait with this ticket is part of, itself first; empty if there is none. A participant may have
+    several waits: a cycle through any of them blocks that one."""
     holds: dict[Resource, list[Hold]] = {}
     for hold in graph.holds:
         holds.setdefault(hold.resource, []).append(hold)
@@ -170,19 +160,18 @@ def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
 
 
 def process_ids(holder_ids: Iterable[str], boot_id: str, pid_namespace: str) -> frozenset[str]:
-    """Processes, told from all others, also from those with the same pid in another container."""
-    return frozenset(_process_id(each, boot_id, pid_namespace) for each in holder_ids if each)
+    """Ids of processes that no other process has, not even one with the same pid in another container."""
 
+    def process_id(holder_id: str) -> str:  # without the user, which may have another name in another container
+        host, *rest = holder_id.split(":")
+        known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
+        return f"{known} {boot_id} {pid_namespace}"
 
-def _process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
-    """Leaves out the user: seen from outside, it may have another name."""
-    host, *rest = holder_id.split(":")
-    known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
-    return f"{known} {boot_id} {pid_namespace}"
+    return frozenset(process_id(each) for each in holder_ids if each)
 
 
 def proof_of(hold_id: str) -> str:
-    """Proves that somebody knows the id of what it holds, without revealing the id."""
+    """A digest that proves knowledge of the id of a hold without revealing it."""
     return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
 
 
@@ -200,7 +189,7 @@ def _merged(own: ReadGraph, others: Sequence[ReadGraph]) -> WaitGraph:
     for read in others:
         try:
             graphs.append(read())
-        except Failure:  # unreachable, or unreadable for us: cycles through it are not found meanwhile
+        except Failure:  # unreachable or unreadable: cycles through it are not found for now
             continue
     holds = tuple(hold for each in graphs for hold in each.holds)
     return WaitGraph(holds, tuple(wait for each in graphs for wait in each.waits))
@@ -209,16 +198,10 @@ def _merged(own: ReadGraph, others: Sequence[ReadGraph]) -> WaitGraph:
 def _deadlock(cycle: Cycle) -> Deadlock:
     links = []
     for (wait, hold), (following, _) in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-        holder, waiter = hold.holder.label, following.waiter.label
-        links.append(
-            {
-                "who": wait.waiter.label,
-                "waits_for": str(wait.resource),
-                "held_by": holder if holder == waiter else f"{holder} ({waiter})",
-                "kind": wait.resource.kind,
-                "name": wait.resource.name,
-            }
-        )
+        resource, holder, waiter = wait.resource, hold.holder.label, following.waiter.label
+        held_by = holder if holder == waiter else f"{holder} ({waiter})"
+        names = {"who": wait.waiter.label, "waits_for": str(resource), "held_by": held_by}
+        links.append({**names, "kind": resource.kind, "name": resource.name})
     resource = cycle[0].wait.resource
     parts = (f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links)
     return Deadlock(f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links)

@@ -1,15 +1,15 @@
-"""Heartbeats: what keeps leases, ledger claims and issue claims alive while they are held.
+"""Heartbeats: the background renewal of leases, ledger claims and issue claims while they are held.
 
 The steps are those of docs/protocols/waits.md:
 
 1. A thread renews at least `BEATS` times per ttl, each time slightly early by a random amount.
-2. Time comes from the boot clock, which nobody can set and which continues while the machine sleeps. It is
+2. Time comes from the boot clock, which cannot be set and continues while the machine sleeps. It is
    read *before* a renewal is requested: a holder never believes it holds longer than the store does.
 3. One thread sleeps until a renewal or the deadline is due; each renewal has its own thread. So the deadline
    is noticed even while a store does not answer.
 4. A failed renewal is retried, soon, until the deadline; a refused one is not. Then the right is *lost* for
    good: `lost` is set and `check` raises, with the last problem as its cause.
-5. The threads have a weak reference: what nothing refers to is not renewed. A forked child holds nothing: it
+5. The threads have a weak reference: an unreferenced right is not renewed. A forked child holds nothing: it
    has no thread that could renew, and must not release.
 """
 
@@ -25,23 +25,16 @@ from holdfast.clock import Clock
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld
 from holdfast.locks.retry import CHANCE
 
-BEATS = 3
-"""Renewals per ttl, at least."""
-
-JITTER = 0.2
-"""How much earlier a renewal may come, so that holders that began together drift apart."""
-
-LONGEST_SLEEP = 2.0
-"""How long the heartbeat sleeps at most: the machine may have slept meanwhile, or the holder may be gone."""
-
-REFUSED = (LockNotHeld, LockExpired, FencingMismatch)
-"""A renewal that raises one of these will never succeed."""
+BEATS = 3  # renewals per ttl, at least
+JITTER = 0.2  # how much earlier a renewal may come, so that holders that began together drift apart
+LONGEST_SLEEP = 2.0  # between two looks: the machine may have slept meanwhile, or the holder may be gone
+REFUSED = (LockNotHeld, LockExpired, FencingMismatch)  # a renewal that raises one of these will never succeed
 
 Record = TypeVar("Record")
 
 
 class Subject(NamedTuple):
-    """What is held, for messages: `the lease on main` is `renewed`."""
+    """The names of a right in messages: `the lease on main` is `renewed`."""
 
     name: str
     renewed: str
@@ -49,14 +42,10 @@ class Subject(NamedTuple):
 
 
 class Held(Generic[Record]):
-    """Something held for `ttl` seconds since `began` (by the boot clock; None: since now).
+    """Something held for `ttl` seconds since `began` (by the boot clock; None: since now). As a context manager, also
+    an asynchronous one, it is renewed while its block runs. A subclass defines how it is renewed and released."""
 
-    As a context manager, also an asynchronous one, it is renewed while its block runs. A subclass defines how
-    it is renewed and released.
-    """
-
-    ends_with_block: ClassVar[bool] = True
-    """Whether it is released when its block ends, or only not renewed any more."""
+    ends_with_block: ClassVar[bool] = True  # whether the end of its block releases it, or only ends its renewal
 
     def __init__(
         self, subject: Subject, record: Record, ttl: float, *, clock: Clock, began: float | None = None
@@ -64,8 +53,7 @@ class Held(Generic[Record]):
         self.lost = threading.Event()
         self.record = record
         self.ttl = ttl
-        self.problem: BaseException | None = None
-        """Why the last renewal failed; None if it succeeded."""
+        self.problem: BaseException | None = None  # why the last renewal failed; None if it succeeded
         self._subject = subject
         self._clock = clock
         self._pid = os.getpid()
@@ -85,10 +73,8 @@ class Held(Generic[Record]):
         """Release it in the store."""
         raise NotImplementedError
 
-    # --- For the holder ----------------------------------------------------------------------------
-
     def check(self) -> None:
-        """Raise if this is not held any more: call it before every piece of work."""
+        """Raise if it is no longer held: call this before every piece of work."""
         if self._pid != os.getpid():
             raise self._not_held(f"is held by the process {self._pid}, from which this one was forked")
         if self._ended.is_set():
@@ -111,7 +97,7 @@ class Held(Generic[Record]):
                 raise
             self.problem = None
             self._start_term(began)
-        self._woken.set()  # the heartbeat may be asleep for longer than it lasts now
+        self._woken.set()  # the new ttl may be shorter than the heartbeat's sleep
         self.check()  # the renewal may have come too late
         return self.record
 
@@ -125,7 +111,7 @@ class Held(Generic[Record]):
         return self
 
     def release(self) -> None:
-        """Release it; calling this twice, or after a loss, is fine."""
+        """Release it; idempotent, also after a loss."""
         if self._is_over():
             return
         self.hand_on()
@@ -133,7 +119,7 @@ class Held(Generic[Record]):
             self._release()
 
     def hand_on(self) -> None:
-        """Stop renewing without releasing: from now on it belongs to whoever has its id."""
+        """Stop renewing without releasing: from now on it belongs to the process that has its id."""
         if self._is_over():
             return
         self._ended.set()
@@ -164,10 +150,8 @@ class Held(Generic[Record]):
 
         await asyncio.to_thread(self.__exit__)
 
-    # --- The heartbeat -----------------------------------------------------------------------------
-
     def turn(self) -> float | None:
-        """Do what is due now; returns how long to sleep, None if there is nothing left to do."""
+        """Renew it or lose it if that is due; return how long to sleep, None at the end."""
         if self._is_over() or self.lost.is_set():
             return None
         left = self._time_left()
@@ -185,14 +169,14 @@ class Held(Generic[Record]):
         self._renewal = threading.Thread(target=self._try_to_renew, name="holdfast-renewal", daemon=True)
         try:
             self._renewal.start()
-        except RuntimeError as problem:  # no thread can be started now, perhaps a little later
+        except RuntimeError as problem:  # no thread can be started now
             self._renewal = None
             self._failed(problem)
 
     def _try_to_renew(self) -> None:
         try:
             self.renew()
-        except Exception as problem:  # whatever it is, it is reported if the time runs out because of it
+        except Exception as problem:  # reported if the time runs out because of it
             self._failed(problem)
         finally:
             self._renewal = None
@@ -232,7 +216,7 @@ class Held(Generic[Record]):
 
 
 def began_at(clock: Clock, ttl: float, time_left: float) -> float:
-    """When something began that lasts for `ttl` and has `time_left` of it left, by the boot clock."""
+    """When a term of `ttl` began that has `time_left` left, by the boot clock."""
     return clock.boot() - max(0.0, ttl - time_left)
 
 

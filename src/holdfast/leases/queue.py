@@ -1,9 +1,8 @@
 """Waiting in a queue and watching for deadlocks: shared by everything that can be waited for.
 
-The rules of each kind decide, in their transactions, who is next. This module only passes the time until
-then: a wait is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a
-deadlock. Reading the wait graph may take long, perhaps because a server is away. So it has its own thread,
-and keeps no waiter from being served or from giving up in time.
+The rules of each kind choose the next waiter in their transactions. This module only passes the time until then: a wait
+is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a deadlock. Reading the wait
+graph may take long, perhaps because a server is away. So it has its own thread, and delays no waiter.
 """
 
 from __future__ import annotations
@@ -24,36 +23,27 @@ from holdfast.locks import flock as _descriptors  # noqa: F401 - registers its f
 if TYPE_CHECKING:
     from holdfast.store.model import Watch
 
-POLL = 0.1
-"""How often a wait looks up while it may be cancelled or a check runs; how long a fork waits for checks."""
-
+POLL = 0.1  # between two looks of a wait that may be cancelled, or during a check; how long a fork waits for checks
 FIRST_CHECK, LAST_CHECK = 0.02, 5.0
-"""When a wait is first checked for a deadlock, and the longest time between checks.
-
-Each interval is twice the last one: a short wait costs nothing, and of two waits that began together the one
-that has to give up finds out soon, even if it could not see the other one at first.
-"""
-
-MOST_CHECKS = 8
-"""How many threads of a process check at once."""
-
+"""When a wait is first checked for a deadlock, and the longest time between checks. Each interval is twice the last:
+a short wait costs nothing, and of two waits that began together the one that has to give up finds out soon, even if it
+could not see the other one at first."""
+MOST_CHECKS = 8  # how many threads of a process check at once
 THREAD_NAME = "holdfast-deadlock"
 
 Got = TypeVar("Got")
 
 
 class NotYet(NamedTuple):
-    """Somebody else has it, or comes first: ask again after `pause`, or when something has changed.
-
-    `holders` are those who have it, in the form of `LockTimeout`.
-    """
+    """Another participant has it, or comes first: ask again after `pause`, or after a change. `holders` is in the form
+    of `LockTimeout`."""
 
     pause: float
     holders: list[dict[str, Any]]
 
 
 class QueueWait(NamedTuple):
-    """What is waited for and how long (None: no limit); setting `cancelled` ends the wait at once."""
+    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait at once."""
 
     what: str
     wait: float | None
@@ -64,10 +54,8 @@ class QueueWait(NamedTuple):
 def wait_in_queue(
     wait: QueueWait, ask: Callable[[], Got | NotYet], watch: Watch, check_deadlock: Callable[[], None]
 ) -> Got:
-    """Ask until the answer is not `NotYet`. The watch must be older than the first asking.
-
-    Raises `LockTimeout` when the time is up or the wait is cancelled, and what `check_deadlock` raises.
-    """
+    """Ask until the answer is not `NotYet`. The watch must begin before this call. Raises `LockTimeout` when the time
+    is up or the wait is cancelled, and any failure of `check_deadlock`."""
     deadline = None if wait.wait is None else wait.clock.monotonic() + wait.wait
     with _QueueChecks(check_deadlock, wait.cancelled) as checks:
         while True:
@@ -119,7 +107,7 @@ class _QueueChecks:
             self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
             try:
                 self._thread.start()
-                self._thread.join(POLL)  # mostly long enough
+                self._thread.join(POLL)  # usually long enough
             except RuntimeError:  # no thread can be started
                 self._run()
         if self._thread is not None and not self._thread.is_alive():
@@ -149,11 +137,8 @@ class ObservedWait(Protocol):
 
 
 class DeadlockWatch:
-    """Posts a wait that blocks elsewhere (in the kernel), and checks it for a deadlock from time to time.
-
-    A wait shorter than `FIRST_CHECK` leaves no trace. `found` is what ends the wait, if a check found
-    something; `cancel` is called then. A check that fails ends nothing: what cannot be seen is not found.
-    """
+    """Posts a wait that blocks elsewhere (in the kernel) for longer than `FIRST_CHECK`, and checks it for a deadlock
+    from time to time. If a check ends the wait by `cancel`, `found` is the reason; a check that fails ends nothing."""
 
     def __init__(
         self,
@@ -163,15 +148,13 @@ class DeadlockWatch:
         *,
         forks: bool = True,
     ) -> None:
-        """`prepare` is called for the first check; the wait lasts at most `timeout`.
-
-        `forks` says whether this process may fork without an exec: see `_let_checks_end`.
-        """
+        """`prepare` is called for the first check; the wait lasts at most `timeout`. `forks` says whether this process
+        may fork without an exec: see `_let_checks_end`."""
         self.found: BaseException | None = None
         self._prepare = prepare
         self._cancel = cancel
         self._forks = forks
-        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._ends_at = math.inf if timeout is None else time.monotonic() + timeout
         self._wait: ObservedWait | None = None
         self._posting = threading.Lock()
         self._over = threading.Event()
@@ -179,11 +162,11 @@ class DeadlockWatch:
             _register_fork_hooks()
             try:
                 threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
-            except RuntimeError:  # no thread can be started: nobody checks, and the wait ends as it may
+            except RuntimeError:  # no thread can be started: the wait is not checked
                 self._over.set()
 
     def end(self) -> None:
-        """The wait is over, whatever its outcome: hide it."""
+        """Hide the wait: it is over."""
         self._over.set()
         self._take_down()
 
@@ -194,22 +177,21 @@ class DeadlockWatch:
             # Signals are for the waiter: this thread must not take one.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         interval = FIRST_CHECK
-        while not self._over.wait(interval) and not self._is_late():
+        # The waiter's thread ends the wait when the time is up, unless Ctrl-C interrupts that.
+        while not self._over.wait(interval) and time.monotonic() <= self._ends_at:
             interval = min(2 * interval, LAST_CHECK)
             try:
                 self._check_unless_many_hang()
-            except Deadlock as found:
-                self._end_with(found)
-                return
-            except (Failure, OSError):  # such as a current directory that is gone
-                continue
-            except BaseException as mistake:  # raised in the waiter's own thread
-                self._end_with(mistake)
+            except BaseException as found:  # raised in the waiter's own thread
+                if isinstance(found, (Failure, OSError)) and not isinstance(found, Deadlock):
+                    continue  # such as a current directory that is gone
+                self.found = found
+                self._cancel()
                 return
         self._take_down()
 
     def _check_unless_many_hang(self) -> None:
-        """When checks hang because a server is away, more and more of them would not help."""
+        """Skip the check if many others hang, perhaps because a server is away: one more would not help."""
         if len(_running) < MOST_CHECKS:
             over = threading.Event()
             _running[over] = self._forks
@@ -229,18 +211,10 @@ class DeadlockWatch:
                 self._wait = wait
         wait.check()
 
-    def _is_late(self) -> bool:
-        """Whether the time is up. The waiter's thread ends the wait then, unless Ctrl-C interrupts that."""
-        return self._ends_at is not None and time.monotonic() > self._ends_at
-
     def _take_down(self) -> None:
         with self._posting:
             if self._wait is not None:
                 self._wait.take_down()
-
-    def _end_with(self, found: BaseException) -> None:
-        self.found = found
-        self._cancel()
 
 
 _running: dict[threading.Event, bool] = {}
@@ -248,8 +222,8 @@ _running: dict[threading.Event, bool] = {}
 
 
 def _let_checks_end() -> None:
-    """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for
-    something that the check has locked. A check that hangs is not waited for."""
+    """Before a fork, wait for running checks, but not for one that hangs: a child forked in the middle of a check,
+    without an exec, might wait forever for a lock of the check."""
     end = time.monotonic() + POLL
     for over, forks in list(_running.items()):
         if forks:
@@ -258,20 +232,15 @@ def _let_checks_end() -> None:
 
 @cache
 def _register_fork_hooks() -> None:
-    """Once, with the first watch: a command that never waits forks without them.
-
-    Hooks run from the last to the first: those of `flock`, which keep checks from opening files and so from
-    ending, run after these.
-    """
+    """Once, with the first watch: a command that never waits forks without hooks. Hooks run from the last to the first,
+    so those of `flock`, which keep checks from opening files and so from ending, run after these."""
     if sys.platform != "win32":
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 
 
 async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]) -> Got:
-    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set.
-
-    If the coroutine is cancelled, the event is set, and a result that comes too late is given back.
-    """
+    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set. If the coroutine is
+    cancelled, the event is set, and a result that comes too late is given back."""
     import asyncio  # slow to load, and commands do not need it
 
     cancelled = threading.Event()
@@ -288,5 +257,5 @@ async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_bac
     except asyncio.CancelledError:
         cancelled.set()
         if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-            await asyncio.to_thread(give_back, waiting.result())  # it came while we were being cancelled
+            await asyncio.to_thread(give_back, waiting.result())  # it arrived during the cancellation
         raise

@@ -7,7 +7,7 @@ holder is harmless because of `validate`, which every commit of protected work r
 1. A lease is created only if there is none, and replaced only when it has expired (a steal).
 2. Every grant takes the counter's next token. The counter is never lowered and never deleted.
 3. Renewing and releasing need the exact `lock_id`. An expired lease cannot be renewed.
-4. Waiters are served by priority, then in the order of asking; nobody bypasses the queue.
+4. Waiters are served by priority, then in the order of asking; no request bypasses the queue.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotH
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
 
-WAITER_TTL = 30.0
-"""A waiter without a heartbeat for this long has left the queue."""
+WAITER_TTL = 30.0  # a waiter without a heartbeat for this long has left the queue
 WAITER_HEARTBEAT = 5.0
 
 # --- Records -----------------------------------------------------------------------------------------
@@ -57,13 +56,10 @@ class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
     purpose: str = ""
     identity: Identity = Identity()
-    detached: bool = False
-    """Taken for others than the process that asked: that the holder's process ended says nothing."""
-    on_behalf_of: str = ""
-    """The agent that its holder, a server, holds it for; the agent and its children act under it too."""
+    detached: bool = False  # outlives the process that asked for it: the end of its process proves nothing
+    on_behalf_of: str = ""  # the agent that a server holds it for; the agent and its children act under it too
     boot_expires_at: BootMark | None = None
-    actor: str = ""
-    """The actor it was taken for: tells agents of one process apart. Empty if none was named."""
+    actor: str = ""  # tells agents of one process apart; empty if none was named
 
     def deadline(self) -> Deadline:
         return Deadline(self.lease_expires_at, self.boot_expires_at)
@@ -95,11 +91,9 @@ class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: str
     purpose: str = ""
     identity: Identity = Identity()
-    on_behalf_of: str = ""
-    """The future holder of the lease, if that is not the process that waits."""
+    on_behalf_of: str = ""  # the future holder of the lease, if that is not the process that waits
     boot_seen_at: BootMark | None = None
-    above: tuple[str, ...] = ()
-    """The ancestors of the process that waits: it also holds what they hold."""
+    above: tuple[str, ...] = ()  # the ancestors of the process that waits: it also holds what they hold
     actor: str = ""
 
     def unseen_for(self, now: Now) -> float:
@@ -147,13 +141,10 @@ class LeaseRequest(NamedTuple):
     purpose: str = ""
     priority: int = 0
     detached: bool = False
-    waiter: Holder | None = None
-    """The process that waits for it, if that is not the holder itself."""
-    client: Holder | None = None
-    """The agent that the holder, a server, requests it for."""
+    waiter: Holder | None = None  # the process that waits for it, if that is not the holder itself
+    client: Holder | None = None  # the agent that the holder, a server, requests it for
     actor: str = ""
-    above: tuple[str, ...] = ()
-    """The ancestors of the process that waits."""
+    above: tuple[str, ...] = ()  # the ancestors of the process that waits
 
 
 class LeaseGranted(NamedTuple):
@@ -182,22 +173,11 @@ class LeaseRuling(NamedTuple, Generic[Result]):
     event: tuple[str, dict[str, object]] | None = None
 
 
-# --- Rules ---------------------------------------------------------------------------------------------
-
-
 def acquire(
-    view: View,
-    now: Now,
-    keys: LeaseKeys,
-    request: LeaseRequest,
-    *,
-    wait: bool,
-    gone: frozenset[str] = frozenset(),
+    view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
-    """Grant the lease if it is free and nobody is ahead in the queue; else join the queue, or refuse.
-
-    `gone` are the tickets of waiters that are known to be dead.
-    """
+    """Grant the lease if it is free and no waiter is ahead in the queue; else join the queue, or refuse. `gone` are the
+    tickets of waiters that are known to be dead."""
     lease = view.get(keys.lease)
     free = lease is None or lease.may_be_taken(now)
     queue = _waiters(view, now, keys, gone)
@@ -211,8 +191,7 @@ def acquire(
     changes = _queue_changes(view, keys, sorted((own, *others), key=LeaseWaiter.order))
     if lease is None or free:
         return LeaseRuling(changes, LeaseWaiting(len(ahead) + 1, None))
-    left = lease.time_left(now, for_others=True)
-    return LeaseRuling(changes, LeaseWaiting(len(ahead) + 1, lease, left))
+    return LeaseRuling(changes, LeaseWaiting(len(ahead) + 1, lease, lease.time_left(now, for_others=True)))
 
 
 def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> LeaseRuling[LeaseGranted]:
@@ -231,24 +210,18 @@ def renew(view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None
     lease = _own(view, keys, lock_id)
     left = lease.time_left(now, for_others=False)
     if left <= 0:
-        raise LockExpired(
-            f"the lease on {keys.worktree} expired {format_duration(-left)} ago",
-            worktree=keys.worktree,
-            lock_id=lock_id,
-        )
+        message = f"the lease on {keys.worktree} expired {format_duration(-left)} ago"
+        raise LockExpired(message, worktree=keys.worktree, lock_id=lock_id)
     ttl = lease.ttl if ttl is None else ttl
+    begin, end = format_instant(now.now), format_instant(now.now + ttl)
     renewed = msgspec.structs.replace(
-        lease,
-        ttl=ttl,
-        last_renewed_at=format_instant(now.now),
-        lease_expires_at=format_instant(now.now + ttl),
-        boot_expires_at=now.mark(ttl),
+        lease, ttl=ttl, last_renewed_at=begin, lease_expires_at=end, boot_expires_at=now.mark(ttl)
     )
     return LeaseRuling([Replace(keys.lease, renewed)], renewed)
 
 
 def release(view: View, now: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
-    """End the lease. An expired one may be released too, as long as nobody has taken it."""
+    """End the lease, even an expired one that has not been taken over."""
     lease = _own(view, keys, lock_id)
     return LeaseRuling([Delete(keys.lease)], lease, ("lock_released", _facts(lease)))
 
@@ -260,36 +233,22 @@ def leave(view: View, now: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[Non
 
 
 def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
-    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work.
-
-    A step of the wall clock moves a bare number: see `LeaseService.validator`.
-    """
+    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work. A step of the
+    wall clock moves a bare number: see `LeaseService.validator`."""
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)
-        raise FencingMismatch(
-            f"nothing was published: the token {token} is not the current one of {keys.worktree}",
-            worktree=keys.worktree,
-            lock_id=lock_id,
-            token=token,
-            current_token=counter.fencing_token if counter else None,
-        )
+        current = counter.fencing_token if counter else None
+        message = f"nothing was published: the token {token} is not the current one of {keys.worktree}"
+        raise FencingMismatch(message, worktree=keys.worktree, lock_id=lock_id, token=token, current_token=current)
     if lease.is_expired(now):
-        raise LockExpired(
-            f"nothing was published: the lease on {keys.worktree} has expired",
-            worktree=keys.worktree,
-            lock_id=lock_id,
-        )
+        message = f"nothing was published: the lease on {keys.worktree} has expired"
+        raise LockExpired(message, worktree=keys.worktree, lock_id=lock_id)
     return lease
 
 
 def _grant(
-    view: View,
-    now: Now,
-    keys: LeaseKeys,
-    request: LeaseRequest,
-    expired: Lease | None,
-    others: list[LeaseWaiter],
+    view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, expired: Lease | None, others: list[LeaseWaiter]
 ) -> LeaseRuling[LeaseGranted]:
     counter = view.get(keys.counter)
     lease = Lease(
@@ -325,46 +284,27 @@ def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id:
         holder_id = lease.holder_id if lease else None
-        raise LockNotHeld(
-            f"{keys.worktree} is not locked with the id {lock_id}; it is held by {holder_id or 'nobody'}",
-            worktree=keys.worktree,
-            lock_id=lock_id,
-            holder_id=holder_id,
-        )
+        message = f"{keys.worktree} is not locked with the id {lock_id}; it is held by {holder_id or 'nobody'}"
+        raise LockNotHeld(message, worktree=keys.worktree, lock_id=lock_id, holder_id=holder_id)
     return lease
 
 
 def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseWaiter]) -> LockConflict:
     if lease is None or lease.may_be_taken(now):
-        first = ahead[0]
-        return LockConflict(
-            f"{keys.worktree} is free, but {first.holder_id} waits for it and comes first",
-            worktree=keys.worktree,
-            holder_id=first.holder_id,
-            waiting=len(ahead),
-        )
+        first = ahead[0].holder_id
+        message = f"{keys.worktree} is free, but {first} waits for it and comes first"
+        return LockConflict(message, worktree=keys.worktree, holder_id=first, waiting=len(ahead))
     left = lease.time_left(now, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
-    return LockConflict(
-        f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}; "
-        f"the lease runs for another {format_duration(left)}",
-        worktree=keys.worktree,
-        lock_id=lease.lock_id,
-        holder_id=lease.holder_id,
-        actor=lease.actor,
-        purpose=lease.purpose,
-        since=lease.created_at,
-        expires_at=lease.lease_expires_at,
-        time_left=left,
-    )
+    message = f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}"
+    facts = {name: getattr(lease, name) for name in ("lock_id", "holder_id", "actor", "purpose")}
+    facts |= {"since": lease.created_at, "expires_at": lease.lease_expires_at, "time_left": left}
+    message += f"; the lease runs for another {format_duration(left)}"
+    return LockConflict(message, worktree=keys.worktree, **facts)
 
 
 def _facts(lease: Lease) -> dict[str, object]:
-    names = ("worktree_id", "lock_id", "holder_id", "fencing_token", "purpose")
-    return {name: getattr(lease, name) for name in names}
-
-
-# --- The queue -----------------------------------------------------------------------------------------
+    return {name: getattr(lease, name) for name in ("worktree_id", "lock_id", "holder_id", "fencing_token", "purpose")}
 
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:
@@ -400,7 +340,7 @@ def _own_entry(request: LeaseRequest, queue: list[LeaseWaiter], now: Now) -> Lea
 
 
 def _queue_changes(view: View, keys: LeaseKeys, waiters: list[LeaseWaiter]) -> list[Change]:
-    """The change that stores these waiters; none if they are stored already."""
+    """The change that stores these waiters; none if they are already stored."""
     stored = view.get(keys.line)
     queue = LeaseQueue(keys.worktree, tuple(waiters))
     if stored == queue or (stored is None and not waiters):

@@ -1,4 +1,4 @@
-"""Lease operations; each is one transaction, with its audit entry. And leases that renew themselves."""
+"""Lease operations, each one transaction with its audit entry; and held leases, which renew themselves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, ttl_within
@@ -33,7 +34,7 @@ Rule = Callable[[View, Now, LeaseKeys], rules.LeaseRuling[Result]]
 
 
 class LeaseState(NamedTuple):
-    """A lease as others see it now: `expired` means that anybody may take it."""
+    """A lease as others see it now: once it has `expired`, any process may take it."""
 
     lease: Lease
     expired: bool
@@ -45,11 +46,11 @@ class LeaseState(NamedTuple):
 class LeaseService:
     """Grants, renews and releases the leases of one store.
 
-    `also_named` and `precondition` let the layer above take part in every grant: documents that the
-    transaction reads too, and a pure function that may refuse (the worktree does not exist). `skew` is how
-    far the clocks of those who share the store may be apart: 0 if the store has its own clock. `other_graphs`
-    are the wait graphs that a deadlock may lead through, asked for when somebody waits. With a `reserve`,
-    leases can be renewed and released on a full disk.
+    `also_named` and `precondition` let the layer above take part in every grant: documents that the transaction reads
+    too, and a pure function that may refuse (the worktree does not exist). `skew` is the largest difference between the
+    clocks of the processes that share the store: 0 if the store has its own clock. `other_graphs` are the wait graphs
+    that a deadlock may lead through, read only during a wait. With a `reserve`, leases can be renewed and released on a
+    full disk.
     """
 
     def __init__(
@@ -72,8 +73,7 @@ class LeaseService:
         self._also_named = also_named
         self._precondition = precondition
         self._holder = holder
-        self.actor = actor
-        """Tells agents apart that share a process."""
+        self.actor = actor  # tells agents of one process apart
         self._clock = clock
         self._skew = skew
         self._other_graphs = other_graphs
@@ -104,22 +104,18 @@ class LeaseService:
         if abs(priority) > HIGHEST_PRIORITY:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
+        request = LeaseRequest(lock_id, self.holder, ttl, purpose, priority, actor=actor)
         if behalf_of is None:
-            return LeaseRequest(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
-        return LeaseRequest(
-            *(lock_id, behalf_of, ttl, purpose, priority), detached=True, waiter=self.holder, actor=actor
-        )
+            return request._replace(client=client)
+        return request._replace(holder=behalf_of, detached=True, waiter=self.holder)
 
     def reading(self) -> ClockReading:
         """The boot clock, read before a transaction that judges a lease."""
         return ClockReading(identity.boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
-        """`rules.validate` for one holder, by the clocks as of now.
-
-        For the decide function of the transaction that commits the holder's work; it must name the lease's
-        documents.
-        """
+        """`rules.validate` for one holder, by the clocks as of now. For the decide function of the transaction that
+        commits the holder's work; it must name the lease's documents."""
         reading, keys = self.reading(), LeaseKeys.of(worktree)
         return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 
@@ -159,22 +155,15 @@ class LeaseService:
         if document is None:
             return None
         lease, now = document.record, self.reading().at(self.store.now())
-        return LeaseState(
-            lease=lease,
-            expired=lease.may_be_taken(now),
-            time_left=lease.time_left(now, for_others=True),
-            liveness=liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached),
-            waiters=queue.record.waiters if queue else (),
-        )
+        alive = liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached)
+        waiters = queue.record.waiters if queue else ()
+        return LeaseState(lease, lease.may_be_taken(now), lease.time_left(now, for_others=True), alive, waiters)
 
     def wait_graph(self) -> WaitGraph:
-        """The leases that are held, and who waits for one. Takes no lock."""
+        """The current leases and waiters. Takes no lock."""
         now = self.reading().at(self.store.now())
-        holds = [
-            _hold(document.record)
-            for _, document in self.store.scan(rules.LEASES)
-            if not document.record.may_be_taken(now)
-        ]
+        leases = (document.record for _, document in self.store.scan(rules.LEASES))
+        holds = [_hold(lease) for lease in leases if not lease.may_be_taken(now)]
         waits = [
             _wait_edge(worktree, waiter)
             for worktree, document in self.store.scan(rules.QUEUES)
@@ -190,7 +179,7 @@ class LeaseService:
     # --- Transactions ------------------------------------------------------------------------------
 
     def _grant(self, worktree: str, request: LeaseRequest, *, wait: bool) -> LeaseGranted | LeaseWaiting:
-        """Ask at once; only if somebody is in the way, find out which waiters are dead, and ask again."""
+        """Ask at once; only if that is refused, find out which waiters are dead, and ask again."""
 
         def ask(gone: frozenset[str]) -> LeaseGranted | LeaseWaiting:
             return self._transact(
@@ -210,7 +199,7 @@ class LeaseService:
         return ask(gone) if gone else answer
 
     def _relieved(self, worktree: str, rule: Rule[Result]) -> Result:
-        """Apply a rule that must have room: a failure over a full disk has changed nothing."""
+        """Apply a rule that must succeed on a full disk too; a failure over a full disk has changed nothing."""
         if self._reserve is None:
             return self._transact(worktree, rule)
         return self._reserve.relieve(lambda: self._transact(worktree, rule))
@@ -242,11 +231,8 @@ class LeaseService:
         state = self.state(worktree)
         if state is None or state.lease.lock_id != conflict.facts.get("lock_id"):
             return conflict
-        return LockConflict(
-            f"{conflict.message} (holder {state.liveness.value})",
-            hint=conflict.hint,
-            **{**conflict.facts, "host": host_of(state.lease), "liveness": state.liveness.value},
-        )
+        facts = {**conflict.facts, "host": host_of(state.lease), "liveness": state.liveness.value}
+        return LockConflict(f"{conflict.message} (holder {state.liveness.value})", hint=conflict.hint, **facts)
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
         queue = self.store.read(LeaseKeys.of(worktree).line)
@@ -351,16 +337,15 @@ def acquire(
         return HeldLease(service, service.acquire(worktree, request).lease, clock=clock, began=began)
     request = request._replace(above=processes_above())
     try:
-        answer = ask()  # mostly it is free, and then nothing that waiting needs is loaded or opened
+        answer = ask()  # usually it is free, and the module and the watch for waiting are not needed
         if isinstance(answer, HeldLease):
             return answer
         from holdfast.leases.queue import QueueWait, wait_in_queue
 
         queue_wait = QueueWait(f"the worktree {worktree}", wait, cancelled, clock)
+        check = partial(service.check_deadlock, request.lock_id)
         with service.store.watch(LeaseKeys.of(worktree).lease) as watch:
-            return wait_in_queue(
-                queue_wait, lambda: _or_not_yet(ask()), watch, lambda: service.check_deadlock(request.lock_id)
-            )
+            return wait_in_queue(queue_wait, lambda: _or_not_yet(ask()), watch, check)
     except BaseException:
         with contextlib.suppress(Failure):
             service.leave(worktree, request.lock_id)
@@ -376,6 +361,6 @@ def _or_not_yet(answer: HeldLease | LeaseWaiting) -> HeldLease | NotYet:
     lease = answer.lease
     if lease is None:  # free, but others come first: they are about to take it, or have died
         return NotYet(0.05 if answer.position > 1 else rules.WAITER_HEARTBEAT, [])
-    shown = f"{lease.holder_id}" + (f" ({lease.purpose})" if lease.purpose else "")
+    shown = lease.holder_id + (f" ({lease.purpose})" if lease.purpose else "")
     holder = {"holder_id": lease.holder_id, "lock_id": lease.lock_id, "shown": shown}
     return NotYet(min(rules.WAITER_HEARTBEAT, answer.time_left), [holder])

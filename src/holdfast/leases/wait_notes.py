@@ -1,17 +1,16 @@
-"""Wait notes: files that show who waits for a file lock or a repository lock, which do not record waiters.
+"""Wait notes: files that record the waiters of file locks and repository locks.
 
-A note lies in a directory where those look who may be in a deadlock with its writer. No lock depends on it.
-Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of
-the wait notes in docs/protocols/waits.md):
+A note is in a directory that all processes read that could be in a deadlock with its writer. No lock depends on it.
+Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait
+notes in docs/protocols/waits.md):
 
-- The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it
-  writes.
-- A reader tries the lock in shared mode. If that succeeds, the waiter is gone, and the reader removes the
-  note. Tickets are never reused, so nobody removes a newer note.
+- The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it writes.
+- A reader tries the lock in shared mode. If that succeeds, the waiter is gone, and the reader removes the note. Tickets
+  are never reused, so no reader removes a newer note.
 - The writer removes the note when its wait ends. A killed writer leaves that to the next reader.
 
-If a note cannot be written (a full disk, a directory of somebody else), others do not see the wait. That
-costs time, in the worst case, and nothing else.
+If a note cannot be written (a full disk, another user's directory), others do not see the wait. At worst, that costs
+time.
 """
 
 from __future__ import annotations
@@ -37,16 +36,13 @@ MOST_BYTES = 64 << 10
 _NO_LINKS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _WRITE = os.O_WRONLY | os.O_TRUNC | _NO_LINKS
-_READERS = 5.0
-"""How long readers of a note that is being created may keep it locked."""
+_READERS = 5.0  # how long readers of a note that is being created may keep it locked
 _TEXTS = ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose", "proof")
 
 
 class WaitNote(NamedTuple):
-    """A wait for a lock. `agent` is the process it waits for, if not itself; `above` are its ancestors.
-
-    `proof` is that of the lease that it works under, if it knows one.
-    """
+    """A wait for a lock. `agent` is the process it waits for, if not itself; `above` are its ancestors. `proof` is that
+    of the lease that it works under, if it knows one."""
 
     ticket: str
     thing: Resource
@@ -81,9 +77,7 @@ class WaitNote(NamedTuple):
         """The note that was written; None if the record is not one."""
         texts: dict[str, Any] = {name: record.get(name) for name in _TEXTS}
         above, holder = record.get("above"), Holder.from_record(record)
-        if not all(isinstance(each, str) for each in texts.values()):
-            return None
-        if holder is None or not isinstance(above, list):
+        if holder is None or not isinstance(above, list) or not all(isinstance(each, str) for each in texts.values()):
             return None
         try:
             parse_instant(texts["since"])
@@ -102,7 +96,7 @@ class Posted:
         self._guards = guards
 
     def take_down(self) -> None:
-        """Remove the note; calling it twice is fine."""
+        """Remove the note; idempotent."""
         for guard in self._guards:
             if guard.held:  # not in a forked child, whose parent still waits
                 with contextlib.suppress(OSError):
@@ -112,11 +106,8 @@ class Posted:
 
 
 class WaitNotes:
-    """The notes of one directory, or of several that are read as one.
-
-    A missing directory is created when it is needed, if its parent exists. On Windows, where a locked file
-    cannot be read, there are no notes.
-    """
+    """The notes of one directory, or of several that are read as one. A missing directory is created when it is needed,
+    if its parent exists. On Windows, where a locked file cannot be read, there are no notes."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = () if sys.platform == "win32" else tuple(dict.fromkeys(directories))
@@ -141,7 +132,7 @@ class WaitNotes:
         return posted
 
     def notes(self, *, sweep: bool = True) -> list[WaitNote]:
-        """The notes of all who wait now, the oldest first. `sweep` removes the others."""
+        """The notes of all current waiters, the oldest first. `sweep` removes the others."""
         found = {note.ticket: note for each in self._directories for note in _notes_in(each, sweep=sweep)}
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
 

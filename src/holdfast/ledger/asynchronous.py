@@ -12,8 +12,7 @@ from holdfast.ledger.log import Ledger, Recorded, Reducer, State
 from holdfast.ledger.projection import Claim
 from holdfast.ledger.service import Claims, HeldClaim
 
-_AT_ONCE = 256
-"""How many events one call in a thread reads."""
+_AT_ONCE = 256  # how many events one call in a thread reads
 
 Result = TypeVar("Result")
 
@@ -66,9 +65,7 @@ class AsyncClaims:
         """Claim a node. A cancelled task leaves neither a claim nor a waiter in the queue."""
         cancelled = threading.Event()
         return await _finished(
-            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options),
-            cancelled,
-            undo=HeldClaim.release,
+            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options), cancelled, undo=HeldClaim.release
         )
 
     async def extend(self, node: str, owner: str, **options: Any) -> Claim:
@@ -85,10 +82,7 @@ class AsyncClaims:
 
 
 async def _finished(
-    call: Callable[[], Result],
-    cancelled: threading.Event,
-    *,
-    undo: Callable[[Result], object] = lambda result: None,
+    call: Callable[[], Result], cancelled: threading.Event, *, undo: Callable[[Result], object] = lambda result: None
 ) -> Result:
     """The result of a call in a thread. If the task is cancelled, the call is ended, awaited and undone."""
     running = asyncio.ensure_future(asyncio.to_thread(call))
@@ -99,7 +93,7 @@ async def _finished(
         try:
             result = await running
         except Exception:
-            pass  # it failed, as it was asked to
+            pass  # it failed: there is nothing to undo
         else:
             await asyncio.to_thread(undo, result)
         raise

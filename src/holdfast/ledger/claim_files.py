@@ -1,7 +1,7 @@
-"""Claim files: claims also as `locks/<node>.lock`, for programs that look there. The ledger decides, always.
+"""Claim files: claims also as `locks/<node>.lock`, for programs that look there. The ledger always decides.
 
 A file is written or removed only under the lock `locks/.guard`, after reading the ledger again: the last
-writer leaves what the ledger says, and the next one repairs what a killed process left. A file without a
+writer leaves the state of the ledger, and the next one repairs the leftovers of a killed process. A file without a
 `claim_id` belongs to another program; it is respected until it expires.
 """
 
@@ -34,11 +34,8 @@ class ClaimFiles:
         self._locker = FileLocker(_TIMEOUT)
 
     def update(self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]) -> None:
-        """Make the file of a node say what the ledger says. `current` reads the ledger.
-
-        Another program's file is left alone until it expires, unless the ledger has a claim. An expired one
-        is reaped: first in the ledger, by `reap`, then the file.
-        """
+        """Make the file of a node match the ledger, which `current` reads. If the ledger has no claim, the file of
+        another program stays until it expires, and is then reaped: first in the ledger, by `reap`, then the file."""
         make_directories(self.path)
         with self._locker.lock_exclusive(str(self.path / GUARD)), Directory.open(self.path) as directory:
             claim, content = current(), self._content(directory, node)

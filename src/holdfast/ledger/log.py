@@ -6,18 +6,21 @@ events, so event 100 000 costs the same as event 1. Reading takes no lock, becau
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import (
     Corrupt,
+    Failure,
     JsonInvalid,
     NameInvalid,
     NotFound,
@@ -27,16 +30,13 @@ from holdfast.errors import (
     TooLarge,
     UsageFailure,
 )
-from holdfast.fs import strictjson
-from holdfast.fs.names import is_safe_name, unique_id
+from holdfast.fs import durable, strictjson
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
 
-if TYPE_CHECKING:
-    from holdfast.ledger.checkpoints import Checkpoint
-
-MOST_BYTES = 1 << 20
-"""The largest event, as it is stored."""
+MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
 
 Event: TypeAlias = dict[str, Any]
@@ -50,10 +50,7 @@ class Recorded(NamedTuple):
 
 
 class Checked(Event):
-    """An event that was checked: all of it can be stored.
-
-    `content` is its stored form, until the event is handed out and may be changed.
-    """
+    """An event that passed all checks. `content` is its stored form, until the event is handed out."""
 
     __slots__ = ("content",)
 
@@ -76,20 +73,22 @@ class EventCodec:
         """The line; `TooLarge` above `MOST_BYTES`."""
         if type(record) is Checked and record.content is not None:
             return record.content
+        content = _encode_flat(record)
         try:
-            content = _encode_flat(record) or _encode_any(record)
+            if content is None:
+                known = isinstance(record, Checked)
+                content = strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
         except JsonInvalid as error:
             raise UsageFailure(f"{_WHAT} cannot be stored: {error.facts['problem']}") from None
+        except TooLarge as error:
+            raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
         if len(content) > MOST_BYTES:
             raise TooLarge(_WHAT, len(content), MOST_BYTES)
         return content
 
     def decode(self, content: bytes, source: str) -> Event:
-        """The event: any JSON object, because other programs append too, but strict JSON.
-
-        Our own events are recognised by encoding them again, which proves them strict and costs a third of
-        the full check.
-        """
+        """The event: any JSON object, because other programs append too, but strict JSON. Our own events are recognised
+        by encoding them again, which proves them strict and costs a third of the full check."""
         try:
             event: Event = _DECODER.decode(content)
             if _ENCODER.encode(event) + b"\n" == content and content.count(b"{") + content.count(b"[") < 50:
@@ -103,30 +102,19 @@ class EventCodec:
             problem = "it is not a JSON object"
         except (JsonInvalid, TooLarge) as error:
             problem = str(error)
-        raise Corrupt(
-            f"the event at {source} cannot be read: {problem}",
-            hint="'holdfast ledger verify' lists all such files and says what to do about them.",
-            source=source,
-            problem=problem,
-        )
+        hint = "'holdfast ledger verify' lists all such files and says what to do about them."
+        message = f"the event at {source} cannot be read: {problem}"
+        raise Corrupt(message, hint=hint, source=source, problem=problem)
 
 
 def _encode_flat(record: Event) -> bytes | None:
-    """The line of an event in which only a lone surrogate can be wrong; None for any other event."""
+    """The line of a flat event, in which only a lone surrogate can be wrong; None for any other event."""
     if _SCALARS.issuperset(map(type, record.values())) and _STRINGS.issuperset(map(type, record)):
         try:
             return _ENCODER.encode(record) + b"\n"
         except (msgspec.MsgspecError, ValueError, OverflowError):
             pass  # the full check says what is wrong, if anything
     return None
-
-
-def _encode_any(record: Event) -> bytes:
-    known = isinstance(record, Checked)
-    try:
-        return strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
-    except TooLarge as error:
-        raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
 
 
 CODEC = EventCodec()
@@ -136,10 +124,8 @@ EVENTS: Stream[Event] = Stream("ledger/events", CODEC)
 
 
 def checked(event: Mapping[str, Any]) -> Checked:
-    """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`.
-
-    An event without a `timestamp` gets the time of its commit.
-    """
+    """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`. An event without a
+    `timestamp` gets the time of its commit."""
     if not isinstance(event, Mapping):
         raise UsageFailure("an event must be a JSON object", problem="not an object")
     copy = dict(event)
@@ -154,10 +140,9 @@ def checked(event: Mapping[str, Any]) -> Checked:
         try:
             parse_instant(str(timestamp))
         except (ValueError, OverflowError):
-            raise UsageFailure(
-                f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone",
-                hint="Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z.",
-            ) from None
+            hint = "Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z."
+            message = f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone"
+            raise UsageFailure(message, hint=hint) from None
     content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
     return Checked(copy, None if timestamp is None else content)
 
@@ -195,17 +180,13 @@ def events_to_json(events: Iterable[Recorded]) -> dict[str, Any]:
 State = TypeVar("State")
 Reducer = Callable[[State, Recorded], State]
 
-CHECKPOINT_EVERY = 64
-"""A fold that has caught up with this many events saves a new checkpoint."""
-POLL = 1.0
-"""How often a watch that may be cancelled checks whether it is."""
+CHECKPOINT_EVERY = 64  # a fold that has caught up with this many events saves a new checkpoint
+POLL = 1.0  # how often a watch checks whether it is cancelled
 
 
 class Ledger:
-    """One ledger. Safe to use from several threads.
-
-    Folds keep their checkpoints below the directory `checkpoint_root`; without one, they keep none.
-    """
+    """One ledger. Safe to use from several threads. Folds keep their checkpoints below the directory `checkpoint_root`;
+    without one, they keep none."""
 
     def __init__(self, store: Store, *, checkpoint_root: Path | None = None) -> None:
         self.store = store
@@ -221,7 +202,7 @@ class Ledger:
         return self._append([checked(event)], None)[0]
 
     def append_if_sequence(self, event: Mapping[str, Any], expected: int) -> Recorded:
-        """Append an event only if the ledger is still at `expected`; else `SequenceMismatch`, and nothing."""
+        """Append an event only if the ledger is still at `expected`; else raise `SequenceMismatch`."""
         return self._append([checked(event)], expected)[0]
 
     def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
@@ -232,10 +213,8 @@ class Ledger:
     def append_decided(
         self, decide: Callable[[int], Mapping[str, Any]], *, retry: RetryConfig | None = None
     ) -> Recorded:
-        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again.
-
-        Bounded, with growing pauses; `TooManyRetries` when the attempts are used up.
-        """
+        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again. Bounded,
+        with growing pauses; `TooManyRetries` when the attempts are used up."""
 
         def attempt() -> Recorded:
             sequence = self.sequence
@@ -262,11 +241,9 @@ class Ledger:
             event.content = None  # the caller may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
-    # --- Reading -----------------------------------------------------------------------------------
-
     @property
     def sequence(self) -> int:
-        """The sequence of the last event, 0 if there is none. Gallops: a few reads, however many events."""
+        """The sequence of the last event, 0 in an empty ledger. Gallops: a few reads, however many events."""
         known, leap = self._known, 1
         if known and not self._has_after(known - 1):
             known = 0  # events were removed
@@ -297,29 +274,19 @@ class Ledger:
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
             end = self.sequence
-            raise NotFound(
-                f"the ledger has no event {sequence}; {f'its last one is {end}' if end else 'it is empty'}",
-                hint="List its events: 'holdfast ledger log'.",
-                sequence=sequence,
-                last=end,
-            )
+            message = f"the ledger has no event {sequence}; {f'its last one is {end}' if end else 'it is empty'}"
+            raise NotFound(message, hint="List its events: 'holdfast ledger log'.", sequence=sequence, last=end)
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
-        """The event with this id after the sequence `after`: was my append made?"""
+        """The event with this id after the sequence `after`: did my append succeed?"""
         return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
 
     def watch(
-        self,
-        *,
-        after: int | None = None,
-        timeout: float | None = None,
-        cancelled: threading.Event | None = None,
+        self, *, after: int | None = None, timeout: float | None = None, cancelled: threading.Event | None = None
     ) -> Generator[Recorded, None, None]:
-        """The events after `after` (default: the end as of now), and then each new one as it arrives.
-
-        Ends when nothing has arrived for `timeout` seconds, or soon after `cancelled` is set.
-        """
+        """The events after `after` (default: the end as of now), and then each new one as it arrives. Ends when nothing
+        has arrived for `timeout` seconds, or soon after `cancelled` is set."""
         position = self.sequence if after is None else after
         with self.store.watch(EVENTS) as watch:
             quiet_since = time.monotonic()
@@ -333,8 +300,6 @@ class Ledger:
                 if cancelled is not None:
                     left = POLL if left is None else min(left, POLL)
                 watch.wait(left)
-
-    # --- Folding -----------------------------------------------------------------------------------
 
     def fold(
         self,
@@ -367,25 +332,17 @@ class Ledger:
 
     def checkpoint(self, name: str, version: str, *, until: int | None = None) -> Checkpoint | None:
         """The checkpoint of a fold, if it matches this ledger and is not after `until`."""
-        if self._checkpoint_root is None:
-            return None
-        from holdfast.ledger import checkpoints
-
-        found = checkpoints.load(self._checkpoint_root, name, version)
+        found = None if self._checkpoint_root is None else load_checkpoint(self._checkpoint_root, name, version)
         if found is None or (until is not None and found.sequence > until):
             return None
         stored = next(self.events(after=found.sequence - 1, until=found.sequence), None)
-        matches = stored is not None and checkpoints.digest_of(stored.event) == found.event
-        return found if matches else None
+        return found if stored is not None and _event_digest(stored.event) == found.event else None
 
     def save_checkpoint(self, name: str, version: str, last: Recorded, state: object) -> None:
         """Save the state of a fold after the event `last`."""
         if self._checkpoint_root is not None:
-            from holdfast.ledger import checkpoints
-
-            event = checkpoints.digest_of(last.event)
-            checkpoint = checkpoints.Checkpoint(name, version, last.sequence, event, state)
-            checkpoints.save(self._checkpoint_root, checkpoint)
+            checkpoint = Checkpoint(name, version, last.sequence, _event_digest(last.event), state)
+            save_checkpoint(self._checkpoint_root, checkpoint)
 
 
 def _check_json(state: object) -> None:
@@ -397,6 +354,64 @@ def _check_json(state: object) -> None:
         raise UsageFailure("the state of a named fold must survive a round trip through JSON")
 
 
+# --- Checkpoints -----------------------------------------------------------------------------------------
+# A checkpoint is a cache. It names the event that it follows by a digest, and carries a digest of itself: if it is
+# torn, of another form, or of another ledger, it is ignored. So it is written without a sync, may be deleted at any
+# time, and decides nothing but how long a replay takes.
+
+CHECKPOINT_FORMAT = 1
+CHECKPOINTS = ".holdfast/checkpoints"  # the directory of the checkpoint files, below the root
+
+
+class Checkpoint(NamedTuple):
+    """The state of the fold `name` after the event `sequence`, whose digest is `event`."""
+
+    name: str
+    version: str
+    sequence: int
+    event: str
+    state: Any
+
+
+def load_checkpoint(root: Path, name: str, version: str) -> Checkpoint | None:
+    """The checkpoint of a fold, if it is whole and has this version."""
+    try:
+        with Directory.open(root / CHECKPOINTS) as directory:
+            content = durable.read_in(directory, _checkpoint_file(name))
+        value = strictjson.decode(content.removesuffix(b"\n"))
+        record = value["checkpoint"]
+        if value["digest"] != _digest(strictjson.encode(record)) or record.get("format") != CHECKPOINT_FORMAT:
+            return None
+        names = (str(record["name"]), str(record["version"]))
+        found = Checkpoint(*names, int(record["sequence"]), str(record["event"]), record["state"])
+    except (Failure, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return found if names == (name, version) and found.sequence > 0 else None
+
+
+def save_checkpoint(root: Path, checkpoint: Checkpoint) -> None:
+    """Save a checkpoint, unless it cannot be written or its state cannot be encoded."""
+    with contextlib.suppress(Failure, OSError):
+        file = _checkpoint_file(checkpoint.name)
+        content = strictjson.encode({"format": CHECKPOINT_FORMAT, **checkpoint._asdict()})
+        whole = b'{"digest":"' + _digest(content).encode() + b'","checkpoint":' + content + b"}\n"
+        make_directories(root / CHECKPOINTS)
+        with Directory.open(root / CHECKPOINTS) as directory:
+            durable.publish(directory, durable.write_draft(directory, file, whole, durable=False), file)
+
+
+def _checkpoint_file(name: str) -> str:
+    return f"{safe_name(name, what='name of a fold')}.json"
+
+
+def _event_digest(event: Event) -> str:
+    return _digest(strictjson.encode(event))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 _NODE = re.compile(r"[1-9][0-9]{0,8}(?:\.[1-9][0-9]{0,8})*", re.ASCII)
 
 
@@ -405,12 +420,9 @@ def node_id(text: str) -> str:
     if is_node_id(text):
         return text
     shown = ascii(text)
-    raise NameInvalid(
-        f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node",
-        hint=f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters.",
-        what="node",
-        name=shown[:160],
-    )
+    message = f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node"
+    hint = f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters."
+    raise NameInvalid(message, hint=hint, what="node", name=shown[:160])
 
 
 def is_node_id(text: object) -> bool:
@@ -430,8 +442,7 @@ def order(node: str) -> tuple[int, ...]:
 # --- Configuration ---------------------------------------------------------------------------------------
 
 META: Key[dict[str, Any]] = Key("ledger/meta", StructCodec(dict[str, Any]))
-DEFAULT_LOCK_TIMEOUT = 300.0
-"""How long claims last if the configuration does not say."""
+DEFAULT_LOCK_TIMEOUT = 300.0  # how long claims last if the configuration does not say
 
 
 def read_meta(store: Store) -> dict[str, Any] | None:

@@ -29,17 +29,13 @@ ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
 KINDS = frozenset((ACQUIRED, RELEASED, REAPED, REQUESTED, WITHDRAWN))
 
-NAME, VERSION = "claims", "1"
-"""The checkpoint of this fold."""
+NAME, VERSION = "claims", "1"  # the checkpoint of this fold
 _AT_ONCE = 512
 
 
 class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is reserved for an owner until `expires_at`, by the store's clock.
-
-    `sequence` is its last event, `claim_id` its id (empty: made by another program). `holder` is the process
-    it was taken for, if that is known; see `locks.identity.described`.
-    """
+    """A node reserved for an owner until `expires_at`, by the store's clock. `sequence` is its last event; `claim_id`
+    is empty if another program made it; `holder` is the process it is for, if known: see `identity.described`."""
 
     node_id: str
     owner: str
@@ -55,10 +51,8 @@ class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiter in the queue of a node. It counts until `until` unless it sends another heartbeat.
-
-    `sequence` is the event with which it began to wait: its position among waiters of the same priority.
-    """
+    """A waiter in the queue of a node. It counts until `until` unless it sends another heartbeat. `sequence` is the
+    event with which it began to wait: its position among waiters of the same priority."""
 
     node_id: str
     owner: str
@@ -141,16 +135,9 @@ class ClaimState:
         else:
             began, holder = event["timestamp"], _holder(event)
             purpose = event["purpose"] if isinstance(event.get("purpose"), str) else ""
-        self.claims[node] = Claim(
-            node_id=node,
-            owner=event["owner"],
-            acquired_at=began,
-            expires_at=event["expires_at"],
-            sequence=recorded.sequence,
-            claim_id=claim_id,
-            holder=holder,
-            purpose=purpose,
-        )
+        fields = {name: event[name] for name in ("node_id", "owner", "expires_at")}
+        fields |= {"claim_id": claim_id, "holder": holder, "purpose": purpose}
+        self.claims[node] = Claim(**fields, acquired_at=began, sequence=recorded.sequence)
         self._prune_queue(node, without=claim_id, at=event["timestamp"])
 
     def _requested(self, recorded: Recorded) -> None:
@@ -158,21 +145,14 @@ class ClaimState:
         node, ticket = event["node_id"], event["ticket"]
         self._prune_queue(node, at=event["timestamp"], keep=ticket)
         earlier = next((each for each in self.queue(node) if each.ticket == ticket), None)
-        waiter = ClaimWaiter(
-            node_id=node,
-            owner=event["owner"],
-            ticket=ticket,
-            priority=event["priority"],
-            sequence=earlier.sequence if earlier else recorded.sequence,
-            until=event["until"],
-            holder=_holder(event),
-            since=earlier.since if earlier else event["timestamp"],
-        )
+        sequence, since = (earlier.sequence, earlier.since) if earlier else (recorded.sequence, event["timestamp"])
+        fields = {name: event[name] for name in ("node_id", "owner", "ticket", "priority", "until")}
+        waiter = ClaimWaiter(**fields, holder=_holder(event), sequence=sequence, since=since)
         others = (each for each in self.queue(node) if each.ticket != ticket)
         self.queues[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
 
     def _prune_queue(self, node: str, *, at: str, without: str = "", keep: str = "") -> None:
-        """Remove one waiter, and those whose heartbeat was overdue by then."""
+        """Remove one waiter, and all whose heartbeat was overdue at that time."""
         queue = self.queues.pop(node, None)
         if queue is None:
             return
@@ -188,7 +168,7 @@ class _Saved(msgspec.Struct):
 
 
 def ends(event: Event, claim: Claim) -> bool:
-    """Whether a release or a reaping is about this very claim: one of another owner or id is not."""
+    """Whether a release or reap event ends exactly this claim, by its owner and id."""
     claim_id = event.get("claim_id", "")
     return bool(event["owner"] == claim.owner and (not claim_id or claim_id == claim.claim_id))
 
@@ -237,11 +217,8 @@ Answer = TypeVar("Answer")
 
 
 class ClaimProjection:
-    """The claims of a ledger; reads each event once. Safe to use from several threads.
-
-    Events are never read while the state is locked: a store may hold its own locks while it decides, and
-    query the projection then.
-    """
+    """The claims of a ledger; reads each event once. Safe to use from several threads. Events are never read while the
+    state is locked: a store may hold its own locks while it decides, and query the projection then."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -250,17 +227,15 @@ class ClaimProjection:
         self._saved = 0
 
     def query(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
-        """The answer of `ask` to the state at the end, or right after the event `until`.
-
-        The state does not change while `ask` runs.
-        """
+        """The answer of `ask` to the state at the end, or right after the event `until`. The state does not change
+        while `ask` runs."""
         last = self._catch_up(self._open(until), until)
         with self._lock:
             state = self._state
             if state is not None and (until is None or state.sequence == until):
                 self._save(state, last, until)
                 return ask(state)
-        state = self.at_sequence(until or 0)  # ours is further: events were removed, or came past the lock
+        state = self.at_sequence(until or 0)  # our state is ahead: events were removed, or bypassed the lock
         with self._lock:
             self._state, self._saved = state, state.sequence
         return ask(state)
@@ -291,7 +266,7 @@ class ClaimProjection:
         return state or ClaimState()
 
     def _catch_up(self, after: int, until: int | None) -> Recorded | None:
-        """Apply the new events; returns the last of them."""
+        """Apply the new events, and return the last of them."""
         last: Recorded | None = None
         source = self._ledger.events(after=after, until=until)
         while chunk := list(islice(source, _AT_ONCE)):

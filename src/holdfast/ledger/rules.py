@@ -1,13 +1,12 @@
 """Claim rules as pure functions, from the state and the time to at most one event.
 
-Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore. A rule's
-event is appended only right after the sequence of the state, so the rule has seen everything before its
-event.
+Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore. A rule's event is
+appended only right after the sequence of the state, so the rule has seen everything before its event.
 
 1. A claim is granted only if the node has none. An expired one is reaped first, by its own event.
-2. Only its owner renews or releases a claim; with its `claim_id`, only this very claim.
-3. An expired claim cannot be renewed; it may be released as long as nobody has reaped it.
-4. Waiters are served by priority, then in the order of the ledger; nobody bypasses the queue.
+2. Only its owner renews or releases a claim; with a `claim_id`, only the claim with that id.
+3. An expired claim cannot be renewed; it may be released until it is reaped.
+4. Waiters are served by priority, then in the order of the ledger; no request bypasses the queue.
 """
 
 from __future__ import annotations
@@ -19,16 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from holdfast.clock import format_duration, format_instant, parse_duration, ttl_within
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked, SettingInvalid
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, Event
-from holdfast.ledger.projection import (
-    ACQUIRED,
-    REAPED,
-    RELEASED,
-    REQUESTED,
-    WITHDRAWN,
-    Claim,
-    ClaimState,
-    ClaimWaiter,
-)
+from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimState, ClaimWaiter
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 3600.0
 ACTOR, AGENT, ABOVE, SEPARATOR = "actor", "agent", "above", "|"
@@ -36,10 +26,8 @@ ACTOR, AGENT, ABOVE, SEPARATOR = "actor", "agent", "above", "|"
 
 
 class ClaimRequest(NamedTuple):
-    """A request for a node; `claim_id` is the id that the claim will have, and the ticket in the queue.
-
-    `patience` is how long a waiter counts without a heartbeat.
-    """
+    """A request for a node; `claim_id` is the id that the claim will have, and the ticket in the queue. `patience` is
+    how long a waiter counts without a heartbeat."""
 
     node_id: str
     owner: str
@@ -48,11 +36,9 @@ class ClaimRequest(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
-    agent: Mapping[str, str] = MappingProxyType({})
-    """The process that the claim is for, if that is not the one that requests it."""
+    agent: Mapping[str, str] = MappingProxyType({})  # the process that the claim is for, if that is not the requester
     purpose: str = ""
-    above: tuple[str, ...] = ()
-    """The ancestors of the process that waits."""
+    above: tuple[str, ...] = ()  # the ancestors of the process that waits
 
 
 class ClaimGranted(NamedTuple):
@@ -85,9 +71,6 @@ class ClaimRuling(NamedTuple, Generic[Result]):
     result: Result
 
 
-# --- Settings --------------------------------------------------------------------------------------------
-
-
 def checked_ttl(ttl: float, setting: str = "ttl") -> float:
     return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL, setting=setting)
 
@@ -97,31 +80,18 @@ def lock_timeout(meta: Mapping[str, Any] | None) -> float:
     value = (meta or {}).get("lock_timeout")
     if value is None:
         return DEFAULT_LOCK_TIMEOUT
-    setting, expected = "lock_timeout in meta.json", 'a duration from 1s to 1h, such as "5m"'
     try:
-        seconds = parse_duration(value, setting=setting) if isinstance(value, str) else 0.0
+        return checked_ttl(parse_duration(value if isinstance(value, str) else ""))
     except SettingInvalid:
-        seconds = 0.0
-    if not SHORTEST_TTL <= seconds <= LONGEST_TTL:
-        raise SettingInvalid(setting, str(value), expected)
-    return seconds
-
-
-# --- Rules -----------------------------------------------------------------------------------------------
+        expected = 'a duration from 1s to 1h, such as "5m"'
+        raise SettingInvalid("lock_timeout in meta.json", str(value), expected) from None
 
 
 def claim(
-    state: ClaimState,
-    now: float,
-    request: ClaimRequest,
-    *,
-    wait: bool,
-    gone: frozenset[str] = frozenset(),
+    state: ClaimState, now: float, request: ClaimRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> ClaimRuling[ClaimGranted | Cleared | ClaimWaiting]:
-    """Grant the claim if the node is free and nobody is ahead in the queue; else join the queue, or refuse.
-
-    `gone` are the tickets of waiters that are known to be dead.
-    """
+    """Grant the claim if the node is free and no waiter is ahead; else join the queue, or refuse. `gone` are the
+    tickets of waiters that are known to be dead."""
     held = state.claims.get(request.node_id)
     if held is not None and held.claim_id == request.claim_id:
         return ClaimRuling(None, ClaimGranted(held.claim_id))  # by an attempt whose outcome was unknown
@@ -145,7 +115,7 @@ def claim(
 
 
 def waiters_ahead(state: ClaimState, now: float, request: ClaimRequest) -> list[ClaimWaiter]:
-    """The waiters ahead of the requester that could take the node now; none while somebody holds it."""
+    """The waiters ahead of the requester that could take the node now; none while it is claimed."""
     return [] if request.node_id in state.claims else _ahead(state, now, request, frozenset())
 
 
@@ -167,7 +137,7 @@ def extend(
 
 
 def release(state: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> ClaimRuling[Claim]:
-    """End a claim. An expired one may be released too, as long as nobody has reaped it."""
+    """End a claim, even an expired one that has not been reaped."""
     held = own(state, node, owner, claim_id)
     return ClaimRuling(_event(RELEASED, now, node, owner, held.claim_id), held)
 
@@ -188,13 +158,10 @@ def valid(state: ClaimState, now: float, node: str, owner: str, claim_id: str = 
     """The claim, if this owner may act on it now; else `LockNotHeld` or `LockExpired`."""
     held = own(state, node, owner, claim_id)
     if held.is_expired(now):
-        ago = format_duration(-held.time_left(now, for_others=False))
-        raise LockExpired(
-            f"the claim of {owner} on {node} expired {ago} ago",
-            node_id=node,
-            actor=owner,
-            expires_at=held.expires_at,
+        message = (
+            f"the claim of {owner} on {node} expired {format_duration(-held.time_left(now, for_others=False))} ago"
         )
+        raise LockExpired(message, node_id=node, actor=owner, expires_at=held.expires_at)
     return held
 
 
@@ -202,14 +169,10 @@ def own(state: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
     """The claim on a node, if it is this owner's."""
     held = state.claims.get(node)
     if held is None or held.owner != owner or (claim_id and held.claim_id != claim_id):
-        holder = "nobody has" if held is None else f"{held.owner} has"
-        raise LockNotHeld(
-            f"{owner} has no such claim on {node}: {holder} claimed it",
-            hint="List the claims: 'holdfast ledger claims'. Their history: 'holdfast ledger claim-history'.",
-            node_id=node,
-            actor=owner,
-            held_by=held.owner if held else None,
-        )
+        holder = held.owner if held else None
+        message = f"{owner} has no such claim on {node}: {holder or 'nobody'} has claimed it"
+        hint = "List the claims: 'holdfast ledger claims'. Their history: 'holdfast ledger claim-history'."
+        raise LockNotHeld(message, hint=hint, node_id=node, actor=owner, held_by=holder)
     return held
 
 
@@ -217,29 +180,16 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
     """Why a node cannot be claimed at once."""
     hint = f"Work on another node, or wait: 'holdfast ledger claim {node} --actor YOU --wait 5m'."
     if held is None:
-        first = ahead[0]
-        return NodeLocked(
-            f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
-            hint=hint,
-            node_id=node,
-            actor=first.owner,
-            waiting=len(ahead),
-        )
+        first = ahead[0].owner
+        message = f"node already locked: {node} is free, but {first} waits for it and comes first"
+        return NodeLocked(message, hint=hint, node_id=node, actor=first, waiting=len(ahead))
     left = held.time_left(now, for_others=False)
     purpose = f", for: {held.purpose}; the claim runs" if held.purpose else ","
-    return NodeLocked(
-        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose} "
-        f"for another {format_duration(left)}",
-        hint=hint,
-        node_id=node,
-        actor=held.owner,
-        purpose=held.purpose,
-        claim_id=held.claim_id,
-        created_at=held.acquired_at,
-        expires_at=held.expires_at,
-        time_left=left,
-        waiting=len(ahead),
-    )
+    message = f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose}"
+    message += f" for another {format_duration(left)}"
+    facts = {"node_id": node, "actor": held.owner, "purpose": held.purpose, "claim_id": held.claim_id}
+    times = {"created_at": held.acquired_at, "expires_at": held.expires_at, "time_left": left}
+    return NodeLocked(message, hint=hint, **facts, **times, waiting=len(ahead))
 
 
 def _own_entry(state: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:
@@ -250,14 +200,8 @@ def _ahead(state: ClaimState, now: float, request: ClaimRequest, gone: frozenset
     """The waiters ahead of the requester. A new request comes after all of its priority."""
     own_entry = _own_entry(state, request)
     order = own_entry.order() if own_entry else (-request.priority, state.sequence + 1)
-    return [
-        each
-        for each in state.queue(request.node_id)
-        if each.order() < order and each.ticket not in gone and each.counts(now)
-    ]
-
-
-# --- Events ----------------------------------------------------------------------------------------------
+    queue = state.queue(request.node_id)
+    return [each for each in queue if each.order() < order and each.ticket not in gone and each.counts(now)]
 
 
 def _event(kind: str, now: float, node: str, owner: str, claim_id: str = "") -> Event:
@@ -276,10 +220,6 @@ def _requested(request: ClaimRequest, now: float) -> Event:
         holder[ABOVE] = SEPARATOR.join(request.above)
     if request.agent:
         holder[AGENT] = request.agent.get("holder_id", "")
-    return {
-        **_event(REQUESTED, now, request.node_id, request.owner),
-        "ticket": request.claim_id,
-        "priority": request.priority,
-        "until": format_instant(now + request.patience),
-        "holder": holder,
-    }
+    event = {**_event(REQUESTED, now, request.node_id, request.owner), "ticket": request.claim_id}
+    until = format_instant(now + request.patience)
+    return {**event, "priority": request.priority, "until": until, "holder": holder}

@@ -34,12 +34,10 @@ from holdfast.store.model import Append, Decision, View
 if TYPE_CHECKING:
     from holdfast.leases.queue import NotYet
 
-PATIENCE = 15.0
-"""How long a waiter counts without a heartbeat; it sends one after half of that."""
+PATIENCE = 15.0  # how long a waiter counts without a heartbeat; it sends one after half of that
 HIGHEST_PRIORITY = 1_000_000
 LONGEST_OWNER = 256
-_POLL_FILE = 1.0
-"""How often a waiter for another program's claim file reads it."""
+_POLL_FILE = 1.0  # how often a waiter for another program's claim file reads it
 _FILES = uuid.UUID("0d6f3c0a-3f5f-4e0e-9b52-3c9a1f6f7a11")
 
 Result = TypeVar("Result")
@@ -73,14 +71,13 @@ class HeldClaim(Held[Claim]):
         return self.renew(ttl)
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Append an event to the ledger, only if the claim is held at that very moment."""
+        """Append an event to the ledger, only if the claim is held at the commit."""
         self.check()
         return self._claims.append(event, self.node_id, self.owner, claim_id=self.claim.claim_id)
 
     def _renew(self, ttl: float | None) -> tuple[Claim, float]:
         ttl = self.ttl if ttl is None else ttl
-        claim_id = self.claim.claim_id
-        return self._claims.extend(self.node_id, self.owner, ttl=ttl, claim_id=claim_id), ttl
+        return self._claims.extend(self.node_id, self.owner, ttl=ttl, claim_id=self.claim.claim_id), ttl
 
     def _release(self) -> None:
         self._claims.release(self.node_id, self.owner, claim_id=self.claim.claim_id)
@@ -98,10 +95,8 @@ class Claims:
         actor: str = "",
         other_graphs: Sequence[ReadGraph] = (),
     ) -> None:
-        """`actor` tells agents of one process apart, as for leases.
-
-        `other_graphs` are the wait graphs that a deadlock may lead through.
-        """
+        """`actor` tells agents of one process apart, as for leases. `other_graphs` are the wait graphs that a deadlock
+        may lead through."""
         self.ledger = ledger
         self._actor = actor
         self._other_graphs = other_graphs
@@ -126,10 +121,9 @@ class Claims:
     ) -> HeldClaim:
         """Claim a node: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
 
-        Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to
-        others; for `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time
-        to wait; `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that
-        the requester holds.
+        Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to others; for
+        `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time to wait;
+        `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that the requester holds.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
@@ -156,22 +150,14 @@ class Claims:
         purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> ClaimRequest:
-        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
-
-        `behalf_of` is the process that the claim is for, if that is not this one: then it outlives this one.
-        """
+        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger. `behalf_of` is the
+        process that the claim is for, if that is not this one: then it outlives this one."""
         named = {rules.ACTOR: checked_actor(self._actor)} if self._actor else {}
-        return ClaimRequest(
-            node_id(node),
-            checked_owner(owner),
-            unique_id(),
-            self._ttl(ttl),
-            priority,
-            self._patience,
-            holder=described(current_holder()) | named,
-            agent={} if behalf_of is None else described(behalf_of, detached=True) | named,
-            purpose=checked_text(purpose, what="purpose"),
-        )
+        ids = node_id(node), checked_owner(owner), unique_id()
+        holder = described(current_holder()) | named
+        agent = {} if behalf_of is None else described(behalf_of, detached=True) | named
+        purpose = checked_text(purpose, what="purpose")
+        return ClaimRequest(*ids, self._ttl(ttl), priority, self._patience, holder, agent, purpose)
 
     def take(self, request: ClaimRequest) -> Claim:
         """Grant the claim now, or raise `NodeLocked`. An expired one is reaped first."""
@@ -200,17 +186,15 @@ class Claims:
         return held
 
     def reap(self) -> list[Claim]:
-        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap.
-
-        Returns those that this call removed.
-        """
+        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap. Returns those that
+        this call removed."""
         if self._files is not None:
             for node in self._files.nodes():
                 self._update_file(node)
         return [claim for each in self.expired() if (claim := self._reap(each)) is not None]
 
     def append(self, event: Mapping[str, Any], node: str, owner: str, *, claim_id: str = "") -> Recorded:
-        """Append an event only if the claim is held at that very moment: a lost claim cannot write."""
+        """Append an event only if the claim is held at the commit: a lost claim cannot write."""
         prepared, node = checked(event), node_id(node)
 
         def rule(state: ClaimState, now: float) -> ClaimRuling[int]:
@@ -222,19 +206,18 @@ class Claims:
     # --- Reading; takes no lock --------------------------------------------------------------------
 
     def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
-        """The claims that count: now, or at the time of an event."""
+        """The claims that have not expired: now, or at the time of an event."""
         if at_sequence is None:
             now, claims = self.ledger.store.now(), self._all()
         else:
             now = self._time_of(at_sequence)
             claims = list(self._projection.at_sequence(at_sequence).claims.values())
         above = None if under is None else node_id(under)
-        return _sorted(
-            each for each in claims if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
-        )
+        below = (each for each in claims if above is None or is_under(each.node_id, above))
+        return _sorted(each for each in below if not each.is_expired(now))
 
     def expired(self) -> list[Claim]:
-        """The claims that have expired and were not reaped yet."""
+        """The expired claims that have not been reaped yet."""
         now = self.ledger.store.now()
         return _sorted(each for each in self._all() if each.is_expired(now))
 
@@ -248,24 +231,19 @@ class Claims:
     def history(self, node: str) -> list[Recorded]:
         """All events about the claims on a node."""
         node = node_id(node)
-        return [
-            each
-            for each in self.ledger.events()
-            if each.event.get("type") in KINDS and each.event.get("node_id") == node
-        ]
+        events = (each for each in self.ledger.events() if each.event.get("type") in KINDS)
+        return [each for each in events if each.event.get("node_id") == node]
 
     def lock_timeout(self) -> float:
         """The default ttl of claims."""
         return rules.lock_timeout(log.read_meta(self.ledger.store))
 
     def wait_graph(self) -> WaitGraph:
-        """The claims that are held, and who waits for one."""
-        claims, queues = self._projection.query(
-            lambda state: (list(state.claims.values()), list(state.queues.values()))
-        )
+        """The current claims and waiters."""
+        claims, queues = self._projection.query(lambda state: (list(state.claims.values()), dict(state.queues)))
         now = self.ledger.store.now()
         holds = (_hold(each) for each in claims if not each.is_expired(now))
-        waiters = (each for queue in queues for each in queue if each.counts(now) and not _is_dead(each))
+        waiters = (each for queue in queues.values() for each in queue if each.counts(now) and not _is_dead(each))
         return WaitGraph(tuple(holds), tuple(map(_wait_edge, waiters)))
 
     def check_deadlock(self, ticket: str) -> None:
@@ -334,7 +312,7 @@ class Claims:
                 return self._current(node, request.owner, request.claim_id)
             if isinstance(answer, ClaimWaiting):
                 return answer
-            self._update_file(node)  # `Cleared`: the node is free now, or somebody was faster
+            self._update_file(node)  # `Cleared`: the node is free now, or another process was faster
 
     def _ask(self, request: ClaimRequest, *, wait: bool) -> ClaimGranted | Cleared | ClaimWaiting:
         """Apply `rules.claim` without the dead waiters at the head of the queue."""
@@ -376,20 +354,15 @@ class Claims:
         return reaped
 
     def _update_file(self, node: str) -> None:
-        if self._files is not None:  # 5.
-            self._files.update(
-                node,
-                self.ledger.store.now(),
-                lambda: self._projection.query(lambda state: state.claims.get(node)),
-                self._reap_file,
-            )
+        def current() -> Claim | None:
+            return self._projection.query(lambda state: state.claims.get(node))
+
+        if self._files is not None:
+            self._files.update(node, self.ledger.store.now(), current, self._reap_file)  # 5.
 
     def _reap_file(self, stale: Claim) -> None:
-        """Record in the ledger that another program's claim file, unknown to the ledger, has expired.
-
-        The event's id is derived from the claim: if a process was killed before it removed the file, the next
-        one does not append the event again.
-        """
+        """Record in the ledger that another program's claim file has expired. The event's id is derived from the claim:
+        if a process is killed before it removes the file, the next one appends no second event."""
         event_id = str(uuid.uuid5(_FILES, f"{stale.node_id} {stale.owner} {stale.acquired_at}"))
         if self.ledger.find(event_id) is not None:
             return
@@ -404,9 +377,8 @@ class Claims:
 def checked_owner(owner: str) -> str:
     """The owner, if it is a printable text that is not blank."""
     if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
-        raise UsageFailure(
-            f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
-        )
+        message = f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters"
+        raise UsageFailure(message, owner=ascii(owner)[:160])
     return owner
 
 
@@ -419,8 +391,7 @@ def _is_dead(waiter: ClaimWaiter) -> bool:
 
 
 def _hold(claim: Claim) -> Hold:
-    holder = _participant(claim)
-    return Hold(Resource("claim", claim.node_id), holder, claim.claim_id or f"event-{claim.sequence}")
+    return Hold(Resource("claim", claim.node_id), _participant(claim), claim.claim_id or f"event-{claim.sequence}")
 
 
 def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
@@ -429,17 +400,10 @@ def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
 
 
 def _participant(record: Claim | ClaimWaiter) -> Participant:
-    """The owner; its processes identify it among those that are known by processes only."""
+    """The owner; its processes match it with participants that are known only by their processes."""
     holder = record.holder
     machine = holder.get("boot_id", ""), holder.get("pid_namespace", "")
-    processes, above = [holder.get("holder_id", "")], ""
-    if isinstance(record, ClaimWaiter):
-        processes.append(holder.get(rules.AGENT, ""))
-        above = holder.get(rules.ABOVE, "")
-    return Participant(
-        record.owner,
-        record.owner,
-        deadlock.process_ids(processes, *machine),
-        deadlock.process_ids(above.split(rules.SEPARATOR), *machine),
-        holder.get(rules.ACTOR, ""),
-    )
+    waiter = holder if isinstance(record, ClaimWaiter) else {}
+    processes = deadlock.process_ids((holder.get("holder_id", ""), waiter.get(rules.AGENT, "")), *machine)
+    above = deadlock.process_ids(waiter.get(rules.ABOVE, "").split(rules.SEPARATOR), *machine)
+    return Participant(record.owner, record.owner, processes, above, holder.get(rules.ACTOR, ""))

@@ -1,6 +1,6 @@
 """Verifying a ledger: gaps, torn and foreign files, wrong names, events that contradict each other.
 
-Changes nothing. An *error* is something that stops readers or makes claims doubtful; a *note* is litter, or
+Changes nothing. An *error* stops readers or makes claims doubtful; a *note* is litter, or
 worth knowing. `code` is stable, for programs; `subject` is the file or the event.
 """
 
@@ -19,21 +19,10 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import CODEC, MOST_BYTES, Event, Ledger, Recorded
-from holdfast.ledger.projection import (
-    ACQUIRED,
-    KINDS,
-    NAME,
-    REAPED,
-    RELEASED,
-    VERSION,
-    ClaimState,
-    ends,
-    form_problem,
-)
+from holdfast.ledger.projection import ACQUIRED, KINDS, NAME, REAPED, RELEASED, VERSION, ClaimState, ends, form_problem
 
 DIRECTORY = "ledger"
-MOST_GAPS = 20
-"""How many gaps are listed one by one."""
+MOST_GAPS = 20  # how many gaps are listed one by one
 
 _EVENT = re.compile(r"event-([0-9]+)\.json", re.ASCII)
 _OWN = frozenset(("ledger.lock", ".meta.lock"))
@@ -42,11 +31,15 @@ _RESTORE = (
     '{"type":"event_lost","timestamp":"<when>"}.'
 )
 _LOST = f"Keep a copy of it. {_RESTORE}"
+_WRONG_NAME = (
+    "No reader looks at it. If it is an event that was meant to count, append its content again "
+    "('holdfast ledger append'); then move the file away."
+)
 _FORM = "It has no effect on claims. Find out which program wrote it: it does not keep to the form."
 
 
 class LedgerReport(NamedTuple):
-    """How many events can be read, and what was found."""
+    """The number of readable events, and the findings."""
 
     events: int
     findings: list[Finding]
@@ -56,31 +49,25 @@ class LedgerReport(NamedTuple):
         return not any(each.severity is Severity.ERROR for each in self.findings)
 
 
-class _Verification:
-    """One pass over a ledger. `state` is what the events say of claims, as far as they have been read."""
+class _Verification(NamedTuple):
+    """One pass over a ledger. `state` has the claims of the events that have been read so far."""
 
-    def __init__(self, ledger: Ledger, root: Path | None, files: ClaimFiles | None) -> None:
-        self.ledger = ledger
-        self.root = root
-        self.files = files
-        self.state = ClaimState()
+    ledger: Ledger
+    root: Path | None
+    files: ClaimFiles | None
+    state: ClaimState
 
 
 def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None) -> LedgerReport:
     """Verify a ledger: its events, its checkpoint, and, if it is on files, those below `root`."""
-    verification = _Verification(ledger, root, files)
+    verification = _Verification(ledger, root, files, ClaimState())
     findings = examine(verification, _CHECKS, _stopped)
     return LedgerReport(verification.state.sequence, findings)
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
-    return {
-        "severity": finding.severity.value,
-        "kind": finding.code,
-        "where": finding.subject,
-        "problem": finding.message,
-        "remedy": finding.remedy,
-    }
+    record = {"severity": finding.severity.value, "kind": finding.code, "where": finding.subject}
+    return {**record, "problem": finding.message, "remedy": finding.remedy}
 
 
 def _stopped(verification: _Verification, check: Check[_Verification], failure: Failure) -> Iterator[Finding]:
@@ -88,9 +75,6 @@ def _stopped(verification: _Verification, check: Check[_Verification], failure: 
         raise failure
     if verification.root is None:  # on files, the check of the files has found it
         yield _error("unreadable", str(failure.facts.get("source")), failure.message, _LOST)
-
-
-# --- Files ----------------------------------------------------------------------------------------------
 
 
 def _check_files(verification: _Verification) -> Iterator[Finding]:
@@ -107,13 +91,8 @@ def _check_files(verification: _Verification) -> Iterator[Finding]:
             if found is None:
                 yield from _other_file(directory, name)
             elif name != _name(int(found[1])) or int(found[1]) == 0:
-                yield _error(
-                    "wrong-name",
-                    directory.where(name),
-                    "it is not named as events are: six digits beginning with 000001, more from 1000000 on",
-                    "No reader looks at it. If it is an event that was meant to count, append its content "
-                    "again ('holdfast ledger append'); then move the file away.",
-                )
+                message = "it is not named as events are: six digits beginning with 000001, more from 1000000 on"
+                yield _error("wrong-name", directory.where(name), message, _WRONG_NAME)
             else:
                 numbers.append(int(found[1]))
                 yield from _event_file(directory, name)
@@ -124,19 +103,12 @@ def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
     if name in _OWN or name.startswith(".ledger.lock"):  # with its guard, turnstile and drafts
         return
     if name.startswith(".") and name.endswith(".tmp"):
-        yield _note(
-            "draft",
-            directory.where(name),
-            "a draft that was never published: its writer was interrupted, or is writing now",
-            "Remove it if it is older than a minute; it is not part of the ledger.",
-        )
+        message = "a draft that was never published: its writer was interrupted, or is writing now"
+        remedy = "Remove it if it is older than a minute; it is not part of the ledger."
+        yield _note("draft", directory.where(name), message, remedy)
     else:
-        yield _note(
-            "foreign-file",
-            directory.where(name),
-            "it is not a file of a ledger",
-            "Move it elsewhere; programs that count the files of this directory may count it.",
-        )
+        remedy = "Move it elsewhere; programs that count the files of this directory may count it."
+        yield _note("foreign-file", directory.where(name), "it is not a file of a ledger", remedy)
 
 
 def _event_file(directory: Directory, name: str) -> Iterator[Finding]:
@@ -172,9 +144,6 @@ def _name(number: int) -> str:
     return f"event-{number:06d}.json"
 
 
-# --- Events ---------------------------------------------------------------------------------------------
-
-
 def _check_events(verification: _Verification) -> Iterator[Finding]:
     state, ids = verification.state, dict[str, int]()
     for recorded in verification.ledger.events():
@@ -200,12 +169,9 @@ def _appended_twice(recorded: Recorded, ids: dict[str, int], where: str) -> Iter
         return
     first = ids.setdefault(identity, recorded.sequence)
     if first != recorded.sequence:
-        yield _error(
-            "twice",
-            where,
-            f"it has the id of event {first}: one of them was appended again without need",
-            "Nothing can be taken out of a ledger: append an event that says which one counts.",
-        )
+        message = f"it has the id of event {first}: one of them was appended needlessly"
+        remedy = "Nothing can be taken out of a ledger: append an event that says which one counts."
+        yield _error("twice", where, message, remedy)
 
 
 def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Finding]:
@@ -215,19 +181,12 @@ def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Fin
     if event["type"] == ACQUIRED:
         other = held is not None and held.owner != event["owner"]
         if held is not None and other and now is not None and not held.is_expired(now):
-            yield _error(
-                "overlap",
-                where,
-                f"{event['owner']} took {held.node_id} while {held.owner} had it (event {held.sequence})",
-                "Its writer did not read the ledger under its lock. Ask both owners what they did.",
-            )
+            message = f"{event['owner']} took {held.node_id} while {held.owner} had it (event {held.sequence})"
+            remedy = "Its writer did not read the ledger under its lock. Ask both owners what they did."
+            yield _error("overlap", where, message, remedy)
     elif event["type"] in (RELEASED, REAPED) and (held is None or not ends(event, held)):
-        yield _note(
-            "without-claim",
-            where,
-            f"a {event['type']} of a claim that {event['owner']} does not have; it has no effect",
-            "Its writer was late: the claim had already ended.",
-        )
+        message = f"a {event['type']} of a claim that {event['owner']} does not have; it has no effect"
+        yield _note("without-claim", where, message, "Its writer was late: the claim had already ended.")
 
 
 def _instant(event: Event) -> float | None:
@@ -235,9 +194,6 @@ def _instant(event: Event) -> float | None:
         return parse_instant(event["timestamp"])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-# --- What is derived from the events --------------------------------------------------------------------
 
 
 def _check_checkpoint(verification: _Verification) -> Iterator[Finding]:
@@ -249,12 +205,9 @@ def _check_checkpoint(verification: _Verification) -> Iterator[Finding]:
     for each in ledger.events(until=kept.sequence):
         replayed.apply(each)
     if ClaimState.from_record(kept.state, kept.sequence) != replayed:
-        yield _error(
-            "checkpoint",
-            f"the checkpoint {NAME}",
-            f"it differs from the events up to {kept.sequence}",
-            "Remove the directory .holdfast/checkpoints: it is only a cache.",
-        )
+        message = f"it differs from the events up to {kept.sequence}"
+        remedy = "Remove the directory .holdfast/checkpoints: it is only a cache."
+        yield _error("checkpoint", f"the checkpoint {NAME}", message, remedy)
 
 
 def _check_claim_files(verification: _Verification) -> Iterator[Finding]:
@@ -265,12 +218,9 @@ def _check_claim_files(verification: _Verification) -> Iterator[Finding]:
         said, held = files.read(node), claims.get(node)
         if said and held and (said.owner, said.expiry()) == (held.owner, held.expiry()):
             continue
-        yield _note(
-            "claim-file",
-            str(files.path / f"{node}.lock"),
-            "it differs from the ledger" if said else "there is no such file, or nothing in it",
-            "'holdfast ledger reap' brings the files of claims back into step; the ledger decides.",
-        )
+        message = "it differs from the ledger" if said else "there is no such file, or nothing in it"
+        remedy = "'holdfast ledger reap' brings the files of claims back into step; the ledger decides."
+        yield _note("claim-file", str(files.path / f"{node}.lock"), message, remedy)
 
 
 _CHECKS = (

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Generator
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from holdfast.locks.flock_wait import LockWait
@@ -16,11 +15,9 @@ if TYPE_CHECKING:
 
 
 class AsyncAcquisition:
-    """A lock to acquire: `async with` it, or `await` it for the guard.
-
-    A free lock is taken at once. Otherwise a thread of its own waits for it. Cancelling the coroutine ends
-    that wait, and a lock that is granted at the same time is released.
-    """
+    """A lock to acquire: `async with` it, or `await` it for the guard. A free lock is taken at once; otherwise a
+    separate thread waits. Cancelling the coroutine ends the wait, and releases a lock that is granted at the same
+    time."""
 
     def __init__(self, locker: FileLocker, path: StrPath, *, shared: bool) -> None:
         self._locker = locker
@@ -35,9 +32,7 @@ class AsyncAcquisition:
         self._guard = await self._acquire()
         return self._guard
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._guard is not None:
             self._guard.release()
 
@@ -67,7 +62,7 @@ class AsyncAcquisition:
 
 
 class _Handover:
-    """Passes the result of a waiting thread to its coroutine, unless that was cancelled."""
+    """Passes the result of a waiting thread to its coroutine, unless the coroutine was cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -17,7 +17,6 @@ import os
 import threading
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import LockReentry
@@ -35,7 +34,7 @@ StrPath = str | os.PathLike[str]
 
 
 class _Thread(threading.local):
-    """An identity of the calling thread that no later thread has; thread numbers are reused."""
+    """An identity of the calling thread that no later thread has: thread numbers are reused."""
 
     def __init__(self) -> None:
         self.itself = object()
@@ -67,26 +66,18 @@ class HeldLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
 class LockGuard(HeldLock):
-    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected.
-
-    In a forked child the guard is a copy without effect: the parent keeps the lock.
-    """
+    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected. In a forked
+    child the guard is a copy without effect: the parent keeps the lock."""
 
     __slots__ = ("_held", "_release", "path", "shared")
 
     def __init__(
-        self,
-        release: Callable[[OpenFileDescription], None],
-        description: OpenFileDescription,
-        path: str,
-        shared: bool,
+        self, release: Callable[[OpenFileDescription], None], description: OpenFileDescription, path: str, shared: bool
     ) -> None:
         self._release = release
         self._held = [description]  # a list, because `pop` has one winner among threads
@@ -118,17 +109,13 @@ class LockGuard(HeldLock):
 class FileLocker:
     """Locks files, waiting at most `timeout` seconds for each (None: without limit).
 
-    With `fair=True` nobody overtakes the next waiter, and competitors get about equal shares, though in no
+    With `fair=True` no process overtakes the next waiter, and competitors get about equal shares, though in no
     strict order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time.
     An `observer` sees each wait that does not end at once, and may end it: see `Repository.file_locker`.
     """
 
     def __init__(
-        self,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        *,
-        fair: bool = False,
-        observer: Observer | None = None,
+        self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False, observer: Observer | None = None
     ) -> None:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"the timeout must be 0 or more seconds, or None, not {timeout!r}")
@@ -162,8 +149,8 @@ class FileLocker:
         return self._asynchronously(path, shared=True)
 
     def acquire(self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None) -> LockGuard:
-        """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread,
-        gets `LockReentry` instead of waiting for a lock of its own."""
+        """Lock the file at `path`. Another thread can cancel `wait`. If `owner`, by default the calling thread, already
+        has the lock, raise `LockReentry`."""
         key = path if isinstance(path, str) else os.fspath(path)
         if owner is None:
             owner = _this_thread.itself
@@ -177,22 +164,13 @@ class FileLocker:
         """Lock the file at `path`, or return None at once."""
         key = path if isinstance(path, str) else os.fspath(path)
         description = self._try_key(key, shared)
-        if description is None:
-            return None
-        return self._guard(description, key, shared, owner or _this_thread.itself)
+        return None if description is None else self._guard(description, key, shared, owner or _this_thread.itself)
 
     def statistics(self) -> LockStatistics:
         """Counters of this locker since it was made."""
         uses, waits = self._pool.totals(), self._pool.waits
-        return LockStatistics(
-            acquired=uses.uses,
-            contended=waits.count,
-            timed_out=waits.timed_out,
-            held_now=self._pool.held_now(),
-            seconds_waited=waits.seconds,
-            longest_wait=waits.longest,
-            seconds_held=uses.held_seconds,
-        )
+        waited = waits.count, waits.timed_out, self._pool.held_now(), waits.seconds, waits.longest
+        return LockStatistics(uses.uses, *waited, uses.held_seconds)
 
     def close(self) -> None:
         """Close the files that are kept open for speed. Held locks stay held."""
@@ -232,7 +210,7 @@ class FileLocker:
                 return None
             if description.is_current():
                 return description
-            description.close()  # the path leads to another file by now: lock that one
+            description.close()  # the path now leads to another file: lock that one
 
     def _wait(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription:
         """Wait for the lock until `wait` is over, and count the time."""
@@ -240,14 +218,10 @@ class FileLocker:
             from holdfast.locks import kernel_locks
         started = monotonic()
         timed_out = False
-        observation = None
-        if self._observer is not None:
-            observation = self._observer(key, wait, shared=shared, fair=self.fair)
+        observation = self._observer(key, wait, shared=shared, fair=self.fair) if self._observer else None
         try:
-            if self.fair:
-                description = self._wait_in_turn(key, shared, wait, owner)
-            else:
-                description = self._wait_for_description(key, shared, wait, owner)
+            wait_for_it = self._wait_in_turn if self.fair else self._wait_for_description
+            description = wait_for_it(key, shared, wait, owner)
             timed_out = description is None and not wait.cancelled
         finally:
             if observation is not None:
@@ -294,11 +268,10 @@ class FileLocker:
                     if held_by(owner, description):
                         raise _reentry(key)
                     granted = wait.acquire(description.fd, shared=shared, poll=must_poll(description))
-            except OSError as error:
+            except BaseException as error:
                 description.close()
-                raise io_failure("lock", key, error) from error
-            except BaseException:
-                description.close()
+                if isinstance(error, OSError):
+                    raise io_failure("lock", key, error) from error
                 raise
             if granted and description.is_current():
                 return description

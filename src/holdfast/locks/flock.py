@@ -1,12 +1,11 @@
 """flock(2) on open file descriptions that are kept between uses and are safe across fork.
 
-Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of
-the same path. One description serves one holder at a time: that is what makes the threads of a process
-exclude each other.
+Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of the same
+path. One description serves one holder at a time: so the threads of a process exclude each other.
 
-A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and
-never unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on.
-An executed program inherits none.
+A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and never
+unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on. An executed
+program inherits none.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ if sys.platform == "win32":
         raise OSError(errno.EIO, ctypes.FormatError(code))
 
     def try_lock(fd: int, shared: bool) -> bool:
-        """Take the lock if it is free; whether it was."""
+        """Take the lock if it is free; return whether it was."""
         return _lock(fd, _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE))
 
     def lock(fd: int, shared: bool) -> None:
@@ -92,8 +91,7 @@ else:
         calls.flock(fd, LOCK_UN)
 
 
-MOST_IDLE = 64
-"""How many free descriptions a pool keeps; one more, and the oldest is closed."""
+MOST_IDLE = 64  # how many free descriptions a pool keeps; one more, and the oldest is closed
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
@@ -137,17 +135,14 @@ class WaitStatistics:
 
 
 class OpenFileDescription(UseStatistics):
-    """One open file description of a lock file; closed when nothing refers to it any more.
-
-    `owner` is the thread or task that holds a lock on it. It counts its own uses, without a lock because it
-    has one user at a time, and adds them to the pool's when it is closed.
-    """
+    """One open file description of a lock file. `owner` is the thread or task that holds a lock on it. It counts its
+    uses without a lock, because it has one user at a time, and adds them to the pool's when it is closed."""
 
     __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
 
     def __init__(self, key: str, fd: int, retired: UseStatistics) -> None:
         super().__init__()
-        self.fd = fd  # first, so that it is closed whatever fails next
+        self.fd = fd  # first, so that it is closed if anything below fails
         self.key = key
         self.owner: object = None
         self.since = 0.0
@@ -162,7 +157,7 @@ class OpenFileDescription(UseStatistics):
         self.inode = status.st_ino
 
     def is_current(self) -> bool:
-        """Whether the path still leads to this file, not to one that replaced it."""
+        """Whether the path still leads to this file, and not to a replacement."""
         try:
             status = calls.stat(self.key, follow_symlinks=False)
         except OSError:

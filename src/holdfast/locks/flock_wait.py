@@ -1,13 +1,12 @@
 """Waiting for a lock in the kernel, with a time limit.
 
-The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free.
-flock has no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the
-waiting thread a signal that only interrupts the call. Then the wait is over: it leaves no waiting thread,
-no descriptor, and no lock that is granted to nobody. Another thread can cancel a wait in the same way.
+The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free. flock has
+no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the waiting thread a
+signal that only interrupts the call. Then the wait is over: it leaves no waiting thread, no descriptor, and no lock
+without a holder. Another thread can cancel a wait in the same way.
 
-The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock
-is polled instead if no signal is free, on Windows, and on network file systems, whose waits the kernel
-polls itself.
+The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock is polled
+instead if no signal is free, on Windows, and on network file systems, whose waits the kernel polls itself.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from typing import Protocol
 
 from holdfast.locks import flock
 
-_TICK = 0.1
-"""The watcher's longest sleep, and so how long it outlives the last wait."""
-_REPEAT = 0.001
-"""A signal just before the call interrupts nothing, so it is sent again after this."""
+_TICK = 0.1  # the watcher's longest sleep, and so how long it outlives the last wait
+_REPEAT = 0.001  # a signal just before the call interrupts nothing, so it is sent again after this
 _POLL_FIRST, _POLL_MOST = 0.001, 0.02
 
 
@@ -84,7 +81,7 @@ class LockWait:
                         raise OSError(code, os.strerror(code))
                 return False
             finally:
-                self.thread = 0  # first and by itself: a Ctrl-C may interrupt what follows, but not this
+                self.thread = 0  # first: a Ctrl-C may interrupt the following calls, but not this
                 _watcher.forget(self)
                 if number in blocked:
                     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
@@ -183,7 +180,7 @@ class _Watcher:
                 if thread == 0:
                     self._waits.discard(wait)  # over; a Ctrl-C prevented `forget`
                 elif wait.due <= now:
-                    # Asked again: a signal that the program ignores by now would interrupt nothing.
+                    # Chosen again: a signal that the program has begun to ignore interrupts nothing.
                     number = _interrupting_signal()
                     signal.pthread_kill(thread, signal.SIGURG if number is None else number)
                     wait.due = now + _REPEAT
@@ -196,11 +193,8 @@ _watcher = _Watcher()
 if sys.platform != "win32":
 
     def _interrupting_signal() -> int | None:
-        """The signal to interrupt waits with, its handler installed; None if every candidate is in use.
-
-        Chosen for each wait, because the program may have started to use the signal. One with a Python
-        handler is not touched at all, so it keeps its flags and loses no signal.
-        """
+        """The signal to interrupt waits with, its handler installed; None if every candidate is in use. Chosen for each
+        wait, because the program may have started to use the signal. A signal with a Python handler is left alone."""
         import signal
 
         from holdfast.fs import native

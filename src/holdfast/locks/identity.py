@@ -1,12 +1,10 @@
 """Holders as processes: their identity, whether they are still alive, and on whose behalf a command runs.
 
-A pid alone says little: it is reused after the process has ended and after a reboot, and it means another
-process in another pid namespace or on another host. So a holder is identified by all of these together, and
-the question whether it is alive has three answers. Only "dead" ever allows anything; whatever is not
-certain is "unknown".
+A pid alone says little: it is reused after the process has ended and after a reboot, and it means another process in
+another pid namespace or on another host. So a holder is identified by all of these together, and the question whether
+it is alive has three answers. Only "dead" ever allows anything; every doubt is "unknown".
 
-On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is
-slow to load.
+On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is slow to load.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import functools
 import itertools
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -25,7 +24,7 @@ _LONGEST_COMMAND = 1 << 16
 
 
 class Process(NamedTuple):
-    """A process that exists. `start_time` tells it from all others that ever had its pid."""
+    """A process that exists. `start_time` tells it apart from all others that ever had its pid."""
 
     pid: int
     start_time: str
@@ -52,7 +51,7 @@ if sys.platform == "linux":
         return Process(pid, fields[19], zombie, int(fields[1]))
 
     def _proc_shows_our_namespace() -> bool:
-        """Whether /proc has our pids; not so in a new pid namespace without a /proc of its own."""
+        """Whether /proc has our pids; in a new pid namespace that still has the old /proc, it does not."""
         try:
             return calls.readlink("/proc/self") == str(os.getpid())
         except OSError:
@@ -75,11 +74,8 @@ if sys.platform == "linux":
         return [word.decode("utf-8", "replace") for word in words]
 
     def started_ago(process: Process) -> float:
-        """How many seconds ago a process started, by a clock that nobody can set."""
-        import time
-
-        ticks = os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.start_time) / ticks
+        """How many seconds ago a process started, by a clock that cannot be set."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.start_time) / os.sysconf("SC_CLK_TCK")
 
 else:
 
@@ -104,8 +100,6 @@ else:
             return []
 
     def started_ago(process: Process) -> float:
-        import time
-
         return time.time() - float(process.start_time or "nan")
 
 
@@ -115,7 +109,7 @@ def command_of(pid: int) -> str | None:
 
 
 def ancestors(pid: int) -> Iterator[Process]:
-    """The process, its parent, and so on, as far as they are visible."""
+    """The process, its parent, and so on, up to the first that is not visible."""
     seen: set[int] = set()
     while pid > 0 and pid not in seen:
         seen.add(pid)
@@ -138,7 +132,7 @@ def process_exists(pid: int) -> bool:
 
 
 def read_small(path: str) -> str:
-    """The stripped text of a small system file; "" if there is none."""
+    """The stripped text of a small system file; "" if it cannot be read."""
     try:
         return calls.read_small(path, 4096).decode("ascii", "replace").strip()
     except OSError:
@@ -146,8 +140,10 @@ def read_small(path: str) -> str:
 
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_FIRST_TIME_NAMESPACE = 0xEFFFFFFA
-"""The inode that the kernel gives to the initial time namespace."""
+_FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # the inode that the kernel gives to the initial time namespace
+
+
+_MACHINE_FIELDS = ("boot_id", "machine_id", "pid_namespace")
 
 
 class Liveness(Enum):
@@ -157,11 +153,8 @@ class Liveness(Enum):
 
 
 class Holder(NamedTuple):
-    """A process, identified beyond its lifetime and its machine.
-
-    `start_time` is the kernel's own count (on Linux clock ticks since boot), so setting the wall clock does
-    not change it. Unknown fields are empty.
-    """
+    """A process, identified beyond its lifetime and its machine. `start_time` is the kernel's own count (on Linux clock
+    ticks since boot), so setting the wall clock does not change it. Unknown fields are empty."""
 
     host: str
     user: str
@@ -181,20 +174,15 @@ class Holder(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """The fields to store beside a lock; `from_record` reads them."""
-        return {
-            "holder_id": self.holder_id,
-            "boot_id": self.boot_id,
-            "machine_id": self.machine_id,
-            "pid_namespace": self.pid_namespace,
-        }
+        return {"holder_id": self.holder_id, **{name: getattr(self, name) for name in _MACHINE_FIELDS}}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Holder | None:
         """The holder of a stored record; None if the record has none."""
         parts = str(record.get("holder_id", "")).split(":")
-        if len(parts) != 4 or not _is_number(parts[2]):
+        if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 12):
             return None
-        values = (record.get(name) for name in ("boot_id", "machine_id", "pid_namespace"))
+        values = (record.get(name) for name in _MACHINE_FIELDS)
         extra = [value if isinstance(value, str) else "" for value in values]
         return cls(parts[0], parts[1], int(parts[2]), parts[3], *extra)
 
@@ -226,33 +214,21 @@ def holder_with_pid(pid: int) -> Holder | None:
 
 @functools.lru_cache(maxsize=1)
 def boot_clock_id() -> str:
-    """The id of the boot clock of this process: processes with the same id read the same clock.
-
-    Empty where that is unknown (everywhere but on Linux), so that nothing relies on it.
-    """
+    """The id of the boot clock of this process: processes with the same id read the same clock. Empty where that is
+    unknown (everywhere but on Linux), so that nothing relies on it."""
     boot_id = read_small(_BOOT_ID) if sys.platform == "linux" else ""
     return boot_id + _time_namespace() if boot_id else ""
 
 
 @functools.lru_cache(maxsize=1)
 def _holder_of(pid: int) -> Holder:  # cached by pid: a forked child is not its parent
-    itself, vantage = find_process(pid), current_vantage()
-    return Holder(
-        host=vantage.host,
-        user=_user(),
-        pid=pid,
-        start_time=itself.start_time if itself else "",
-        boot_id=vantage.boot_id,
-        machine_id=_machine_id(),
-        pid_namespace=vantage.pid_namespace,
-    )
+    found, (host, boot_id, pid_namespace) = find_process(pid), current_vantage()
+    return Holder(host, _user(), pid, found.start_time if found else "", boot_id, _machine_id(), pid_namespace)
 
 
 def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
-    """Whether `holder` still exists, judged from `here` (by default this process).
-
-    Another host or pid namespace: unknown. The same machine, rebooted since: dead.
-    """
+    """Whether `holder` still exists, judged from `here` (by default this process). Another host or pid namespace:
+    unknown. The same machine, rebooted since: dead."""
     vantage = here.vantage if here else current_vantage()
     if holder.host != vantage.host:
         return Liveness.UNKNOWN
@@ -267,10 +243,8 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
 
 
 def liveness_behind(holder: Holder | None, *, detached: bool) -> Liveness:
-    """Whether a holder still exists; None is an unknown one.
-
-    A detached lease outlives its process: the end of that process does not make its holder dead.
-    """
+    """Whether a holder still exists; None is an unknown one. A detached lease outlives its process: the end of that
+    process does not make its holder dead."""
     found = Liveness.UNKNOWN if holder is None else liveness(holder)
     return Liveness.UNKNOWN if detached and found is Liveness.DEAD else found
 
@@ -301,10 +275,6 @@ def process_liveness(pid: int, *, start_time: str = "") -> Liveness:
     return Liveness.ALIVE
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 12
-
-
 def _host() -> str:
     if sys.platform == "win32":
         import platform
@@ -328,7 +298,7 @@ def _user() -> str:
 
 def _machine_id() -> str:
     """An id of this machine that survives a reboot, hashed because the real one is confidential."""
-    import hashlib  # slow to load, and the guard does without
+    import hashlib  # slow to load, and the guard does not need it
 
     machine = read_small("/etc/machine-id")
     return hashlib.blake2s(machine.encode(), person=b"holdfast", digest_size=8).hexdigest() if machine else ""
@@ -360,8 +330,7 @@ if sys.platform != "win32":
         os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
-MOST_ABOVE = 16
-"""How many ancestors count as those on whose behalf a command runs."""
+MOST_ABOVE = 16  # how many ancestors count as those on whose behalf a command runs
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
 
@@ -392,17 +361,12 @@ def is_ours(holder: Holder) -> bool:
     """Whether this command runs on behalf of `holder`: this process or an ancestor."""
     if holder.pid <= 1 or holder.vantage != current_vantage():
         return False
-    return any(
-        (process.pid, process.start_time) == (holder.pid, holder.start_time) for process in ancestors(os.getpid())
-    )
+    return any((each.pid, each.start_time) == (holder.pid, holder.start_time) for each in ancestors(os.getpid()))
 
 
 def acts_under(holders: Iterable[Holder | None], named: str | None, actor: str | None) -> bool:
-    """Whether this command, run in the name of `actor`, acts under what `holders` hold.
-
-    It does if it runs on behalf of one of them. But several agents may share one process: so an actor with a
-    name is not taken for another one that acquired under its own name (`named`).
-    """
+    """Whether this command, run in the name of `actor`, acts under what `holders` hold: it runs on behalf of one of
+    them, and not in another name than theirs (`named`), because several agents may share one process."""
     if named and actor and named != actor:
         return False
     return any(holder is not None and is_ours(holder) for holder in holders)

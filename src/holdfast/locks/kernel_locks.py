@@ -1,7 +1,7 @@
 """The holders and waiters of file locks, as the kernel lists them.
 
-The lock file itself, which may be anybody's data, says nothing. The kernel knows who locked it, other
-programs included. Only Linux lists locks (/proc/locks); elsewhere the answer is None.
+The lock file itself, which may be any file, records nothing. The kernel knows its holders, other programs included.
+Only Linux lists locks (/proc/locks); elsewhere the answer is None.
 
 `file_lock` imports this module before its first wait, and with it everything that waiting needs.
 """
@@ -55,12 +55,10 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
     if sys.platform != "linux":
         return None
     try:
-        status = calls.stat(path)
-        flocks = _flocks()
+        inode = _inode(calls.stat(path))
+        return [_describe(fields) for fields in _flocks() if fields[4] == inode]
     except OSError:
         return None
-    inode = _inode(status)
-    return [_describe(fields) for fields in flocks if fields[4] == inode]
 
 
 class HeldFlock(NamedTuple):
@@ -72,12 +70,11 @@ class HeldFlock(NamedTuple):
 
 
 def inode_of(path: str | os.PathLike[str]) -> str:
-    """The file at a path as the kernel's list of locks names it; "" if there is none."""
+    """The file at a path as the kernel's list of locks names it; "" if it does not exist."""
     try:
-        status = calls.stat(path, follow_symlinks=False)
+        return _inode(calls.stat(path, follow_symlinks=False))
     except OSError:
         return ""
-    return _inode(status)
 
 
 def _inode(status: os.stat_result) -> str:
@@ -87,9 +84,9 @@ def _inode(status: os.stat_result) -> str:
 def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
     """The locks on these files (see `inode_of`) whose holders are certain.
 
-    The kernel lists the process that took a lock. It may have ended and passed the open file on (that is how
-    shells lock files), and its pid may be another process's by now. So the processes that have the file open
-    count. Locks without a visible holder are left out.
+    The kernel lists the process that took a lock. It may have passed the open file on and ended (shells lock files that
+    way), and its pid may have been reused. So the processes that have the file open count. Locks without a visible
+    holder are left out.
     """
     if sys.platform != "linux":
         return []
@@ -116,40 +113,25 @@ def _all_with_lock(inode: str) -> list[int]:
 
 def _has_lock(pid: int, inode: str) -> bool:
     """Whether a process has the description with the lock, not merely another one of the same file."""
-    number = int(inode.rpartition(":")[2])
-    try:
-        names = calls.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
-                if any(_is_lock_on(line.split(), inode) for line in text.splitlines()):
-                    return True
-        except OSError:
-            continue  # closed in the meantime
+    for name in _descriptors(pid, {int(inode.rpartition(":")[2])}):
+        with suppress(OSError):  # closed in the meantime
+            text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+            # `lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`
+            lines = (line.split() for line in text.splitlines() if line.startswith("lock:"))
+            if any("FLOCK" in fields and inode in fields for fields in lines):
+                return True
     return False
-
-
-def _is_lock_on(fields: list[str], inode: str) -> bool:
-    """`lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`."""
-    return fields[:1] == ["lock:"] and "FLOCK" in fields and inode in fields
 
 
 def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
     """The waiters of a lock, then those in the queue of a fair one."""
     known = {each.pid for each in waiting}
-    queue = [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
-    return waiting + queue
+    return waiting + [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
-    """The locked files below `root`, which is a real path, sorted.
-
-    They are found among the open files of lock holders, as far as this user may see those, and in
-    `directories`, whoever holds them.
-    """
+    """The locked files below `root`, which is a real path, sorted: those among the open files of lock holders that this
+    user may see, and all those in `directories`."""
     if sys.platform != "linux":
         return []
     try:
@@ -179,10 +161,8 @@ def is_holding(group: int) -> bool:
 
 
 def _flocks() -> list[list[str]]:
-    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter.
-
-    `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
-    """
+    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter. `1: FLOCK ADVISORY
+    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter."""
     found = []
     for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
@@ -203,17 +183,19 @@ def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
 
 def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
     """The open files of a process that may have these inodes, if this user may see them."""
-    try:
+    for name in _descriptors(pid, inodes):
+        with suppress(OSError):  # closed in the meantime
+            yield calls.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def _descriptors(pid: int, inodes: Container[int]) -> Iterator[str]:
+    names: list[str] = []
+    with suppress(OSError):
         names = calls.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
     for name in names:
-        try:
-            link = f"/proc/{pid}/fd/{name}"
-            if calls.stat(link).st_ino in inodes:
-                yield calls.readlink(link)
-        except OSError:
-            continue  # closed in the meantime
+        with suppress(OSError):
+            if calls.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:
+                yield name
 
 
 def _describe(fields: list[str]) -> FileLockHolder:

@@ -1,14 +1,13 @@
-"""The write lock of a ledger: `ledger.lock`, as other programs know it, behind a fair queue of our own.
+"""The write lock of a ledger: the lock file `ledger.lock`, which other programs use too, behind a fair queue.
 
-To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and everybody
-else tries again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair
-file lock, and only the first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not
-safety: a process that cannot pass it in half the time, because another one in the queue is stopped, tries
-for `ledger.lock` directly.
+To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and all others try
+again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair file lock, and only the
+first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not safety: a process that cannot pass
+it in half the time, because another one in the queue is stopped, tries for `ledger.lock` directly.
 
-A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may
-wake up: it is reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must
-lose no event, so events are published by a link that never replaces.
+A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may wake up: it is
+reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must lose no event, so events
+are published by a link that never replaces.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content
 LOCK_NAME = "ledger.lock"
 DEFAULT_TIMEOUT = 5.0
 POLL_INTERVAL = 0.01
-SUSPECT_AFTER = 30.0
-"""A lock older than this was probably left behind."""
+SUSPECT_AFTER = 30.0  # a lock older than this was probably left behind
 
 
 class LedgerLockState(NamedTuple):
@@ -51,15 +49,9 @@ class LedgerLockState(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """Values for JSON, with a line for people under `shown`."""
-        return {
-            "identity": self.identity,
-            "agent_id": self.agent_id,
-            "holder_id": self.holder.holder_id if self.holder else None,
-            "age": self.age,
-            "liveness": self.liveness.value,
-            "suspect": self.suspect,
-            "shown": str(self),
-        }
+        holder_id = self.holder.holder_id if self.holder else None
+        record = {"identity": self.identity, "agent_id": self.agent_id, "holder_id": holder_id, "age": self.age}
+        return {**record, "liveness": self.liveness.value, "suspect": self.suspect, "shown": str(self)}
 
     def __str__(self) -> str:
         name = self.agent_id or ("a shell tool" if self.is_directory else "a holder without a name")
@@ -100,7 +92,7 @@ class LedgerLock:
     def acquire(self) -> HeldLedgerLock:
         """Wait for the lock; after `timeout` seconds raise `LockTimeout`, which names the holder."""
         deadline = time.monotonic() + self.timeout
-        turn = self._wait_for_turn()  # 1. our own processes, in order
+        turn = self._wait_for_turn()  # 1. Our own processes queue.
         try:
             return self._acquire_in_turn(turn, deadline)
         except BaseException:
@@ -114,11 +106,11 @@ class LedgerLock:
         return None if found is None else self._judge(found)
 
     def close(self) -> None:
-        """Remove what is kept for speed; the lock itself is not touched."""
+        """Remove the kept draft; the lock itself is not touched."""
         self._file.close()
 
     def break_lock(self, identity: str) -> None:
-        """Remove the lock with exactly this `identity`, for a person who knows that its holder is gone."""
+        """Remove the lock with exactly this `identity`, on a person's order."""
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
         # A stopped holder may keep the turnstile forever: let the others make a new one.
@@ -137,13 +129,12 @@ class LedgerLock:
         lock_id = os.urandom(16).hex()
         while True:
             record = self._record(lock_id)
-            if self._file.create(record, synced=False):  # 2. free: commit point
-                return HeldLedgerLock(self._file, lock_id, turn)
-            if self._recover(record):  # 3. its holder is certainly dead: replace it
+            # 2. Free: commit point. 3. Its holder is certainly dead: replace it.
+            if self._file.create(record, synced=False) or self._recover(record):
                 return HeldLedgerLock(self._file, lock_id, turn)
             if time.monotonic() >= deadline:
                 raise self._timed_out()
-            time.sleep(POLL_INTERVAL)  # 4. held by another process: try again
+            time.sleep(POLL_INTERVAL)  # 4. Held by another process: try again.
 
     def _recover(self, record: EncodedRecord) -> bool:
         found = self._file.read()
@@ -170,25 +161,14 @@ class LedgerLock:
         if isinstance(acquired_at, str):
             with contextlib.suppress(ValueError):
                 since = parse_instant(acquired_at)
-        return LedgerLockState(
-            path=self.path,
-            identity=found.identity,
-            agent_id=agent_id if isinstance(agent_id, str) else None,
-            holder=holder,
-            age=self._clock.wall() - since,
-            liveness=Liveness.UNKNOWN if holder is None else self._liveness_check(holder),
-            is_directory=found.is_directory,
-        )
+        name, age = agent_id if isinstance(agent_id, str) else None, self._clock.wall() - since
+        alive = Liveness.UNKNOWN if holder is None else self._liveness_check(holder)
+        return LedgerLockState(self.path, found.identity, name, holder, age, alive, found.is_directory)
 
     def _timed_out(self) -> LockTimeout:
-        state = self.state()
-        failure = LockTimeout(
-            self.path,
-            self.timeout,
-            format_duration(self.timeout),
-            holders=[state.as_record()] if state else (),
-            summary="timeout waiting for lock",
-        )
+        state, waited, summary = self.state(), format_duration(self.timeout), "timeout waiting for lock"
+        holders = [state.as_record()] if state else ()
+        failure = LockTimeout(self.path, self.timeout, waited, holders=holders, summary=summary)
         if state is not None and state.suspect:
             failure.hint = (
                 f"This lock is {format_duration(state.age)} old. If you are certain that its holder is "

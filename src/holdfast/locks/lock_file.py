@@ -1,17 +1,17 @@
 """A lock that *is* a file: its creator holds it, and it is removed only after a second check.
 
 The kernel does not release such a lock when its holder dies, so another process must judge and remove it.
-That has a classic race: two judge the same stale lock, the first removes it and takes a new one, the second
-removes that. Two rules end it:
+This has a classic race: two processes judge the same stale lock, the first removes it and takes a new one, and the
+second removes that one. Two rules prevent it:
 
 1. Creating needs no permission: the file appears complete, by a link that never replaces.
 2. Removing is done under the document lock, a file lock on a sidecar that is never deleted, and only after
    checking that the file is still the one that was judged.
 
-An attempt to take the lock that fails, at whatever step, leaves no lock behind.
+A failed attempt to take the lock leaves no lock behind, whichever step failed.
 
-Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the
-document lock, so what *they* remove wrongly cannot be prevented here.
+Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the document
+lock, so their wrong removals cannot be prevented here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from holdfast.locks.file_lock import FileLocker, LockGuard
 
 DOCUMENT_LOCK_TIMEOUT = 5.0
 MOST_BYTES = 64 << 10
-KEPT_FROM = 2
-"""From which use on the draft is kept: a single use needs none."""
+KEPT_FROM = 2  # uses of the lock before its draft is kept: a single use needs none
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -62,10 +61,8 @@ class LockFile:
     """The lock file `name` in a directory, with its document lock on the sidecar `.<name>.guard`."""
 
     def __init__(self, root: Path, relative: str, name: str, *, often: bool = False) -> None:
-        """The directory is `relative` (or empty) below `root`; links in `relative` are refused.
-
-        A lock that is taken `often` keeps its draft: see `KeptDraft`.
-        """
+        """The directory is `relative` (or empty) below `root`; links in `relative` are refused. A lock that is taken
+        `often` keeps its draft: see `KeptDraft`."""
         self.path = root / relative / name
         self._directory = functools.partial(_open_directory, root, relative)
         self._draft = KeptDraft(str(self.path.parent), name, self._directory) if often else None
@@ -76,7 +73,7 @@ class LockFile:
         self._has_sidecar = False
 
     def create(self, record: Record, *, synced: bool) -> bool:
-        """Take the lock if nobody has it. Commit point: the link of the finished record."""
+        """Take the lock if it is free. Commit point: the link of the finished record."""
         encoded = _encoded(record)
         try:
             made = self._create_often(encoded) if self._draft is not None and not synced else None
@@ -94,10 +91,8 @@ class LockFile:
             return self._read(directory)
 
     def take_over(self, found: FoundLock, record: Record, *, synced: bool) -> bool:
-        """Replace the lock that was `found` by ours; False if another process was faster.
-
-        Never waits: a holder of the document lock is deciding about this lock, or was stopped while doing so.
-        """
+        """Replace the lock that was `found` by ours; False if another process was faster. Never waits: a holder of the
+        document lock is deciding about this lock, or was stopped while doing so."""
         encoded = _encoded(record)
         guard = self._locker.try_lock_exclusive(self._sidecar_path)
         if guard is None:
@@ -124,11 +119,7 @@ class LockFile:
                 removed = self._draft.remove(value)
                 if removed is not None:
                     return removed
-        with (
-            suppress(NotFound),
-            self._directory() as directory,
-            self._locker.lock_exclusive(self._sidecar_path),
-        ):
+        with suppress(NotFound), self._directory() as directory, self._locker.lock_exclusive(self._sidecar_path):
             if self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False
@@ -199,7 +190,7 @@ class LockFile:
         return FoundLock(_lock_file_identity(status, content), _record(content), status.st_mtime, False)
 
     def _says(self, directory: Directory, field: str, value: str) -> bool:
-        """Whether the record says so; raises if it cannot be read at the moment, which is no answer."""
+        """Whether the record has this value; raises if it cannot be read at the moment."""
         try:
             record = _record(durable.read_in(directory, self._name, limit=MOST_BYTES))
         except (NotFound, NotWritable, Refused, TooLarge):
@@ -241,9 +232,8 @@ def _encoded(record: Record) -> EncodedRecord:
 
 
 def content_of(record: Mapping[str, object]) -> bytes:
-    """A record as it is stored, never larger than what can be read again."""
-    text = strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True)
-    return text + b"\n"
+    """The stored form of a record, never too large to be read again."""
+    return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True) + b"\n"
 
 
 def _record(content: bytes) -> Mapping[str, object] | None:
@@ -252,9 +242,6 @@ def _record(content: bytes) -> Mapping[str, object] | None:
     except JsonInvalid:
         return None
     return value if isinstance(value, dict) else None
-
-
-# --- The draft that a frequent user keeps -----------------------------------------------------------
 
 
 class _File:
@@ -283,10 +270,9 @@ class _File:
 
 
 class KeptDraft:
-    """The draft of one lock in one process, linked again and again instead of being written anew."""
+    """The draft of the lock `name` in the directory at `path`: one file per process, linked again for each use."""
 
     def __init__(self, path: str, name: str, open_directory: Callable[[], Directory]) -> None:
-        """The lock is `name` in the directory at `path`, which `open_directory` opens."""
         self._path = path
         self._name = name
         self._open_directory = open_directory
@@ -298,15 +284,13 @@ class KeptDraft:
         self._finalizer: weakref.finalize[..., KeptDraft] | None = None
 
     def is_worth_it(self) -> bool:
-        """Count a use of the lock; whether it is used often."""
+        """Count a use of the lock; return whether it is used often."""
         self._uses += 1
         return self._uses >= KEPT_FROM
 
     def publish(self, content: bytes, lock_id: str) -> bool | None:
-        """Create a lock with this content if it is free; None if the caller must do it without the draft.
-
-        Commit point: the link. `remove` takes the same `lock_id`.
-        """
+        """Create a lock with this content if it is free; None if the caller must do it without the draft. Commit point:
+        the link. `remove` takes the same `lock_id`."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -324,12 +308,12 @@ class KeptDraft:
             self._lock.release()
 
     def is_for(self, lock_id: str) -> bool:
-        """Whether this lock was made from the draft, as far as memory tells."""
+        """Whether this process made this lock from the draft."""
         return self._lock_id == lock_id and self._file is not None and self._file.pid == os.getpid()
 
     def remove(self, lock_id: str) -> bool | None:
         """Remove the lock if it is this draft, published as this lock; None if the record must decide."""
-        if not self.is_for(lock_id):
+        if not self.is_for(lock_id):  # in a forked child, `_lock` may be held forever
             return None
         with self._lock:  # another thread may be about to close the directory
             file = self._file
@@ -343,7 +327,7 @@ class KeptDraft:
     def discard(self) -> None:
         """Remove the draft; a lock that it is linked to stays."""
         file = self._file
-        if file is not None and file.pid == os.getpid():  # in a forked child, `_lock` may be held forever
+        if file is not None and file.pid == os.getpid():
             with self._lock:
                 self._forget()
 

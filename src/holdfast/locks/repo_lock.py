@@ -11,7 +11,6 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
@@ -26,8 +25,8 @@ MOST_TRIES = 3
 
 
 class RepoLockInfo(NamedTuple):
-    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`,
-    which tells this lock from all others, is empty."""
+    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`, which tells
+    this lock apart from all others, is empty."""
 
     pid: int | None
     created_at: float | None
@@ -37,7 +36,7 @@ class RepoLockInfo(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RepoLockInfo:
-        """Read a record as far as it is valid."""
+        """The valid fields of a record."""
         pid, cmd, lock_id = record.get("pid"), record.get("cmd"), record.get("lock_id")
         return cls(
             pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
@@ -49,12 +48,9 @@ class RepoLockInfo(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """Values for JSON."""
-        return {
-            "pid": self.pid,
-            "created_at": None if self.created_at is None else format_instant(self.created_at),
-            "cmd": self.cmd,
-            "holder_id": self.holder.holder_id if self.holder else None,
-        }
+        created_at = None if self.created_at is None else format_instant(self.created_at)
+        holder_id = self.holder.holder_id if self.holder else None
+        return {"pid": self.pid, "created_at": created_at, "cmd": self.cmd, "holder_id": holder_id}
 
 
 class RepoLockState(NamedTuple):
@@ -123,27 +119,21 @@ class RepoLock:
 
     def states(self) -> dict[str, RepoLockState | None]:
         """The `state` of every repository that was ever locked here, by sorted id."""
-        return {repo_id: self.state(repo_id) for repo_id in self._repo_ids()}
+        try:
+            with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
+                return {name: self.state(name) for name in repos.directories() if is_safe_name(name)}
+        except NotFound:
+            return {}
 
     def break_lock(self, repo_id: str, identity: str) -> None:
         """Remove the lock with exactly this `identity`, stale or not, on a person's order."""
         file = self._file(safe_name(repo_id, what="repository id"))
         if not file.remove(identity):
-            raise LockChanged(
-                f"the lock of {repo_id} does not have the identity {identity}",
-                repo_id=repo_id,
-                path=str(file.path),
-            )
+            message = f"the lock of {repo_id} does not have the identity {identity}"
+            raise LockChanged(message, repo_id=repo_id, path=str(file.path))
 
     def _file(self, repo_id: str) -> LockFile:
         return LockFile(self.data_dir, f"repos/{repo_id}", ".lock")
-
-    def _repo_ids(self) -> list[str]:
-        try:
-            with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
-                return [name for name in repos.directories() if is_safe_name(name)]
-        except NotFound:
-            return []
 
     def _make_directory(self, repo_id: str) -> None:
         make_directories(self.data_dir)
@@ -198,19 +188,14 @@ class HeldRepoLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unlock()
 
 
 def _instant(value: object) -> float | None:
-    """The instant in a text; None if it cannot be read, or not be written again."""
-    if not isinstance(value, str):
-        return None
+    """The instant in a text; None if it cannot be parsed, or not be formatted again."""
     try:
-        instant = parse_instant(value)
-        format_instant(instant)
+        instant = parse_instant(value) if isinstance(value, str) else None
+        return instant if instant is not None and format_instant(instant) else None
     except (ValueError, OverflowError):
         return None
-    return instant

@@ -12,13 +12,12 @@ from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 
 Result = TypeVar("Result")
 
-CHANCE = random.Random()
-"""Of our own, because the program may have seeded the shared generator."""
+CHANCE = random.Random()  # not the shared generator, which the program may have seeded
 
 
 class RetryConfig(NamedTuple):
-    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most
-    `max_delay`; each pause is shortened by a random part of up to half."""
+    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most `max_delay`;
+    each pause is shortened by a random part of up to half."""
 
     max_attempts: int = 3
     initial_delay: float = 0.05
@@ -51,10 +50,8 @@ def retry_with_backoff(
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = CHANCE.random,
 ) -> Result:
-    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`.
-
-    After the last attempt, raise `TooManyRetries` with the last failure as its cause.
-    """
+    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`. After the last attempt,
+    raise `TooManyRetries` with the last failure as its cause."""
     config.checked()
     for attempt in range(1, config.max_attempts + 1):
         try:
