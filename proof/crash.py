@@ -290,6 +290,8 @@ def run_killed(
     If it makes fewer calls it succeeds. That the child died by our signal, and at our call, is
     verified: anything else is an error of the scenario, not an outcome.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
     scenario.prepare(directory)
     status, said = _in_a_child(scenario, directory, when, index, names)
     died_at = [Call(*each["call"]) for each in said if "call" in each]

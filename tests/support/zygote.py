@@ -28,6 +28,8 @@ def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: str, timeout: float
 ) -> tuple[int, str, str]:
     """Run `holdfast` to its end: its exit status as `subprocess` has it, and its output."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as out,
@@ -56,6 +58,8 @@ def _connected() -> socket.socket:
 
 def _start_if_needed() -> socket.socket:
     global _running
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
     if _running is None or _running[0] != os.getpid() or _running[1].poll() is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -69,6 +73,8 @@ def _start_if_needed() -> socket.socket:
 
 def serve() -> None:
     """Be the zygote: fork for each order until the other end of the connection is gone."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
     import pkgutil
     from importlib import import_module
 
@@ -106,6 +112,8 @@ def serve() -> None:
 
 def _report(running: dict[int, int]) -> None:
     """Tell those who wait which of their commands have ended."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
     for child in list(running):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -307,7 +307,9 @@ class DirectoryCapture:
         self._note_special(path, name, status)
         self.stats.files += 1
         meta = meta_of(status)
-        device = 0 if sys.platform == "win32" else status.st_rdev
+        device = 0
+        if sys.platform != "win32":
+            device = status.st_rdev
         extras = encode_extras(device=device) if meta.kind in (b"c", b"b") else b""
         return encode_entry(meta, os.fsencode(name), extras=extras)
 
