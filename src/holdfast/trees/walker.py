@@ -89,7 +89,9 @@ def read_whole(path: str) -> bytes:
 
 def allocated(status: os.stat_result) -> int:
     """How many bytes a file occupies on disk."""
-    return status.st_size if sys.platform == "win32" else status.st_blocks * _BLOCK
+    if sys.platform == "win32":
+        return status.st_size
+    return status.st_blocks * _BLOCK
 
 
 # --- Walking ----------------------------------------------------------------------------------------
