@@ -14,22 +14,17 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.errors import Failure
 
-MAX_ROUNDS = 5
-"""One repair may uncover what another one repairs; this ends long before."""
+MAX_ROUNDS = 5  # one repair may uncover what another one repairs; this ends long before
 
-Subject = TypeVar("Subject")
-"""What is examined, with whatever its checks share."""
+Subject = TypeVar("Subject")  # what is examined, with whatever its checks share
 
 
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"
-    """Something is lost or damaged, or will be."""
-    WARNING = "warning"
-    """Something was left behind, or is not as it should be; no work is at risk."""
-    NOTE = "note"
-    """Worth knowing; it takes care of itself."""
+    ERROR = "error"  # something is lost or damaged, or will be
+    WARNING = "warning"  # something was left behind, or is not as it should be; no work is at risk
+    NOTE = "note"  # worth knowing; it takes care of itself
 
 
 class Finding(NamedTuple):

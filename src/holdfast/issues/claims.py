@@ -12,14 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import (
-    Blocked,
-    Corrupt,
-    IssueClaimed,
-    LockNotHeld,
-    NotFound,
-    TransitionRefused,
-)
+from holdfast.errors import Blocked, Corrupt, IssueClaimed, LockNotHeld, NotFound, TransitionRefused
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
@@ -29,8 +22,7 @@ from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
-POLL = 2.0
-"""How often a waiter for work checks whether a claim has expired: no event reports that."""
+POLL = 2.0  # how often a waiter for work checks whether a claim has expired: no event reports that
 
 
 class Claimed(NamedTuple):

@@ -31,8 +31,7 @@ from holdfast.issues.rules import find_path, in_order
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
-MOST_TOGETHER = 250
-"""The most issues that one transaction creates."""
+MOST_TOGETHER = 250  # the most issues that one transaction creates
 
 
 class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

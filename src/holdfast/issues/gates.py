@@ -207,17 +207,13 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
         registry = draft.get(GATES) or Registry()
         if gate not in registry.gates:
             raise NotFound(
-                f"gate {gate} does not exist",
-                gate=gate,
-                hint=f"Define it first: 'holdfast gate define {gate}'.",
+                f"gate {gate} does not exist", gate=gate, hint=f"Define it first: 'holdfast gate define {gate}'."
             )
 
 
-MOST_OUTPUT = 256 << 10
-"""How many bytes of each output stream are kept, from its end."""
+MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
 
-_LAST_WORDS = 2.0
-"""How long to wait for the output of a process that left the process group."""
+_LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 
 
 class CheckerResult(NamedTuple):

@@ -137,7 +137,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
         raise NotInitialised("there is no issue tracker here")
     found, issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     for issue_id in index.record.all_ids:
-        issue = found.get(issue_id) or look_at(store, issue_id)  # None: it was deleted since
+        issue = found.get(issue_id) or look_at(store, issue_id)  # none: it was deleted since
         if isinstance(issue, Broken):
             broken[issue_id] = issue
         elif issue is not None:
@@ -147,8 +147,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
 
 
 def _scanned(store: Store) -> dict[str, Issue]:
-    """The issues that one scan can read. The others are read one by one: another program may have been
-    writing them."""
+    """The issues that one scan can read. The others are read one by one: another program may have been writing them."""
     return {
         name: document.record
         for name, document in store.scan(TOLERANT_ISSUES)

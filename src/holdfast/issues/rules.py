@@ -19,18 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import Now, format_duration, format_instant, ttl_within
-from holdfast.errors import (
-    Blocked,
-    FencingMismatch,
-    IssueClaimed,
-    LockExpired,
-    LockNotHeld,
-    TransitionRefused,
-)
+from holdfast.errors import Blocked, FencingMismatch, IssueClaimed, LockExpired, LockNotHeld, TransitionRefused
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
 
-Lookup = Callable[[str], Issue | None]
-"""Finds an issue by id, as stored or as drafted."""
+Lookup = Callable[[str], Issue | None]  # finds an issue by id, as stored or as drafted
 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
@@ -148,10 +140,7 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     return msgspec.structs.replace(
         issue,
         gates_required=(*issue.gates_required, *new),
-        gates_status={
-            **issue.gates_status,
-            **{k: v for k, v in pending.items() if k not in issue.gates_status},
-        },
+        gates_status={**issue.gates_status, **{k: v for k, v in pending.items() if k not in issue.gates_status}},
     )
 
 
@@ -293,9 +282,7 @@ def grant(
             raise held_by(issue, current, now)
     elif issue.state not in WAITING:
         raise TransitionRefused(
-            f"{issue.id} is {issue.state.value}: there is nothing to claim",
-            issue_id=issue.id,
-            state=issue.state.value,
+            f"{issue.id} is {issue.state.value}: there is nothing to claim", issue_id=issue.id, state=issue.state.value
         )
     elif issue.assignee not in (None, request.assignee):
         raise held_by(issue, None, now)

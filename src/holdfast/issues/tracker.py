@@ -70,8 +70,7 @@ class Update(NamedTuple):
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
     context: Mapping[str, str | None] = {}
-    increments: Mapping[str, int] = {}
-    """Added to numbers in the context; a missing one starts at 0."""
+    increments: Mapping[str, int] = {}  # added to numbers in the context; a missing one starts at 0
 
     def applied(self, issue: Issue) -> Issue:
         """The issue with these changes, except the state."""

@@ -40,33 +40,12 @@ from holdfast.issues.model import (
     IssueEvent,
     State,
 )
-from holdfast.issues.reading import (
-    TOLERANT_ISSUES,
-    Broken,
-    IssueSet,
-    look_at,
-    misnamed,
-    read_issue,
-    take_snapshot,
-)
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, IssueSet, look_at, misnamed, read_issue, take_snapshot
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.model import (
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    Unreadable,
-    View,
-)
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
 
-MOST_RECENT = 256
-"""How many added dependencies `Graph.recent` keeps."""
+MOST_RECENT = 256  # how many added dependencies `Graph.recent` keeps
 
 _NUMBERS = 1 << 128
 
@@ -209,13 +188,7 @@ class Draft:
         """Add an event, with an id of its own and the actor."""
         number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
         self._events.append(
-            IssueEvent(
-                type=type_,
-                id=number,
-                issue_id=issue_id,
-                timestamp=self.at,
-                unknown={**facts, "by": self.actor},
-            )
+            IssueEvent(type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown={**facts, "by": self.actor})
         )
 
     def changes(self) -> list[Change]:
@@ -244,14 +217,11 @@ class Draft:
 
 def no_issue(issue_id: str) -> NotFound:
     return NotFound(
-        f"there is no issue {issue_id}",
-        issue_id=issue_id,
-        hint="See 'holdfast issue list'; it may have been deleted.",
+        f"there is no issue {issue_id}", issue_id=issue_id, hint="See 'holdfast issue list'; it may have been deleted."
     )
 
 
-MOST_NAMED = 100
-"""The most neighbours that a transaction names."""
+MOST_NAMED = 100  # the most neighbours that a transaction names
 
 Result = TypeVar("Result")
 

@@ -35,8 +35,7 @@ from holdfast.issues.transactions import Draft, Seen
 from holdfast.store.model import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
-FAMILY = "jit/"
-"""The names of all documents of a tracker begin with this."""
+FAMILY = "jit/"  # the names of all documents of a tracker begin with this
 OF_COMMITS = frozenset({"commit unfinished", "commit blocked"})
 """The codes of findings about commits to several documents."""
 
@@ -300,9 +299,7 @@ def _settle(tracker: Tracker, issue_id: str) -> None:
         issue = tracker.transactions.need(issue_id)
         seen = tracker.transactions.with_dependencies(issue)
         tracker.transactions.change(
-            lambda draft: draft.settle([issue_id]),
-            issues=filter(seen.can_name, seen.issues),
-            seen=seen,
+            lambda draft: draft.settle([issue_id]), issues=filter(seen.can_name, seen.issues), seen=seen
         )
 
     tracker.transactions.retrying(attempt)

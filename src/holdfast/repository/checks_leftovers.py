@@ -18,14 +18,7 @@ from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
-from holdfast.repository.context import (
-    DESCRIPTORS,
-    OPERATIONS,
-    WORKTREES,
-    Operation,
-    RepositoryContext,
-    worktree_keys,
-)
+from holdfast.repository.context import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
 from holdfast.repository.doctor import Examination, status_of
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
@@ -41,10 +34,8 @@ on, as on a full disk: removing the draft loses nothing."""
 
 _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
-_CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
-"""Where drafts are written."""
-_TREES = ("snapshots", "remnants", "quarantine", "tmp")
-"""These hold users' content, or scratches."""
+_CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
+_TREES = ("snapshots", "remnants", "quarantine", "tmp")  # these hold users' content, or scratches
 
 LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
 QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))

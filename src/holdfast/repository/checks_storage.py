@@ -31,8 +31,7 @@ from holdfast.store.audit import AuditEntry, AuditReader, check_chain
 from holdfast.store.model import Decision, View
 from holdfast.trees.retained_dirs import Need
 
-MARGIN = 5.0
-"""How far the clocks of machines that share a repository may differ."""
+MARGIN = 5.0  # how far the clocks of machines that share a repository may differ
 
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 

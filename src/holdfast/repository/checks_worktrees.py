@@ -29,8 +29,7 @@ from holdfast.repository.context import (
 from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
-_CONTROL_FILES = (".jvs", ".holdfast")
-"""Our names: at the top of a payload they mislead commands."""
+_CONTROL_FILES = (".jvs", ".holdfast")  # our names: at the top of a payload they mislead commands
 
 
 def worktrees(examination: Examination) -> Iterator[Finding]:
@@ -228,13 +227,7 @@ Referring = TypeVar("Referring", Reference, Pin)
 
 
 def _dangling(
-    examination: Examination,
-    code: str,
-    subject: str,
-    message: str,
-    key: Key[Referring],
-    found: Referring,
-    event: str,
+    examination: Examination, code: str, subject: str, message: str, key: Key[Referring], found: Referring, event: str
 ) -> Iterator[Finding]:
     """A finding if the snapshot is missing while this still exists: else both may have gone since."""
     if examination.descriptor(found.snapshot_id) is not None:

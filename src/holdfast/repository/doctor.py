@@ -36,8 +36,7 @@ class Examination:
     def __init__(self, context: RepositoryContext, *, strict: bool = False) -> None:
         self.context = context
         self.strict = strict
-        self.not_made: list[str] = []
-        """The checks that could not be made, because the store cannot be used."""
+        self.not_made: list[str] = []  # the checks that could not be made, because the store cannot be used
 
     @property
     def trouble(self) -> Failure | None:

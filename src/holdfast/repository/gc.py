@@ -35,11 +35,9 @@ from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 
-BATCH = 32
-"""How many snapshots one transaction marks or deletes."""
+BATCH = 32  # how many snapshots one transaction marks or deletes
 
-Progress = Callable[[int, int], None]
-"""Is called with how many snapshots are deleted, and of how many."""
+Progress = Callable[[int, int], None]  # is called with how many snapshots are deleted, and of how many
 
 
 class Collected(NamedTuple):

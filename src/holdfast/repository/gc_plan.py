@@ -42,12 +42,9 @@ from holdfast.repository.retention import (
 )
 from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 
-MAX_READS = 50
-"""How often the roots are read again because one was moved meanwhile."""
-PLAN_TTL = 24 * 3600.0
-"""An older plan is not run: too much has happened since somebody read it."""
-MOST_SNAPSHOTS = 50_000
-"""The most that one plan deletes; the rest is left to the next one."""
+MAX_READS = 50  # how often the roots are read again because one was moved meanwhile
+PLAN_TTL = 24 * 3600.0  # an older plan is not run: too much has happened since somebody read it
+MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next one
 LONGEST_KEEP = 36_500 * 86_400.0
 
 

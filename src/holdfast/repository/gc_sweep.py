@@ -1,10 +1,9 @@
 """The sweep: trees of deleted snapshots are retired, and trimmed to the directories that other trees need.
 
-Most directories of a tree may be stored in other trees (see `holdfast.trees.shared_dirs`). So the tree of a
-deleted snapshot is *retired*: moved to `.jvs/remnants/`, where the trees that need its directories look as
-well. A *sweep* then removes from all retired trees what no tree needs. It reads the trees on disk, not
-descriptors, so it does not matter whether a snapshot is visible. `docs/protocols/gc.md` says why nothing
-needed is removed.
+Most directories of a tree may be stored in other trees (see `holdfast.trees.shared_dirs`). So the tree of a deleted
+snapshot is *retired*: moved to `.jvs/remnants/`, where the trees that need its directories look as well. A *sweep* then
+removes from all retired trees what no tree needs. It reads the trees on disk, not descriptors, so it does not matter
+whether a snapshot is visible. `docs/protocols/gc.md` says why nothing needed is removed.
 """
 
 from __future__ import annotations

@@ -71,8 +71,7 @@ GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfa
 TURNSTILE = "ledger/.ledger.lock.turnstile"
 """Where processes queue for the ledger lock: shown with that lock, not by itself."""
 
-NOTES = ".jvs/waits/"
-"""Locked by waiters: shown with what they wait for."""
+NOTES = ".jvs/waits/"  # locked by waiters: shown with what they wait for
 
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 

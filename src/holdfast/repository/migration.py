@@ -36,8 +36,7 @@ from holdfast.store.model import (
 )
 
 MOST_CHANGES = 50
-MOST_AT_ONCE = 512 << 10
-"""The largest commit that every server accepts; a larger record goes alone."""
+MOST_AT_ONCE = 512 << 10  # the largest commit that every server accepts; a larger record goes alone
 
 PASSES = 5
 
@@ -142,12 +141,7 @@ class _Pass:
 
 
 def migrate(
-    source: Store,
-    target: Store,
-    *,
-    rows: Sequence[Row] = TABLE,
-    dry_run: bool = False,
-    overwrite: bool = False,
+    source: Store, target: Store, *, rows: Sequence[Row] = TABLE, dry_run: bool = False, overwrite: bool = False
 ) -> Moved:
     """Copy everything, and verify the copy. A dry run writes nothing, and refuses what a real one would.
 

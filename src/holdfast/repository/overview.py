@@ -27,14 +27,7 @@ from holdfast.leases.wait_notes import WaitNotes
 from holdfast.locks.identity import Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.repository.context import (
-    DESCRIPTORS,
-    MAIN,
-    OPERATIONS,
-    Consistency,
-    Descriptor,
-    RepositoryFormat,
-)
+from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import (
     TURNSTILE,
     Holding,
@@ -52,8 +45,7 @@ from holdfast.store.model import Store, Unreadable
 from holdfast.store.open import address_of, open_store
 
 LEDGER, META_FILE = "ledger", "meta.json"
-MARKS = (".jvs", ".jit", LEDGER, ".holdfast")
-"""A workspace has one of these."""
+MARKS = (".jvs", ".jit", LEDGER, ".holdfast")  # a workspace has one of these
 
 
 class UnreadableKind(NamedTuple):
@@ -362,19 +354,16 @@ class RepositoryInfo(NamedTuple):
     """
 
     root: Path
-    store: str
-    """The address of the store, without secrets."""
+    store: str  # the address of the store, without secrets
     trouble: Failure | None
     format: RepositoryFormat | None
     worktrees: tuple[WorktreeState, ...]
     directories: tuple[str, ...]
     snapshots: int | None
-    best_effort: tuple[Descriptor, ...]
-    """Snapshots whose files may have changed while they were captured."""
+    best_effort: tuple[Descriptor, ...]  # snapshots whose files may have changed while they were captured
     filesystem: str
     network: bool
-    network_troubles: tuple[str, ...]
-    """Why changes on other machines may be seen late here."""
+    network_troubles: tuple[str, ...]  # why changes on other machines may be seen late here
     engine: str | None
 
     def warnings(self) -> list[str]:

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
 
 
-_POLL = 0.05
-"""Seconds between two looks whether an operation on the worktree has ended."""
+_POLL = 0.05  # seconds between two looks whether an operation on the worktree has ended
 
 
 class _OtherGraphs:
@@ -218,12 +217,7 @@ class Repository:
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
     def steal(
-        self,
-        worktree: str = MAIN,
-        *,
-        ttl: float = DEFAULT_TTL,
-        purpose: str = "",
-        behalf_of: Holder | None = None,
+        self, worktree: str = MAIN, *, ttl: float = DEFAULT_TTL, purpose: str = "", behalf_of: Holder | None = None
     ) -> LeaseGranted:
         """Take over an expired lease, and only such a one."""
         name = worktree_name(worktree)

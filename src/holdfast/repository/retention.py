@@ -10,10 +10,9 @@ Each of these protects a snapshot, whatever the policy says:
 - a line of history is broken, because a descriptor was lost: what no head leads to and is not younger than
   the gap may be on its other side.
 
-The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and
-everything younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With
-`max_bytes`, the rest is collected only until all snapshots fit into it: first those that no head leads to,
-then the oldest.
+The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and everything
+younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With `max_bytes`, the rest is
+collected only until all snapshots fit into it: first those that no head leads to, then the oldest.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ from holdfast.store.model import Family, Key, StructCodec
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How much is kept of the history that heads lead to. Nothing set: all of it."""
 
-    keep_last: int | None = None
-    """The newest snapshots of each line, its head included."""
-    keep_for: float | None = None
-    """Every snapshot that is younger, in seconds."""
-    max_bytes: int | None = None
-    """The rest too, as long as all snapshots together take no more."""
+    keep_last: int | None = None  # the newest snapshots of each line, its head included
+    keep_for: float | None = None  # every snapshot that is younger, in seconds
+    max_bytes: int | None = None  # the rest too, as long as all snapshots together take no more
 
     @property
     def keeps_all_history(self) -> bool:
@@ -63,8 +59,7 @@ class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str
     policy: Policy
     snapshots: tuple[str, ...]
-    bytes: int
-    """The reclaimable size."""
+    bytes: int  # the reclaimable size
     state: PlanState = PlanState.PROPOSED
 
     def is_expired(self, now: float) -> bool:
@@ -138,10 +133,8 @@ class RetentionDecision(NamedTuple):
 class Effect(NamedTuple):
     """What an audited event means for gc."""
 
-    moves_root: bool = False
-    """It may move a root from a record that is not read yet to one that was already read."""
-    deletes_snapshot: bool = False
-    """The snapshots that it names are gone, as they should be."""
+    moves_root: bool = False  # it may move a root from a record that is not read yet to one that was already read
+    deletes_snapshot: bool = False  # the snapshots that it names are gone, as they should be
 
 
 _HARMLESS = """
@@ -178,10 +171,7 @@ def retain(roots: GcRoots, policy: Policy, now: float, *, plan_id: str | None = 
 
 
 def within_budget(
-    collectable: Sequence[Collectable],
-    policy: Policy,
-    total: int,
-    reclaimable: Callable[[Sequence[str]], int],
+    collectable: Sequence[Collectable], policy: Policy, total: int, reclaimable: Callable[[Sequence[str]], int]
 ) -> int:
     """How many collectable snapshots, from the first, must go for the rest to fit into `max_bytes`.
 
@@ -227,11 +217,7 @@ def line(descriptors: Mapping[str, Descriptor], start: str | None) -> Iterator[s
 
 
 def _all_reasons(
-    roots: GcRoots,
-    reached: Mapping[str, Sequence[_Reached]],
-    policy: Policy,
-    now: float,
-    plan_id: str | None,
+    roots: GcRoots, reached: Mapping[str, Sequence[_Reached]], policy: Policy, now: float, plan_id: str | None
 ) -> Iterator[tuple[str, Reason]]:
     for worktree, head in roots.heads.items():
         yield head, Reason(Protection.HEAD, f"head of {worktree}")
