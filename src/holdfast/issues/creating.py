@@ -10,23 +10,10 @@ import msgspec
 
 from holdfast.errors import AlreadyExists, Changed, NotFound, UsageFailure
 from holdfast.fs.names import checked_actor, safe_name
-from holdfast.issues import rules
+from holdfast.issues import model, rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
 from holdfast.issues.gates import check_defined
-from holdfast.issues.model import (
-    DEPENDENTS,
-    GATES,
-    GRAPH,
-    INDEX,
-    Issue,
-    Priority,
-    State,
-    checked_context,
-    checked_description,
-    checked_labels,
-    checked_title,
-    without_repeats,
-)
+from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, INDEX, Issue, Priority, State, without_repeats
 from holdfast.issues.rules import find_path, in_order
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
@@ -50,13 +37,13 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def issue(self, issue_id: str, depends_on: Iterable[str]) -> Issue:
         issue = Issue(
             id=issue_id,
-            title=checked_title(self.title),
-            description=checked_description(self.description),
+            title=model.checked_title(self.title),
+            description=model.checked_description(self.description),
             priority=self.priority,
             assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
             dependencies=without_repeats(depends_on),
-            labels=checked_labels(self.labels),
-            context=checked_context(self.context),
+            labels=model.checked_labels(self.labels),
+            context=model.checked_context(self.context),
         )
         return rules.with_gates(issue, self.gates)
 
@@ -88,10 +75,10 @@ class Creating:
         """Import issues under the ids and states that they have."""
         for each in issues:
             safe_name(each.id, what="issue id")
-            checked_title(each.title)
-            checked_description(each.description)
-            checked_labels(each.labels)
-            checked_context(each.context)
+            model.checked_title(each.title)
+            model.checked_description(each.description)
+            model.checked_labels(each.labels)
+            model.checked_context(each.context)
         if len({each.id for each in issues}) != len(issues):
             raise UsageFailure("the import contains an issue twice")
         return self._add_all(issues, imported=True)

@@ -20,21 +20,8 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound, PathEscape, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name, split_relative
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    GATE_RUNS,
-    GATES,
-    Checker,
-    Gate,
-    GateRun,
-    GateStatus,
-    Issue,
-    Registry,
-    checked_context,
-    gate_of,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import GATE_RUNS, GATES, Checker, Gate, GateRun, GateStatus, Issue, Registry
 from holdfast.issues.transactions import Draft, Transactions, check_dependents
 from holdfast.store.model import Key
 
@@ -86,7 +73,7 @@ class Gating:
     def all(self) -> dict[str, Gate]:
         document = self._transactions.store.read(GATES)
         gates = document.record.gates if document else {}
-        return {key: gate_of(key, record) for key, record in gates.items()}
+        return {key: model.gate_of(key, record) for key, record in gates.items()}
 
     def define(self, definition: Definition, *, replace: bool = False) -> Gate:
         """Define a gate; raises `AlreadyExists` unless `replace` is set."""
@@ -94,7 +81,7 @@ class Gating:
         checked_text(definition.title, what="title")
         for what in ("description", "command", "working_dir"):
             checked_text(getattr(definition, what) or "", what=what, limit=LONGEST_DESCRIPTION)
-        checked_context(definition.env)
+        model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
         if not 0 < definition.timeout <= 24 * 3600:
@@ -107,7 +94,7 @@ class Gating:
             record = {**registry.gates.get(key, {}), **definition.as_record()}
             draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
             draft.record("gate_defined", "", gate_key=key)
-            return gate_of(key, record)
+            return model.gate_of(key, record)
 
         self._transactions.check_initialised()
         return self._transactions.change(body, also=[GATES])
@@ -196,7 +183,7 @@ class Gating:
             draft.settle(around.followers)
             return issue
 
-        keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
+        keys: list[Key[Any]] = [model.CLAIMS.key(issue_id), model.DEPENDENTS.key(issue_id)]
         keys += [*([GATE_RUNS.key(run.run_id)] if run else [])]
         return self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
 

@@ -24,22 +24,8 @@ import msgspec
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
 from holdfast.errors import Blocked, Changed, Failure, NotFound, NotInitialised
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    EVENTS,
-    GRAPH,
-    INDEX,
-    ISSUES,
-    ClaimRecord,
-    Dependents,
-    Graph,
-    Index,
-    Issue,
-    IssueEvent,
-    State,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES, ClaimRecord, Issue, State
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, IssueSet, look_at, misnamed, read_issue, take_snapshot
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
@@ -73,7 +59,7 @@ class Draft:
         self._evidence = evidence
         self._issues: dict[str, Issue | None] = {}
         self._others: dict[Key[Any], object] = {}
-        self._events: list[IssueEvent] = []
+        self._events: list[model.IssueEvent] = []
         self._announced: set[str] = set()
 
     # --- Issues ------------------------------------------------------------------------------------
@@ -136,11 +122,11 @@ class Draft:
     def set(self, key: Key[Any], record: object) -> None:
         self._others[key] = record
 
-    def index(self) -> Index:
+    def index(self) -> model.Index:
         found = self.get(INDEX)
         if found is None:
             raise NotInitialised("there is no issue tracker here")
-        assert isinstance(found, Index)
+        assert isinstance(found, model.Index)
         return found
 
     def claim(self, issue_id: str) -> ClaimRecord | None:
@@ -160,10 +146,10 @@ class Draft:
 
     def dependents(self, issue_id: str) -> tuple[str, ...]:
         found = self.get(DEPENDENTS.key(issue_id))
-        return found.dependents if isinstance(found, Dependents) else ()
+        return found.dependents if isinstance(found, model.Dependents) else ()
 
     def set_dependents(self, issue_id: str, dependents: Iterable[str]) -> None:
-        known = self.get(DEPENDENTS.key(issue_id)) or Dependents(issue_id=issue_id)
+        known = self.get(DEPENDENTS.key(issue_id)) or model.Dependents(issue_id=issue_id)
         wanted = tuple(dict.fromkeys(dependents))
         if wanted != known.dependents:
             record = msgspec.structs.replace(known, dependents=wanted) if wanted else None
@@ -177,7 +163,7 @@ class Draft:
 
     def add_edges(self, edges: Iterable[tuple[str, str]]) -> None:
         """Count additions to the graph, so that walks without locks can notice them."""
-        graph, new = self.get(GRAPH) or Graph(), list(edges)
+        graph, new = self.get(GRAPH) or model.Graph(), list(edges)
         if new:
             recent = [*graph.recent, *new][-MOST_RECENT:]
             self.set(GRAPH, msgspec.structs.replace(graph, epoch=graph.epoch + len(new), recent=recent))
@@ -188,7 +174,9 @@ class Draft:
         """Add an event, with an id of its own and the actor."""
         number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
         self._events.append(
-            IssueEvent(type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown={**facts, "by": self.actor})
+            model.IssueEvent(
+                type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown={**facts, "by": self.actor}
+            )
         )
 
     def changes(self) -> list[Change]:

@@ -14,20 +14,8 @@ from holdfast import findings
 from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    EVENTS,
-    GATES,
-    GRAPH,
-    INDEX,
-    ISSUES,
-    Graph,
-    Issue,
-    IssueEventCodec,
-    State,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES, Issue, State
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
@@ -239,7 +227,7 @@ def _check_state(examination: _Examination, issue: Issue) -> Iterator[Finding]:
 
 def _check_events(examination: _Examination) -> Iterator[Finding]:
     for entry in examination.store.entries(EVENTS):
-        if entry.record.type == IssueEventCodec.UNREADABLE:
+        if entry.record.type == model.IssueEventCodec.UNREADABLE:
             yield _finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}")
 
 
@@ -339,7 +327,7 @@ def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[
     """
 
     def body(draft: Draft) -> tuple[int, str]:
-        graph, index = draft.get(GRAPH) or Graph(), draft.view.document(INDEX)
+        graph, index = draft.get(GRAPH) or model.Graph(), draft.view.document(INDEX)
         seen = int(graph.epoch), index.version if index else ""
         if begun not in (None, seen):
             raise Changed("dependencies were added meanwhile")

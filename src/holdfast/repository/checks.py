@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from holdfast import errors
+from holdfast import errors, findings
 from holdfast.clock import SKEW
 from holdfast.errors import Failure, NotFound, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
-from holdfast.repository.doctor import Examination, RepositoryCheck, finding
+from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.opening import open_ledger, open_tracker
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
 
@@ -71,7 +71,7 @@ def _store(examination: Examination) -> Iterator[Finding]:
         return
     if abs(health.clock_difference) > SKEW:
         message = f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart"
-        yield finding("clock-differs", address, message, **health.as_record())
+        yield findings.of("clock-differs", address, message, **health.as_record())
 
 
 _UNUSABLE: dict[type[Failure], tuple[str, str]] = {

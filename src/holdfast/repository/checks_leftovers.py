@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from holdfast import findings
 from holdfast.clock import Now, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
@@ -18,7 +19,7 @@ from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, Leas
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
-from holdfast.repository.doctor import Examination, finding, status_of
+from holdfast.repository.doctor import Examination, status_of
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
@@ -55,7 +56,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
             continue  # it alone explains an unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         message = f"{each.path} was left by {holder} that is gone"
-        yield finding("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
+        yield findings.of("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:
@@ -80,7 +81,7 @@ def drafts(examination: Examination) -> Iterator[Finding]:
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
             message = f"{path} was written {format_duration(age)} ago and never published"
-            yield finding("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
+            yield findings.of("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
 
 
 def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[tuple[Path, float]]:
@@ -122,10 +123,10 @@ def commits(examination: Examination) -> Iterator[Finding]:
         facts, obstacle = {"documents": list(commit.documents)}, commit.obstacle
         if obstacle is not None:
             message = f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}"
-            yield finding("commit-blocked", commit.id, message, None, obstacle.hint, **{**facts, **obstacle.facts})
+            yield findings.of("commit-blocked", commit.id, message, None, obstacle.hint, **{**facts, **obstacle.facts})
             continue
         message = f"the commit {commit.id} is decided, but its process died before it was carried out"
-        yield finding("commit-unfinished", commit.id, message, partial(files.finish_commits, [commit]), **facts)
+        yield findings.of("commit-unfinished", commit.id, message, partial(files.finish_commits, [commit]), **facts)
 
 
 def operations(examination: Examination) -> Iterator[Finding]:
@@ -135,7 +136,7 @@ def operations(examination: Examination) -> Iterator[Finding]:
             kind, begun = pending.kind.value, f"begun at {pending.begun_at} by {pending.holder_id}"
             message = f"the {kind} of {worktree}, {begun}, was not finished"
             fix, facts = partial(settle, examination.context, worktree), {"operation_id": pending.operation_id}
-            yield finding("operation-unfinished", worktree, message, fix, **facts, operation=kind)
+            yield findings.of("operation-unfinished", worktree, message, fix, **facts, operation=kind)
 
 
 def _is_dead(examination: Examination, worktree: str, pending: Operation) -> bool:
@@ -160,7 +161,9 @@ def collections(examination: Examination) -> Iterator[Finding]:
         return
     for plan_id, marked in dead.items():
         message = f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked"
-        yield finding("collection-unfinished", plan_id, message, partial(end_dead_run, context, plan_id), doomed=marked)
+        yield findings.of(
+            "collection-unfinished", plan_id, message, partial(end_dead_run, context, plan_id), doomed=marked
+        )
 
 
 def _open_plans(examination: Examination) -> dict[str, int]:
@@ -178,7 +181,7 @@ def plans(examination: Examination) -> Iterator[Finding]:
         if each.is_expired(examination.now):
             message = f"the plan {each.plan_id} expired at {each.expires_at}"
             fix = partial(forget_plan, examination.context, each.plan_id)
-            yield finding("plan-expired", each.plan_id, message, fix)
+            yield findings.of("plan-expired", each.plan_id, message, fix)
 
 
 def leases(examination: Examination) -> Iterator[Finding]:
@@ -192,14 +195,14 @@ def leases(examination: Examination) -> Iterator[Finding]:
         lock_id, holder = state.lease.lock_id, state.lease.holder_id
         if orphaned:
             message = f"{worktree} is leased by {holder}, but there is no such worktree"
-            yield finding(
+            yield findings.of(
                 "lock-orphaned", worktree, message, partial(_remove_orphan, context, worktree), lock_id=lock_id
             )
         elif state.expired:
             alive, ago = state.liveness.value, format_duration(-state.time_left)
             message = f"the lease of {worktree}, held by {holder} ({alive}), expired {ago} ago"
             fix = partial(_release, context, worktree, lock_id)
-            yield finding("lock-expired", worktree, message, fix, lock_id=lock_id, liveness=alive)
+            yield findings.of("lock-expired", worktree, message, fix, lock_id=lock_id, liveness=alive)
 
 
 def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
@@ -228,7 +231,7 @@ def waiters(examination: Examination) -> Iterator[Finding]:
         dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
             message = f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}"
-            yield finding("waiter-dead", worktree, message, partial(_remove_waiters, context, worktree, dead))
+            yield findings.of("waiter-dead", worktree, message, partial(_remove_waiters, context, worktree, dead))
 
 
 def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:

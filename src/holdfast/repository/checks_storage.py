@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, Corrupt, LockConflict, NotFound, Refused
 from holdfast.findings import Finding, Severity
@@ -22,7 +23,7 @@ from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
-from holdfast.repository.doctor import Examination, finding, is_directory, names_in, status_of
+from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.retention import effect_of
@@ -41,7 +42,7 @@ def trail(examination: Examination) -> Iterator[Finding]:
         check_chain(context.store, context.trail)
     except AuditChainBroken as broken:
         message = f"the audit trail is broken: {broken.message}"
-        yield finding("audit-broken", context.trail.stream.name, message, **broken.facts)
+        yield findings.of("audit-broken", context.trail.stream.name, message, **broken.facts)
 
 
 def clock(examination: Examination) -> Iterator[Finding]:
@@ -59,7 +60,7 @@ def clock(examination: Examination) -> Iterator[Finding]:
             continue
         if ahead > MARGIN:
             message = f"{subject} is of {latest}, which is {format_duration(ahead)} in the future"
-            yield finding("clock-behind", subject, message, ahead=round(ahead, 3))
+            yield findings.of("clock-behind", subject, message, ahead=round(ahead, 3))
 
 
 def repository_format(examination: Examination) -> Iterator[Finding]:
@@ -67,7 +68,7 @@ def repository_format(examination: Examination) -> Iterator[Finding]:
     document = examination.context.store.read(FORMAT)
     if document is not None and document.record.version < FORMAT_VERSION:
         message = f"the repository has the format {document.record.version}; the newest is {FORMAT_VERSION}"
-        yield finding("format-old", str(document.record.version), message)
+        yield findings.of("format-old", str(document.record.version), message)
 
 
 def permissions(examination: Examination) -> Iterator[Finding]:
@@ -82,10 +83,12 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         where, mode = str(path.relative_to(root)), f"{stat.S_IMODE(status.st_mode):04o}"
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             message = f"everybody on this machine can write into {path} (mode {mode})"
-            yield finding("permissions-open", where, message, None, f"'chmod o-w {path}' unless intended", mode=mode)
+            yield findings.of(
+                "permissions-open", where, message, None, f"'chmod o-w {path}' unless intended", mode=mode
+            )
         if not _can_write(status):
             message = f"this user cannot write into {path} (mode {mode}, owner {status.st_uid})"
-            yield finding("permissions-missing", where, message, mode=mode, owner=status.st_uid)
+            yield findings.of("permissions-missing", where, message, mode=mode, owner=status.st_uid)
 
 
 def _control_directories(root: Path) -> Iterator[Path]:
@@ -125,7 +128,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
         raise io_failure("look at", root, error) from error
     if left < LARGE * LARGE_BYTES:
         message = f"the disk that the repository is on is full: {left >> 10} KiB are left"
-        yield finding("disk-full", str(root), message, bytes_left=left)
+        yield findings.of("disk-full", str(root), message, bytes_left=left)
 
 
 def filesystem(examination: Examination) -> Iterator[Finding]:
@@ -138,7 +141,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
         troubles = [] if served else network_problems(root)
     if troubles:
         message = f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}"
-        found = finding("filesystem-unsafe", str(root), message, troubles=troubles)
+        found = findings.of("filesystem-unsafe", str(root), message, troubles=troubles)
         yield found._replace(severity=Severity.WARNING) if troubles == [probe.JUICEFS_UNKNOWN] else found
 
 
@@ -170,7 +173,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     for name in trees:
         if not _is_ours(examination, name):
             message = f"{context.places.snapshots / name!s:.300} is not the tree of a snapshot"
-            yield finding("snapshot-directory-strange", name, message)
+            yield findings.of("snapshot-directory-strange", name, message)
 
 
 def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool) -> Finding:
@@ -178,16 +181,16 @@ def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | Non
     places, tree = context.places, context.places.tree(snapshot_id)
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
-        return finding("descriptor-missing", snapshot_id, message)
+        return findings.of("descriptor-missing", snapshot_id, message)
     if last is not None or payloads.is_left(places, snapshot_id) or not is_ready(places, snapshot_id):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
         remedy = "remove it, but for what other snapshots need of it" if is_needed else ""
-        return finding("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
+        return findings.of("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
     message, target = f"{tree} is a complete tree of unknown origin", places.quarantine / snapshot_id
     if is_needed:
-        return finding("tree-unknown", snapshot_id, message, quarantine=None)
+        return findings.of("tree-unknown", snapshot_id, message, quarantine=None)
     fix, remedy = partial(_quarantine, context, snapshot_id, target), f"move it to {target}, where you can examine it"
-    return finding("tree-unknown", snapshot_id, message, fix, remedy, quarantine=str(target))
+    return findings.of("tree-unknown", snapshot_id, message, fix, remedy, quarantine=str(target))
 
 
 def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> None:
@@ -243,7 +246,7 @@ def remnants(examination: Examination) -> Iterator[Finding]:
     for name, need in found.items():
         why = "has more than other snapshots need" if need else "no other snapshot needs it"
         message = f"{context.places.remnants / name} is left of a deleted snapshot, and {why}"
-        yield finding("remnant-excessive", name, message, partial(_sweep, context))
+        yield findings.of("remnant-excessive", name, message, partial(_sweep, context))
 
 
 def _sweep(context: RepositoryContext) -> None:
@@ -258,7 +261,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 message = f"the tree of the snapshot {snapshot_id} is missing, or has no .READY"
-                yield finding("snapshot-incomplete", snapshot_id, message)
+                yield findings.of("snapshot-incomplete", snapshot_id, message)
 
 
 def damaged(examination: Examination) -> Iterator[Finding]:
@@ -278,7 +281,7 @@ def damaged(examination: Examination) -> Iterator[Finding]:
             more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
             message = f"the content of the snapshot {snapshot_id} has changed: {problems[0]}{more}"
             shown = [str(each) for each in problems[:20]]
-            yield finding("snapshot-damaged", snapshot_id, message, problems=shown, count=len(problems))
+            yield findings.of("snapshot-damaged", snapshot_id, message, problems=shown, count=len(problems))
 
 
 def _is_ours(examination: Examination, name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast import findings
 from holdfast.errors import LockConflict
 from holdfast.findings import Finding
 from holdfast.repository import history as referring
@@ -25,7 +26,7 @@ from holdfast.repository.context import (
     settled_config,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination, finding, is_directory, names_in, status_of
+from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
 _CONTROL_FILES = (".jvs", ".holdfast")  # at the top of a payload these names mislead commands
@@ -48,10 +49,10 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
         if examination.config(worktree) is not None and not is_directory(path):
             instead = ", and something else is in its place" if status_of(path) is not None else ""
             message = f"the directory of {worktree} is missing{instead}: {path}"
-            yield finding("worktree-directory-missing", worktree, message, path=str(path))
+            yield findings.of("worktree-directory-missing", worktree, message, path=str(path))
     for name in directories:
         if name not in configs and name not in pending and status_of(places.worktrees / name) is not None:
-            yield finding("worktree-directory-unknown", name, f"{places.worktrees / name} belongs to no worktree")
+            yield findings.of("worktree-directory-unknown", name, f"{places.worktrees / name} belongs to no worktree")
 
 
 def payloads(examination: Examination) -> Iterator[Finding]:
@@ -61,7 +62,7 @@ def payloads(examination: Examination) -> Iterator[Finding]:
         for name in _CONTROL_FILES if is_directory(payload) else ():
             if status_of(payload / name) is not None:
                 message = f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}"
-                yield finding("control-file-in-payload", f"{worktree}/{name}", message)
+                yield findings.of("control-file-in-payload", f"{worktree}/{name}", message)
 
 
 def records(examination: Examination) -> Iterator[Finding]:
@@ -71,7 +72,7 @@ def records(examination: Examination) -> Iterator[Finding]:
         for name in names_in(directory / worktree):
             if name != "config.json" and not name.startswith("."):
                 message = f"{directory / worktree / name} is not a file of this version of Holdfast"
-                yield finding("record-foreign", f"{worktree}/{name}", message)
+                yield findings.of("record-foreign", f"{worktree}/{name}", message)
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
@@ -85,7 +86,7 @@ def heads(examination: Examination) -> Iterator[Finding]:
         if start is not None and examination.descriptor(start) is None:
             if examination.config(worktree) == config:
                 message = f"the head of {worktree} is the snapshot {start}, which does not exist"
-                yield finding("head-missing", worktree, message, snapshot_id=start)
+                yield findings.of("head-missing", worktree, message, snapshot_id=start)
             continue
         tips = _tips_ahead(examination, newer, config, start)
         if tips:
@@ -127,7 +128,7 @@ def _head_behind(context: RepositoryContext, config: WorktreeConfig, start: str 
     message = f"the head of {worktree} is {start}, but its line continues to {', '.join(tips)}"
     fix = partial(_move_head, context, config, tips[0]) if one else None
     remedy = f"move the head to {tips[0]}; no file of the worktree changes" if one else ""
-    return finding("head-behind", worktree, message, fix, remedy, head_snapshot_id=start, newest=tips)
+    return findings.of("head-behind", worktree, message, fix, remedy, head_snapshot_id=start, newest=tips)
 
 
 def _move_head(context: RepositoryContext, before: WorktreeConfig, snapshot_id: str) -> None:
@@ -156,37 +157,37 @@ def parents(examination: Examination) -> Iterator[Finding]:
         now = examination.descriptor(each.snapshot_id)
         if now is not None and now.parent_id == parent:
             message = f"the parent of the snapshot {each.snapshot_id} is {parent}, which does not exist"
-            yield finding("parent-missing", each.snapshot_id, message, parent_id=parent)
+            yield findings.of("parent-missing", each.snapshot_id, message, parent_id=parent)
 
 
 def references(examination: Examination) -> Iterator[Finding]:
     """References to missing snapshots."""
     for each in referring.references(examination.context):
         message = f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist"
-        yield from _dangling(examination, "reference", each.name, message, REFERENCES.key(each.name), each)
+        yield from _dangling(examination, "reference-dangling", each.name, message, REFERENCES.key(each.name), each)
 
 
 def pins(examination: Examination) -> Iterator[Finding]:
     """Pins on missing snapshots."""
     for each in referring.pins(examination.context):
         message = f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist"
-        yield from _dangling(examination, "pin", each.pin_id, message, PINS.key(each.pin_id), each)
+        yield from _dangling(examination, "pin-dangling", each.pin_id, message, PINS.key(each.pin_id), each)
 
 
 Referring = TypeVar("Referring", Reference, Pin)
-_REMOVALS = {"reference": "reference_deleted", "pin": "pin_removed"}
+_REMOVALS = {"reference-dangling": "reference_deleted", "pin-dangling": "pin_removed"}
 
 
 def _dangling(
-    examination: Examination, kind: str, subject: str, message: str, key: Key[Referring], found: Referring
+    examination: Examination, code: str, subject: str, message: str, key: Key[Referring], found: Referring
 ) -> Iterator[Finding]:
     """A finding if the snapshot is missing while this still exists: otherwise both may have been deleted."""
     if examination.descriptor(found.snapshot_id) is not None:
         return
     document = examination.context.store.read(key)
     if document is not None and document.record == found:
-        fix = partial(_delete, examination.context, key, found, _REMOVALS[kind])
-        yield finding(f"{kind}-dangling", subject, message, fix, snapshot_id=found.snapshot_id)
+        fix = partial(_delete, examination.context, key, found, _REMOVALS[code])
+        yield findings.of(code, subject, message, fix, snapshot_id=found.snapshot_id)
 
 
 def _delete(context: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import LockConflict, NotFound, SettingInvalid
-from holdfast.repository import payloads
+from holdfast.repository import payloads, retention
 from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
@@ -26,20 +26,7 @@ from holdfast.repository.context import (
     RepositoryContext,
     RepositoryPaths,
 )
-from holdfast.repository.retention import (
-    PLANS,
-    RETENTION,
-    Collectable,
-    GcPlan,
-    GcRoots,
-    Policy,
-    Protection,
-    Reason,
-    Use,
-    effect_of,
-    retain,
-    within_budget,
-)
+from holdfast.repository.retention import PLANS, RETENTION, GcPlan, GcRoots, Policy, Reason
 from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 
 MAX_READS = 50  # how often the roots are read again because one was moved meanwhile
@@ -58,7 +45,7 @@ def find_roots(context: RepositoryContext) -> GcRoots:
         end = context.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
         roots = _read_roots(context)  # 1
         later = context.store.entries(stream, after=end)
-        if not any(effect_of(entry.record).moves_root for entry in later):  # 2
+        if not any(retention.effect_of(entry.record).moves_root for entry in later):  # 2
             break
     else:
         raise LockConflict(
@@ -73,7 +60,9 @@ def find_roots(context: RepositoryContext) -> GcRoots:
 def _read_roots(context: RepositoryContext) -> GcRoots:
     """The roots, read in the order in which a protection is handed on."""
     uses = [
-        Use(snapshot_id, intent.purpose) for intent in payloads.in_use(context.places) for snapshot_id in intent.uses
+        retention.Use(snapshot_id, intent.purpose)
+        for intent in payloads.in_use(context.places)
+        for snapshot_id in intent.uses
     ]
     operations = [document.record for _, document in context.store.scan(OPERATIONS)]
     configs = [document.record for _, document in context.store.scan(WORKTREES)]
@@ -162,7 +151,7 @@ class Proposal(NamedTuple):
     """A plan, with the reasons for it."""
 
     plan: GcPlan
-    candidates: tuple[Collectable, ...]
+    candidates: tuple[retention.Collectable, ...]
     protected: Mapping[str, tuple[Reason, ...]]
     total_bytes: int
     stored: bool
@@ -187,13 +176,13 @@ def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
 
 def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
     policy, roots, now = policy_of(context), find_roots(context), context.store.now()
-    decision = retain(roots, policy, now)
+    decision = retention.retain(roots, policy, now)
     total = _total_bytes(context.places) if policy.max_bytes is not None else 0
     sizes = _reclaimable_sizes(context.places, [each.snapshot_id for each in decision.collectable])
-    count = within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
+    count = retention.within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
     chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
-    fits = Reason(Protection.BUDGET, "fits into the budget")
+    fits = Reason(retention.Protection.BUDGET, "fits into the budget")
     plan = GcPlan(
         plan_id=secrets.token_hex(4),
         created_at=format_instant(now),

@@ -19,16 +19,8 @@ from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.repository.context import RepositoryContext, RepositoryPaths
 from holdfast.repository.payloads import scratch
-from holdfast.trees.retained_dirs import (
-    Need,
-    TrashDirectory,
-    has_all,
-    is_trimmed,
-    needed,
-    needed_by_captures,
-    readable_manifest,
-    trim,
-)
+from holdfast.trees import retained_dirs
+from holdfast.trees.retained_dirs import Need
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -63,12 +55,12 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
     tree. If neither has everything, both stay.
     """
     need = need_of_all(context.places, but=but).get(remnant.name, set())
-    manifest = readable_manifest(tree)
+    manifest = retained_dirs.readable_manifest(tree)
     with scratch(context, "collection") as room:
         aside = room.path / remnant.name
-        if has_all(remnant, need, manifest):
+        if retained_dirs.has_all(remnant, need, manifest):
             calls.rename(tree, aside)
-        elif has_all(tree, need, manifest):
+        elif retained_dirs.has_all(tree, need, manifest):
             calls.rename(remnant, aside)
             calls.rename(tree, remnant)
         else:
@@ -86,10 +78,10 @@ def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
     Reads in the order in which a tree moves, so that none is missed: from its scratch directory to the
     snapshots, from there to the quarantine. Retired trees need nothing of others.
     """
-    need = needed_by_captures(trees_in_progress(places))
+    need = retained_dirs.needed_by_captures(trees_in_progress(places))
     for each in (places.snapshots, places.quarantine):
         trees = [tree for tree in trees_in(each) if tree.name not in but]
-        for name, paths in needed(trees).items():
+        for name, paths in retained_dirs.needed(trees).items():
             need.setdefault(name, set()).update(paths)
     return need
 
@@ -109,10 +101,10 @@ def sweep(context: RepositoryContext) -> None:
     if not excessive:
         return
     with scratch(context, "sweep") as room:
-        bin_ = TrashDirectory(room.path)
+        bin_ = retained_dirs.TrashDirectory(room.path)
         for name, need in excessive.items():
             try:
-                trim(context.places.remnants / name, need, bin_)
+                retained_dirs.trim(context.places.remnants / name, need, bin_)
             except Failure as failure:
                 failures.append(failure)
     if failures:
@@ -120,12 +112,12 @@ def sweep(context: RepositoryContext) -> None:
 
 
 def untrimmed(places: RepositoryPaths) -> dict[str, Collection[bytes]]:
-    """The retired trees that have more than is needed of them, with what is. Takes no lock."""
+    """The retired trees that have more than other trees need, with what these need. Takes no lock."""
     remnants, found = trees_in(places.remnants), dict[str, Collection[bytes]]()
     need = need_of_all(places) if remnants else {}
     for each in remnants:
         with contextlib.suppress(NotFound):  # somebody else was faster
-            if not is_trimmed(each, need.get(each.name, ())):
+            if not retained_dirs.is_trimmed(each, need.get(each.name, ())):
                 found[each.name] = need.get(each.name, ())
     return found
 

@@ -17,23 +17,10 @@ from typing import Any, NamedTuple
 from holdfast.errors import Refused, TooManyRetries
 from holdfast.fs import strictjson
 from holdfast.leases.service import LeaseService
+from holdfast.store import model
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
-from holdfast.store.model import (
-    MOST_BYTES,
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Entry,
-    Family,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    View,
-)
+from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream, View
 
 MOST_CHANGES = 50
 MOST_AT_ONCE = 512 << 10  # the largest commit that every server accepts; a larger record goes alone
@@ -49,7 +36,7 @@ class RawCodec:
 
     def decode(self, content: bytes, source: str) -> bytes:
         content = content.removesuffix(b"\n")
-        strictjson.decode(content, source=source, limit=MOST_BYTES)
+        strictjson.decode(content, source=source, limit=model.MOST_BYTES)
         return content
 
 
@@ -97,7 +84,7 @@ class _Pass:
             if name not in source:
                 changes.append(Delete(key))
             else:
-                changes.append((Replace if name in target else Create)(key, source[name]))
+                changes.append((Replace if name in target else model.Create)(key, source[name]))
         self._apply(changes)
 
     def records_of(self, row: Row) -> None:
@@ -106,7 +93,7 @@ class _Pass:
         self._apply(self._missing(stream, pairs))
 
     def _missing(
-        self, stream: Stream[bytes], pairs: Iterable[tuple[Entry[bytes] | None, Entry[bytes] | None]]
+        self, stream: Stream[bytes], pairs: Iterable[tuple[model.Entry[bytes] | None, model.Entry[bytes] | None]]
     ) -> Iterator[Append]:
         for mine, other in pairs:
             self.records += mine is not None
