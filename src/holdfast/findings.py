@@ -1,7 +1,7 @@
 """Findings and the checks that make them: one mechanism for `doctor`, `issue validate` and `ledger verify`.
 
-A *check* looks at one kind of damage and yields findings. A check that cannot read what it needs becomes a
-finding itself and does not stop the others. A finding that can be repaired carries its fix.
+A *check* looks for one kind of damage and yields findings. A check that cannot read its records becomes a finding
+itself and does not stop the others. A repairable finding carries its fix.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.errors import Failure
 
-MAX_ROUNDS = 5  # one repair may uncover what another one repairs; this ends long before
-
-Subject = TypeVar("Subject")  # what is examined, with whatever its checks share
+MAX_ROUNDS = 5  # a repair may uncover another finding; this ends long before
+Subject = TypeVar("Subject")  # the examined thing, with state that its checks share
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
-
     ERROR = "error"  # something is lost or damaged, or will be
-    WARNING = "warning"  # something was left behind, or is not as it should be; no work is at risk
-    NOTE = "note"  # worth knowing; it takes care of itself
+    WARNING = "warning"  # something was left behind or is wrong; no work is at risk
+    NOTE = "note"  # worth knowing; needs no action
 
 
 class Finding(NamedTuple):
-    """One thing that was found. `code` is stable: programs may rely on it."""
+    """A problem that a check found. `code` is stable: programs may rely on it."""
 
     code: str
     subject: str
@@ -163,7 +160,7 @@ class Check(NamedTuple, Generic[Subject]):
 
 
 class Repaired(NamedTuple):
-    """What was repaired, what could not be and why, and what an examination finds afterwards."""
+    """The repaired findings, those whose repair failed and why, and those that a new examination finds."""
 
     fixed: tuple[Finding, ...]
     failed: tuple[tuple[Finding, Failure], ...]
@@ -171,11 +168,11 @@ class Repaired(NamedTuple):
 
 
 Stopped = Callable[[Subject, Check[Subject], Failure], Iterable[Finding]]
-"""Turns the failure that ended a check into findings; raises what is not to be reported as one."""
+"""Turns the failure that ended a check into findings, or raises it."""
 
 
 def examine(subject: Subject, checks: Iterable[Check[Subject]], stopped: Stopped[Subject]) -> list[Finding]:
-    """All findings, in the order of the checks. What several checks find is reported once."""
+    """All findings, in the order of the checks, without duplicates."""
     found: dict[tuple[str, str, str], Finding] = {}
     for check in checks:
         for finding in _run(subject, check, stopped):
@@ -190,9 +187,9 @@ def repair(
     *,
     apply: Callable[[Callable[[], object]], object] = lambda fix: fix(),
 ) -> Repaired:
-    """Apply all fixes, check by check, each check on a new subject, until nothing is left to be fixed.
+    """Apply all fixes, check by check, each check on a new subject, until none is left.
 
-    Findings of one check may share a fix, which is then applied once. What failed is not tried again.
+    A fix that several findings of a check share is applied once. A failed fix is not tried again.
     """
     fixed: list[Finding] = []
     failed: dict[tuple[str, str], tuple[Finding, Failure]] = {}
@@ -217,12 +214,12 @@ def repair(
 
 
 def is_wrong(findings: Iterable[Finding]) -> bool:
-    """Whether there is more than notes."""
+    """Whether any finding is more than a note."""
     return any(each.severity is not Severity.NOTE for each in findings)
 
 
 def _run(subject: Subject, check: Check[Subject], stopped: Stopped[Subject]) -> Iterator[Finding]:
-    """The findings of a check. A failure ends it: nothing is judged by half of the facts."""
+    """The findings of a check. A failure ends it: incomplete facts would mislead it."""
     try:
         yield from check.find(subject)
     except Failure as failure:

@@ -245,9 +245,6 @@ class IssueEventCodec(OpenCodec[IssueEvent]):
             return IssueEvent(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
 
 
-# --- Gate definitions --------------------------------------------------------------------------------
-
-
 class Checker(NamedTuple):
     """A command that decides a gate: it passes if the command exits with 0 in time."""
 
@@ -313,9 +310,6 @@ class GateRun(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     by: str
     message: str | None = None
-
-
-# --- Text from users --------------------------------------------------------------------------------
 
 
 def checked_title(text: str) -> str:

@@ -112,9 +112,6 @@ def check_changeable(issue: Issue, what: str) -> None:
         )
 
 
-# --- Dependencies -----------------------------------------------------------------------------------
-
-
 def with_dependency(issue: Issue, on: Issue) -> Issue:
     """The issue with another dependency; a ready one goes back to the backlog."""
     if not is_released(on):
@@ -126,9 +123,6 @@ def with_dependency(issue: Issue, on: Issue) -> Issue:
 def without_dependency(issue: Issue, on: str) -> Issue:
     left = tuple(each for each in issue.dependencies if each != on)
     return msgspec.structs.replace(issue, dependencies=left)
-
-
-# --- Gates ------------------------------------------------------------------------------------------
 
 
 def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
@@ -255,8 +249,6 @@ def _cycles(graph: Edges) -> Iterator[list[str]]:
             yield [*around, around[0]]
         seen |= set(path)
 
-
-# --- Claims -----------------------------------------------------------------------------------------
 
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0

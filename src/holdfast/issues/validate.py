@@ -117,9 +117,6 @@ def _stopped(examination: _Examination, check: Check[_Examination], failure: Fai
     yield _unreadable("", failure)
 
 
-# --- The checks -----------------------------------------------------------------------------------------
-
-
 def _check_commits(examination: _Examination) -> Iterator[Finding]:
     """Commits to several documents of the tracker whose process died after the commit point."""
     files = examination.store.files
@@ -239,9 +236,6 @@ _CHECKS: tuple[Check[_Examination], ...] = (
     Check("events", _check_events),
     Check("documents", lambda examination: examination.unreadable),  # what the others could not read
 )
-
-
-# --- The repairs ----------------------------------------------------------------------------------------
 
 
 def _repair_index(tracker: Tracker) -> None:
