@@ -1,4 +1,4 @@
-"""Creating issues: one, a batch, the parts of another, or those of an export."""
+"""Creation of issues: single ones, batches, parts of an issue, imports."""
 
 from __future__ import annotations
 
@@ -115,11 +115,12 @@ class Creating:
         touched = without_repeats(on for each in issues for on in each.dependencies)
 
         def body(draft: Draft) -> list[Created]:
-            index = draft.index()
-            _check_free(new, index.all_ids)
+            for each in draft.index().all_ids:
+                if each in new:
+                    raise AlreadyExists(f"issue {each} already exists", issue_id=each)
             for on in existing:
                 if draft.lookup(on) is None:
-                    raise _no_dependency(on)
+                    raise NotFound(f"the dependency {on} does not exist", issue_id=on)
             if imported:
                 walk.check(draft, walk.known())
             check_defined(draft, (gate for each in issues for gate in each.gates_required))
@@ -174,17 +175,9 @@ class Creating:
 
 def _list(draft: Draft, ids: Iterable[str]) -> None:
     """Add issues to the index."""
-    index, new = draft.index(), list(ids)
-    again = set(new)
-    deleted = [each for each in index.deleted_ids if each not in again]
-    record = msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted)
-    draft.set(INDEX, record)
-
-
-def _check_free(new: Mapping[str, Issue], known: Iterable[str]) -> None:
-    for each in known:
-        if each in new:
-            raise AlreadyExists(f"issue {each} already exists", issue_id=each)
+    index, new = draft.index(), dict.fromkeys(ids)
+    deleted = [each for each in index.deleted_ids if each not in new]
+    draft.set(INDEX, msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted))
 
 
 def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:
@@ -193,7 +186,3 @@ def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:
         for on in issue.dependencies:
             if path := find_path(walk.edges, on, issue.id):
                 raise cycle([issue.id, *path])
-
-
-def _no_dependency(on: str) -> NotFound:
-    return NotFound(f"the dependency {on} does not exist", issue_id=on)

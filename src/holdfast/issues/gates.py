@@ -1,4 +1,4 @@
-"""Gates: defined once, required by issues, decided by a person or by a checker."""
+"""Gates: defined once, required by issues, decided by people or checkers."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Gating:
             return issue
 
         keys: list[Key[Any]] = [model.CLAIMS.key(issue_id), model.DEPENDENTS.key(issue_id)]
-        keys += [*([GATE_RUNS.key(run.run_id)] if run else [])]
+        keys += [GATE_RUNS.key(run.run_id)] if run else []
         return self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
 
 
@@ -193,13 +193,11 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
     for gate in gates:
         registry = draft.get(GATES) or Registry()
         if gate not in registry.gates:
-            raise NotFound(
-                f"gate {gate} does not exist", gate=gate, hint=f"Define it first: 'holdfast gate define {gate}'."
-            )
+            hint = f"Define it first: 'holdfast gate define {gate}'."
+            raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
 MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
-
 _LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 
 
@@ -256,7 +254,6 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its process group."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -269,9 +266,7 @@ class _Output:
     """Reads one output stream in the background and keeps its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._kept = b""
-        self._dropped = 0
+        self._stream, self._kept, self._dropped = stream, b"", 0
         self._reader = threading.Thread(target=self._read, name="holdfast-checker", daemon=True)
         self._reader.start()
 

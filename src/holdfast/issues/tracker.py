@@ -296,10 +296,9 @@ def _changed_fields(before: Issue, after: Issue) -> list[str]:
 
 
 def _unlist(draft: Draft, issue_id: str) -> None:
-    index: Any = draft.index()
+    index = draft.index()
     left = [each for each in index.all_ids if each != issue_id]
-    deleted = [*index.deleted_ids, issue_id]
-    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=deleted))
+    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=[*index.deleted_ids, issue_id]))
 
 
 def _number(name: str, text: str) -> int:
@@ -341,10 +340,7 @@ def _has_label(issue: Issue, wanted: str) -> bool:
 
 
 def _has_words(issue: Issue, words: tuple[str, ...]) -> bool:
-    text = "\n".join(_texts(issue)).casefold()
+    context = (f"{name}={value}" for name, value in issue.context.items())
+    texts = (issue.title, issue.description, issue.assignee or "", *issue.labels, *context)
+    text = "\n".join(texts).casefold()
     return all(word in text or issue.id.startswith(word) for word in map(str.casefold, words))
-
-
-def _texts(issue: Issue) -> Iterator[str]:
-    yield from (issue.title, issue.description, issue.assignee or "", *issue.labels)
-    yield from (f"{name}={value}" for name, value in issue.context.items())

@@ -32,13 +32,12 @@ from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
 
 MOST_RECENT = 256  # how many added dependencies `Graph.recent` keeps
-
 _NUMBERS = 1 << 128
 
 
 class Draft:
-    """A change in the making. Named issues are looked up in the view, others in `evidence`, which was read
-    without locks; an issue in neither raises `Changed`."""
+    """A change in the making. Named issues are looked up in the view, others in `evidence`, which was read without
+    locks; an issue in neither raises `Changed`."""
 
     def __init__(
         self,
@@ -172,12 +171,9 @@ class Draft:
 
     def record(self, type_: str, issue_id: str, **facts: object) -> None:
         """Add an event, with an id of its own and the actor."""
-        number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
-        self._events.append(
-            model.IssueEvent(
-                type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown={**facts, "by": self.actor}
-            )
-        )
+        number, known = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS)), {**facts, "by": self.actor}
+        event = model.IssueEvent(type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown=known)
+        self._events.append(event)
 
     def changes(self) -> list[Change]:
         for issue_id, issue in self._issues.items():
@@ -204,13 +200,11 @@ class Draft:
 
 
 def no_issue(issue_id: str) -> NotFound:
-    return NotFound(
-        f"there is no issue {issue_id}", issue_id=issue_id, hint="See 'holdfast issue list'; it may have been deleted."
-    )
+    hint = "See 'holdfast issue list'; it may have been deleted."
+    return NotFound(f"there is no issue {issue_id}", issue_id=issue_id, hint=hint)
 
 
 MOST_NAMED = 100  # the most neighbours that a transaction names
-
 Result = TypeVar("Result")
 
 
@@ -319,8 +313,8 @@ class Transactions:
             raise NotInitialised("there is no issue tracker here")
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
-        """The issues that depend on one. If the dependents documents are incomplete, all issues are read;
-        one that cannot be read may be among them."""
+        """The dependents of an issue. If the dependents documents are incomplete, all issues are read; an unreadable
+        issue may be among the dependents."""
         graph = self.store.read(GRAPH)
         document = self.store.read(DEPENDENTS.key(issue_id))
         known = document.record.dependents if document else ()
@@ -377,12 +371,10 @@ class Transactions:
         seen = seen or Seen({}, {})
         seed, evidence = uuid.uuid4().int, seen.issues
         keys: list[Key[Any] | Stream[Any]] = [*dict.fromkeys(also), *map(ISSUES.key, named), EVENTS]
-
         reading = self.reading()
 
         def decide(view: View, now: float) -> Decision[Result]:
-            moment = reading.at(now)
-            draft = Draft(view, moment, seed=seed, actor=self.actor, named=named, evidence=evidence)
+            draft = Draft(view, reading.at(now), seed=seed, actor=self.actor, named=named, evidence=evidence)
             result = body(draft)
             return Decision(draft.changes(), result)
 

@@ -1,4 +1,4 @@
-"""Validating a tracker: what is stored, against the rules; and repairing what can only be meant one way.
+"""Validation of a tracker against the rules, and repair of findings that have only one possible repair.
 
 Cycles, unreadable documents, and commits that another program has blocked are reported and left to people.
 """
@@ -29,12 +29,12 @@ OF_COMMITS = frozenset({"commit unfinished", "commit blocked"})
 
 
 def examine(tracker: Tracker) -> list[Finding]:
-    """All findings. `subject` is the id of the issue, empty if it is about none. Changes nothing."""
+    """All findings; `subject` is the id of the issue, if any. Changes nothing."""
     return findings.examine(_Examination(tracker), _CHECKS, _stopped)
 
 
 def repair(tracker: Tracker) -> list[Finding]:
-    """Repair what can be repaired, each in a transaction of its own; return what is left."""
+    """Repair findings, each in a transaction of its own; return those that remain."""
     repaired = findings.repair(lambda: _Examination(tracker), _CHECKS, _stopped)
     for _, failure in repaired.failed:
         raise failure
@@ -52,7 +52,7 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 
 
 class _Examination:
-    """One pass over a tracker. What depends on an unreadable document is not judged."""
+    """One pass over a tracker. Nothing that depends on an unreadable document is judged."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -89,9 +89,6 @@ class _Examination:
             self.unreadable.append(_unreadable(issue_id, found.failure))
             return None
         return found
-
-    def repair_index(self) -> None:
-        self.tracker.transactions.retrying(lambda: _repair_index(self.tracker))
 
 
 def _finding(
@@ -141,7 +138,8 @@ def _check_commits(examination: _Examination) -> Iterator[Finding]:
 
 
 def _check_index(examination: _Examination) -> Iterator[Finding]:
-    fix, listed = examination.repair_index, set(examination.listed)
+    tracker, listed = examination.tracker, set(examination.listed)
+    fix = partial(tracker.transactions.retrying, partial(_repair_index, tracker))
     if len(listed) != len(examination.listed):
         yield _finding("index", "", "the index lists an id twice", fix)
     for each in examination.listed:
@@ -174,7 +172,8 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
             remedy = "Repair what cannot be read first: nobody knows what that depends on."
             yield _finding("dependents", "", message, remedy=remedy)
         else:
-            yield _finding("dependents", "", message, partial(_repair_dependents, tracker))
+            rewrite = partial(_rewrite_dependents, tracker)
+            yield _finding("dependents", "", message, partial(tracker.transactions.retrying, rewrite))
 
 
 def _stored_dependents(examination: _Examination) -> dict[str, set[str]] | None:
@@ -254,9 +253,8 @@ def _repair_index(tracker: Tracker) -> None:
         record = draft.index()
         kept = [each for each in dict.fromkeys(record.all_ids) if each not in doubtful or draft.lookup(each)]
         new = [each for each in doubtful if each not in kept and draft.lookup(each) is not None]
-        ids = [*kept, *new]
         deleted = [each for each in record.deleted_ids if each not in new]
-        draft.set(INDEX, msgspec.structs.replace(record, all_ids=ids, deleted_ids=deleted))
+        draft.set(INDEX, msgspec.structs.replace(record, all_ids=[*kept, *new], deleted_ids=deleted))
         draft.record("index_repaired", "", entered=new)
 
     named = [each for each in doubtful if is_safe_name(each)]
@@ -287,16 +285,12 @@ def _settle(tracker: Tracker, issue_id: str) -> None:
     tracker.transactions.retrying(attempt)
 
 
-def _repair_dependents(tracker: Tracker) -> None:
+def _rewrite_dependents(tracker: Tracker) -> None:
     """Rewrite the record of dependents from the dependencies.
 
     It is declared incomplete first, so that nobody relies on it meanwhile; then rewritten part by part, each
-    under the locks of its issues; and declared complete only if no edge was added since it was begun.
+    under the locks of its issues; and declared complete only if no edge was added since the start.
     """
-    tracker.transactions.retrying(lambda: _rewrite_dependents(tracker))
-
-
-def _rewrite_dependents(tracker: Tracker) -> None:
     begun = _declare_complete(tracker, None)
     dependents: dict[str, list[str]] = {name: [] for name, _ in tracker.store.scan(DEPENDENTS)}
     for name, document in tracker.store.scan(ISSUES):
