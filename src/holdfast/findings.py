@@ -60,10 +60,10 @@ note = partial(Finding, severity=Severity.NOTE)
 MEANINGS: dict[Severity, dict[str, str]] = {
     Severity.ERROR: {
         "audit-broken": "It was edited, or the disk is faulty. From there on it proves nothing.",
-        "check-failed": "What it would have found is not known.",
+        "check-failed": "Its findings are not known.",
         "commit-blocked": "Readers see it whole; changes to its documents are refused.",
         "descriptor-missing": "Its files still exist, but it cannot be listed or restored.",
-        "document-corrupt": "The record cannot be understood. What depends on it was not examined.",
+        "document-corrupt": "The record cannot be understood. Nothing that depends on it was examined.",
         "filesystem-unsafe": "Two processes may hold one lock, or a power cut may lose acknowledged writes.",
         "head-behind": "History omits a published snapshot, and garbage collection would delete it.",
         "head-missing": "History cannot be shown, and no snapshot can be taken. The worktree's files are untouched.",
@@ -74,7 +74,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "worktree-directory-missing": "It was moved or deleted. Its snapshots have what was saved.",
     },
     Severity.WARNING: {
-        "checks-not-made": "What they would have found is not known.",
+        "checks-not-made": "Their findings are not known.",
         "clock-behind": "This machine's clock is behind, or another's is ahead. Leases and retention last longer.",
         "clock-differs": "The store's clock decides about leases. Times that this machine prints are off.",
         "collection-unfinished": "Its process died. Marked snapshots cannot be referred to or restored.",
@@ -135,9 +135,9 @@ REMEDIES = {
     "tree-unknown": "other snapshots may share its directories",
     "waiter-dead": "remove them from the queue",
     "worktree-directory-missing": "put it back, or restore its head into a new worktree and remove this one",
-    "worktree-directory-unknown": "it may be somebody's work; move it elsewhere",
+    "worktree-directory-unknown": "it may contain work; move it elsewhere",
 }
-"""What `--fix` does for a finding; or what people can do, if it has no fix. Some findings bring their own remedy."""
+"""The effect of `--fix`; without a fix, the advice to people. Some findings bring their own remedy."""
 _KINDS = {code: (severity, each[code]) for severity, each in MEANINGS.items() for code in each}
 
 

@@ -1,7 +1,7 @@
 """Records of the issue tracker in `.jit/`, as the specification defines them.
 
 Unknown fields, of another program or a later version, are kept in `unknown` and written back. Missing
-fields get their default. A record that cannot be understood is `Corrupt`; `reading` goes on without it.
+fields get their default. A record that cannot be understood is `Corrupt`; `reading` continues without it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class IssueEvent(OpenRecord, frozen=True, kw_only=True):
 
 
 class Graph(OpenRecord, frozen=True, kw_only=True):
-    """What lets a dependency be added without locking all issues.
+    """Lets dependencies be added without locking all issues.
 
     `epoch` counts all additions; `recent` holds the last of them as `[issue, depends_on]`.
     `dependents_complete` says that the dependents documents contain every edge.

@@ -2,7 +2,7 @@
 
 The index lists all issues in one read, so a created batch or a deletion is seen whole. The state of an
 issue is derived from its dependencies, so a change that moves an issue and its dependents shows its whole
-effect or none. If an issue refers to one that was not found, both are read again.
+effect or none. If an issue refers to a missing one, both are read again.
 
 An issue that cannot be read, because another program damaged it, is `Broken`: it is reported and left alone. Issues
 that depend on it keep waiting.
@@ -142,7 +142,7 @@ def _scanned(store: Store) -> dict[str, Issue]:
 
 
 def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> None:
-    """Read issues again that refer to one that was not found, and read that one by its id."""
+    """Read issues again that refer to a missing issue, and read the missing one by its id."""
     todo = list(issues)
     missing: set[str] = set()
     while todo:

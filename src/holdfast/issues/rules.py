@@ -336,7 +336,7 @@ def ended(record: ClaimRecord | None) -> ClaimRecord | None:
 
 
 def check_release(issue: Issue, record: ClaimRecord | None, now: Now, claim_id: ClaimId | None) -> None:
-    """Refuse to release somebody else's claim. Anybody may release an expired one."""
+    """Refuse to release another holder's claim. Anybody may release an expired one."""
     if issue.state is not State.IN_PROGRESS and issue.assignee is None:
         raise LockNotHeld(f"{issue.id} is not claimed", issue_id=issue.id)
     current = record.claim if record else None
@@ -354,7 +354,7 @@ def is_abandoned(issue: Issue, record: ClaimRecord | None, now: Now) -> bool:
 
 
 def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
-    """Why nobody else can claim the issue now."""
+    """The refusal of a claim on an issue that is claimed or assigned."""
     if claim is None:
         message = f"{issue.id} is assigned to {issue.assignee or 'somebody'} ({issue.state.value})"
         hint = "Claim another issue, or release this one first: 'holdfast issue release ID'."

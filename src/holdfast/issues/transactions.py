@@ -296,7 +296,7 @@ class Transactions:
         return look_at(self.store, issue_id)
 
     def lookup(self, issue_id: str) -> Issue | None:
-        """An issue for the rules: one that cannot be read counts as not done."""
+        """An issue for the rules: an unreadable issue counts as not done."""
         found = self.look_at(issue_id)
         return found if isinstance(found, Issue) else None
 

@@ -103,7 +103,7 @@ def _unreadable(issue_id: str, failure: Failure) -> Finding:
         "unreadable",
         issue_id,
         f"{failure.message} ({failure.code})",
-        "The others go on without it; its dependents go on waiting. It was not changed.",
+        "Other issues work without it; its dependents keep waiting. It was not changed.",
         failure.hint,
     )
 
@@ -238,7 +238,7 @@ _CHECKS: tuple[Check[_Examination], ...] = (
 
 
 def _repair_index(tracker: Tracker) -> None:
-    """Make the index list exactly what exists. What is entered or removed is locked meanwhile."""
+    """Make the index list exactly the existing issues. Issues to add or remove are locked meanwhile."""
     index = tracker.store.read(INDEX)
     listed = list(dict.fromkeys(index.record.all_ids)) if index else []
     stored = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}

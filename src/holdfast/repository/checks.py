@@ -135,6 +135,6 @@ def _issues(examination: Examination) -> Iterator[Finding]:
             yield each._replace(
                 code=f"issue-{each.code}",
                 subject=each.subject or "issues",
-                remedy="repairs it: there is only one way" if each.fixable else by_hand,
+                remedy="repair it" if each.fixable else by_hand,
                 fix=fix if each.fixable else None,
             )

@@ -49,7 +49,7 @@ class Examination:
 
     @property
     def file_time(self) -> float:
-        """The time by which files are judged: without a store, that of this machine."""
+        """The current time for judging files; without a store, the time of this machine."""
         try:
             return self.now
         except Failure as failure:
@@ -63,20 +63,18 @@ class Examination:
         return {name: document.record for name, document in self.context.store.scan(DESCRIPTORS)}
 
     def descriptor(self, snapshot_id: str) -> Descriptor | None:
-        """One descriptor as of now."""
+        """The current descriptor of one snapshot."""
         document = self.context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
 
     def operations(self) -> dict[str, Operation]:
-        """What is pending now, by worktree."""
+        """The pending operations, by worktree."""
         return {name: document.record for name, document in self.context.store.scan(OPERATIONS)}
 
     def configs(self) -> dict[str, WorktreeConfig]:
-        """The worktrees as of now."""
         return {name: document.record for name, document in self.context.store.scan(WORKTREES)}
 
     def config(self, worktree: str) -> WorktreeConfig | None:
-        """One worktree as of now."""
         document = self.context.store.read(WORKTREES.key(worktree))
         return None if document is None else document.record
 
@@ -113,7 +111,7 @@ def examine(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, st
 
 
 def repair(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> Repaired:
-    """Repair what can be repaired, one check after the other, until nothing is left that can be."""
+    """Repair all repairable findings, one check after the other."""
     relieve = context.places.reserve.relieve
     return findings.repair(lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve)
 

@@ -226,7 +226,7 @@ def _delete(context: RepositoryContext, plan: GcPlan, ids: Sequence[str], childr
 
 
 def staying_ancestor(descriptor: Descriptor, going: Mapping[str, Descriptor]) -> str | None:
-    """The nearest ancestor of a snapshot that is not among those that go. Pure."""
+    """The nearest ancestor of a snapshot that is not in `going`. Pure."""
     parent, seen = descriptor.parent_id, set[str]()
     while parent is not None and parent in going and parent not in seen:
         seen.add(parent)
@@ -246,14 +246,13 @@ class GarbageCollector:
 
     @property
     def policy(self) -> Policy:
-        """The retention policy as of now."""
         return gc_plan.policy_of(self._context)
 
     def set_policy(self, policy: Policy) -> Policy:
         return gc_plan.set_policy(self._context, policy)
 
     def plan(self, *, store: bool = True) -> Proposal:
-        """What may be deleted, and what is kept and why. With `store`, the plan is stored, to be run."""
+        """Plan a collection; with `store`, save the plan to be run."""
         return gc_plan.propose(self._context, store=store)
 
     def check(self, plan_id: str) -> GcPlan:

@@ -130,9 +130,9 @@ class RetentionDecision(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What an audited event means for gc."""
+    """The effect of an audited event on gc."""
 
-    moves_root: bool = False  # it may move a root from a record that is not read yet to one that was already read
+    moves_root: bool = False  # it may move a root from an unread record to one already read
     deletes_snapshot: bool = False  # the snapshots that it names are gone, as they should be
 
 
