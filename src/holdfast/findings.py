@@ -1,7 +1,7 @@
 """Findings and the checks that make them: one mechanism for `doctor`, `issue validate` and `ledger verify`.
 
-A *check* looks at one kind of damage and yields findings. A check that cannot read what it needs becomes a
-finding itself and does not stop the others. A finding that can be repaired carries its fix.
+A *check* looks for one kind of damage and yields findings. A check that cannot read its records becomes a finding
+itself and does not stop the others. A repairable finding carries its fix.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.errors import Failure
 
-MAX_ROUNDS = 5
-"""One repair may uncover what another one repairs; this ends long before."""
-
-Subject = TypeVar("Subject")
-"""What is examined, with whatever its checks share."""
+MAX_ROUNDS = 5  # a repair may uncover another finding; this ends long before
+Subject = TypeVar("Subject")  # the examined thing, with state that its checks share
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"
-    """Something is lost or damaged, or will be."""
-    WARNING = "warning"
-    """Something was left behind, or is not as it should be; no work is at risk."""
-    NOTE = "note"
-    """Worth knowing; it takes care of itself."""
+    ERROR = "error"  # something is lost or damaged, or will be
+    WARNING = "warning"  # something was left behind or is wrong; no work is at risk
+    NOTE = "note"  # worth knowing; needs no action
 
 
 class Finding(NamedTuple):
-    """One thing that was found. `code` is stable: programs may rely on it."""
+    """A problem that a check found. `code` is stable: programs may rely on it."""
 
     code: str
     subject: str
@@ -65,6 +57,101 @@ warning = partial(Finding, severity=Severity.WARNING)
 note = partial(Finding, severity=Severity.NOTE)
 
 
+MEANINGS: dict[Severity, dict[str, str]] = {
+    Severity.ERROR: {
+        "audit-broken": "It was edited, or the disk is faulty. From there on it proves nothing.",
+        "check-failed": "Its findings are not known.",
+        "commit-blocked": "Readers see it whole; changes to its documents are refused.",
+        "descriptor-missing": "Its files still exist, but it cannot be listed or restored.",
+        "document-corrupt": "The record cannot be understood. Nothing that depends on it was examined.",
+        "filesystem-unsafe": "Two processes may hold one lock, or a power cut may lose acknowledged writes.",
+        "head-behind": "History omits a published snapshot, and garbage collection would delete it.",
+        "head-missing": "History cannot be shown, and no snapshot can be taken. The worktree's files are untouched.",
+        "parent-missing": "History ends here, though it continued. The snapshot itself is complete.",
+        "permissions-missing": "Commands that change something there fail.",
+        "snapshot-damaged": "The disk, or a program, has changed it. Restoring it would give wrong content.",
+        "snapshot-incomplete": "It cannot be restored and is not listed. It was complete when published.",
+        "worktree-directory-missing": "It was moved or deleted. Its snapshots have what was saved.",
+    },
+    Severity.WARNING: {
+        "checks-not-made": "Their findings are not known.",
+        "clock-behind": "This machine's clock is behind, or another's is ahead. Leases and retention last longer.",
+        "clock-differs": "The store's clock decides about leases. Times that this machine prints are off.",
+        "collection-unfinished": "Its process died. Marked snapshots cannot be referred to or restored.",
+        "commit-unfinished": "Readers see it whole. The next change to its documents carries it out.",
+        "control-file-in-payload": "Commands may take it for the repository. Every snapshot contains it.",
+        "disk-full": "Snapshots and new leases fail. Existing content is safe; renew, release and gc use the reserve.",
+        "draft-left": "Its process died. Nothing reads it.",
+        "lock-orphaned": "It protects nothing. A new worktree of this name could not be leased.",
+        "operation-unfinished": "Its process died. Nobody can lease the worktree until it is finished.",
+        "permissions-open": "Anybody can delete or forge its content.",
+        "pin-dangling": "It keeps nothing.",
+        "record-foreign": "It is never read: the record of a worktree is config.json alone.",
+        "reference-dangling": "It keeps nothing.",
+        "remnant-excessive": "It takes space. A collection was not finished, or the trees that needed it are gone.",
+        "scratch-abandoned": "It takes space. It was never visible, or it was being removed.",
+        "snapshot-directory-strange": "Holdfast neither created it nor uses it.",
+        "tree-orphaned": "It takes space. It is not visible, and the audit trail shows that it is not needed.",
+        "tree-unknown": "It is not visible. It was copied here, or its descriptor and the audit trail were lost.",
+        "worktree-directory-unknown": "Holdfast neither created it nor reads it, and takes no snapshots of it.",
+    },
+    Severity.NOTE: {
+        "format-old": "It works as it is.",
+        "lock-expired": "Its holder did not renew it. The next one to acquire the lease takes it over.",
+        "plan-expired": "It can no longer be run.",
+        "waiter-dead": "They are passed over when the lease is granted.",
+    },
+}
+REMEDIES = {
+    "audit-broken": "compare it with a backup",
+    "checks-not-made": "repair the store, then run doctor again",
+    "clock-behind": "set the clocks, best by a time server",
+    "clock-differs": "set the clock of this machine or of the server",
+    "collection-unfinished": "finish it if it was decided; otherwise unmark the snapshots",
+    "commit-unfinished": "carry it out",
+    "control-file-in-payload": "it is among your files; move it away if it is not yours",
+    "descriptor-missing": "restore the descriptor from a backup; its tree is kept as it is",
+    "disk-full": "'holdfast gc plan' lists what may be deleted; or free space elsewhere on the disk",
+    "document-corrupt": "compare it with an older copy",
+    "draft-left": "remove it",
+    "filesystem-unsafe": "move the repository to a local filesystem, or use one of the server-backed stores",
+    "head-behind": "there is more than one line; keep each with 'holdfast ref create'",
+    "head-missing": "the right snapshot is not known; restore the descriptor from a backup",
+    "lock-expired": "release it",
+    "lock-orphaned": "remove the lease; its token is never granted again",
+    "operation-unfinished": "finish it",
+    "parent-missing": "restore the descriptor from a backup",
+    "permissions-missing": "only its owner or an administrator can change that",
+    "pin-dangling": "remove it; the audit trail keeps what it said",
+    "plan-expired": "forget it",
+    "record-foreign": "it is not ours to remove",
+    "reference-dangling": "remove it; the audit trail keeps what it said",
+    "remnant-excessive": "remove what is not needed",
+    "scratch-abandoned": "remove it",
+    "snapshot-damaged": "restore missing and changed files from a backup",
+    "snapshot-directory-strange": "it is not ours to remove",
+    "snapshot-incomplete": "restore its directory from a backup",
+    "tree-orphaned": "remove it",
+    "tree-unknown": "other snapshots may share its directories",
+    "waiter-dead": "remove them from the queue",
+    "worktree-directory-missing": "put it back, or restore its head into a new worktree and remove this one",
+    "worktree-directory-unknown": "it may contain work; move it elsewhere",
+}
+"""The effect of `--fix`; without a fix, the advice to people. Some findings bring their own remedy."""
+_KINDS = {code: (severity, each[code]) for severity, each in MEANINGS.items() for code in each}
+
+
+def of(
+    code: str, subject: str, message: str, fix: Callable[[], object] | None = None, remedy: str = "", /, **facts: object
+) -> Finding:
+    """A finding of the doctor, with the severity, meaning and remedy of its code."""
+    severity, meaning = _KINDS[code]
+    remedy = remedy or REMEDIES.get(code, "")
+    if fix is None:
+        remedy = f"nothing: {remedy}" if remedy else "nothing"
+    return Finding(code, subject, message, meaning, remedy, fix, facts, severity)
+
+
 class Check(NamedTuple, Generic[Subject]):
     """A kind of damage, and how it is found."""
 
@@ -73,7 +160,7 @@ class Check(NamedTuple, Generic[Subject]):
 
 
 class Repaired(NamedTuple):
-    """What was repaired, what could not be and why, and what an examination finds afterwards."""
+    """The repaired findings, those whose repair failed and why, and those that a new examination finds."""
 
     fixed: tuple[Finding, ...]
     failed: tuple[tuple[Finding, Failure], ...]
@@ -81,11 +168,11 @@ class Repaired(NamedTuple):
 
 
 Stopped = Callable[[Subject, Check[Subject], Failure], Iterable[Finding]]
-"""Turns the failure that ended a check into findings; raises what is not to be reported as one."""
+"""Turns the failure that ended a check into findings, or raises it."""
 
 
 def examine(subject: Subject, checks: Iterable[Check[Subject]], stopped: Stopped[Subject]) -> list[Finding]:
-    """All findings, in the order of the checks. What several checks find is reported once."""
+    """All findings, in the order of the checks, without duplicates."""
     found: dict[tuple[str, str, str], Finding] = {}
     for check in checks:
         for finding in _run(subject, check, stopped):
@@ -100,9 +187,9 @@ def repair(
     *,
     apply: Callable[[Callable[[], object]], object] = lambda fix: fix(),
 ) -> Repaired:
-    """Apply all fixes, check by check, each check on a new subject, until nothing is left to be fixed.
+    """Apply all fixes, check by check, each check on a new subject, until none is left.
 
-    Findings of one check may share a fix, which is then applied once. What failed is not tried again.
+    A fix that several findings of a check share is applied once. A failed fix is not tried again.
     """
     fixed: list[Finding] = []
     failed: dict[tuple[str, str], tuple[Finding, Failure]] = {}
@@ -127,12 +214,12 @@ def repair(
 
 
 def is_wrong(findings: Iterable[Finding]) -> bool:
-    """Whether there is more than notes."""
+    """Whether any finding is more than a note."""
     return any(each.severity is not Severity.NOTE for each in findings)
 
 
 def _run(subject: Subject, check: Check[Subject], stopped: Stopped[Subject]) -> Iterator[Finding]:
-    """The findings of a check. A failure ends it: nothing is judged by half of the facts."""
+    """The findings of a check. A failure ends it: incomplete facts would mislead it."""
     try:
         yield from check.find(subject)
     except Failure as failure:

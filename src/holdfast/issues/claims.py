@@ -1,4 +1,4 @@
-"""Issue claims: each operation is one transaction. And a claim that renews itself."""
+"""Issue claims: operations, each one transaction, and a claim with a heartbeat."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import (
-    Blocked,
-    Corrupt,
-    IssueClaimed,
-    LockNotHeld,
-    NotFound,
-    TransitionRefused,
-)
+from holdfast.errors import Blocked, Corrupt, IssueClaimed, LockNotHeld, NotFound, TransitionRefused
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
@@ -29,13 +22,11 @@ from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
-POLL = 2.0
-"""How often a waiter for work checks whether a claim has expired: no event reports that."""
+POLL = 2.0  # how often a waiter for work checks whether a claim has expired: no event reports that
 
 
 class Claimed(NamedTuple):
-    """An issue and the caller's new claim on it. `broken` are the issues that could not be read: nobody can
-    claim them until somebody repairs them."""
+    """An issue and the caller's new claim on it. Nobody can claim the `broken` issues until they are repaired."""
 
     issue: Issue
     claim: IssueClaim
@@ -125,7 +116,7 @@ class Claiming:
                     try:
                         return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
                     except Corrupt as failure:
-                        if "intent" in failure.facts:  # nothing can be claimed until that is repaired
+                        if "intent" in failure.facts:  # nothing can be claimed until the intent is repaired
                             raise
                         seen.add_broken(Broken(issue.id, failure))
         return None

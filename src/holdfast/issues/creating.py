@@ -1,4 +1,4 @@
-"""Creating issues: one, a batch, the parts of another, or those of an export."""
+"""Creation of issues: single ones, batches, parts of an issue, imports."""
 
 from __future__ import annotations
 
@@ -10,29 +10,15 @@ import msgspec
 
 from holdfast.errors import AlreadyExists, Changed, NotFound, UsageFailure
 from holdfast.fs.names import checked_actor, safe_name
-from holdfast.issues import rules
+from holdfast.issues import model, rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
 from holdfast.issues.gates import check_defined
-from holdfast.issues.model import (
-    DEPENDENTS,
-    GATES,
-    GRAPH,
-    INDEX,
-    Issue,
-    Priority,
-    State,
-    checked_context,
-    checked_description,
-    checked_labels,
-    checked_title,
-    without_repeats,
-)
+from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, INDEX, Issue, Priority, State, without_repeats
 from holdfast.issues.rules import find_path, in_order
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
-MOST_TOGETHER = 250
-"""The most issues that one transaction creates."""
+MOST_TOGETHER = 250  # the most issues that one transaction creates
 
 
 class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,13 +37,13 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def issue(self, issue_id: str, depends_on: Iterable[str]) -> Issue:
         issue = Issue(
             id=issue_id,
-            title=checked_title(self.title),
-            description=checked_description(self.description),
+            title=model.checked_title(self.title),
+            description=model.checked_description(self.description),
             priority=self.priority,
             assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
             dependencies=without_repeats(depends_on),
-            labels=checked_labels(self.labels),
-            context=checked_context(self.context),
+            labels=model.checked_labels(self.labels),
+            context=model.checked_context(self.context),
         )
         return rules.with_gates(issue, self.gates)
 
@@ -89,10 +75,10 @@ class Creating:
         """Import issues under the ids and states that they have."""
         for each in issues:
             safe_name(each.id, what="issue id")
-            checked_title(each.title)
-            checked_description(each.description)
-            checked_labels(each.labels)
-            checked_context(each.context)
+            model.checked_title(each.title)
+            model.checked_description(each.description)
+            model.checked_labels(each.labels)
+            model.checked_context(each.context)
         if len({each.id for each in issues}) != len(issues):
             raise UsageFailure("the import contains an issue twice")
         return self._add_all(issues, imported=True)
@@ -129,11 +115,12 @@ class Creating:
         touched = without_repeats(on for each in issues for on in each.dependencies)
 
         def body(draft: Draft) -> list[Created]:
-            index = draft.index()
-            _check_free(new, index.all_ids)
+            for each in draft.index().all_ids:
+                if each in new:
+                    raise AlreadyExists(f"issue {each} already exists", issue_id=each)
             for on in existing:
                 if draft.lookup(on) is None:
-                    raise _no_dependency(on)
+                    raise NotFound(f"the dependency {on} does not exist", issue_id=on)
             if imported:
                 walk.check(draft, walk.known())
             check_defined(draft, (gate for each in issues for gate in each.gates_required))
@@ -188,17 +175,9 @@ class Creating:
 
 def _list(draft: Draft, ids: Iterable[str]) -> None:
     """Add issues to the index."""
-    index, new = draft.index(), list(ids)
-    again = set(new)
-    deleted = [each for each in index.deleted_ids if each not in again]
-    record = msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted)
-    draft.set(INDEX, record)
-
-
-def _check_free(new: Mapping[str, Issue], known: Iterable[str]) -> None:
-    for each in known:
-        if each in new:
-            raise AlreadyExists(f"issue {each} already exists", issue_id=each)
+    index, new = draft.index(), dict.fromkeys(ids)
+    deleted = [each for each in index.deleted_ids if each not in new]
+    draft.set(INDEX, msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted))
 
 
 def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:
@@ -207,7 +186,3 @@ def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:
         for on in issue.dependencies:
             if path := find_path(walk.edges, on, issue.id):
                 raise cycle([issue.id, *path])
-
-
-def _no_dependency(on: str) -> NotFound:
-    return NotFound(f"the dependency {on} does not exist", issue_id=on)

@@ -29,8 +29,7 @@ from holdfast.issues.transactions import MOST_NAMED, Draft, Transactions
 
 
 class Added(NamedTuple):
-    """The result of adding a dependency. If nothing was added, `implied_by` is the path that implies it: two
-    issues if the dependency already exists, more if it follows from others."""
+    """The result of adding a dependency. If nothing was added, `implied_by` is the path that implies it."""
 
     issue: Issue
     added: bool
@@ -38,7 +37,7 @@ class Added(NamedTuple):
 
 
 class Walk:
-    """A walk of the graph without locks, which can tell later whether it still holds."""
+    """A walk of the graph without locks, which can be checked later."""
 
     def __init__(self, transactions: Transactions) -> None:
         graph = transactions.store.read(GRAPH)
@@ -63,7 +62,7 @@ class Walk:
         return self._edges[issue_id]
 
     def learn(self, edges: Mapping[str, tuple[str, ...]]) -> None:
-        """Take edges into account that are about to be added."""
+        """Add edges that are about to be created."""
         self._edges.update(edges)
 
     def known(self) -> set[str]:
@@ -80,10 +79,8 @@ class Walk:
             raise Changed("other dependencies were added meanwhile")
 
     def check_path(self, draft: Draft, path: Sequence[str]) -> None:
-        """Raise `Changed` if the path found has gone; the transaction names the issues on it.
-
-        A path too long to name counts if nothing was added since the walk began.
-        """
+        """Raise `Changed` if the path no longer exists. The transaction names the issues on it, unless it is too long:
+        then nothing may have been added since the walk began."""
         if len(path) > MOST_NAMED:
             if (draft.get(GRAPH) or Graph()).epoch != self.epoch:
                 raise Changed("other dependencies were added meanwhile")

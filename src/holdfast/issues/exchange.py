@@ -19,15 +19,12 @@ _CODEC = IssueCodec()
 
 
 class Imported(NamedTuple):
-    """The result of an import."""
-
     issues: list[Issue]
     gates: list[str]
 
 
 def exported(snapshot: IssueSet, registry: Registry | None) -> dict[str, Any]:
-    """All issues and gates as JSON values, unknown fields included. Raises if an issue cannot be read: an
-    export is complete or fails."""
+    """All issues and gates as JSON values, with unknown fields. Raises if an issue cannot be read."""
     for each in snapshot.broken:
         raise each.failure
     issues = [msgspec.json.decode(_CODEC.encode(issue)) for issue in snapshot]

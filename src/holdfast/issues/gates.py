@@ -1,4 +1,4 @@
-"""Gates: defined once, required by issues, decided by a person or by a checker."""
+"""Gates: defined once, required by issues, decided by people or checkers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,8 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound, PathEscape, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name, split_relative
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    GATE_RUNS,
-    GATES,
-    Checker,
-    Gate,
-    GateRun,
-    GateStatus,
-    Issue,
-    Registry,
-    checked_context,
-    gate_of,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import GATE_RUNS, GATES, Checker, Gate, GateRun, GateStatus, Issue, Registry
 from holdfast.issues.transactions import Draft, Transactions, check_dependents
 from holdfast.store.model import Key
 
@@ -86,7 +73,7 @@ class Gating:
     def all(self) -> dict[str, Gate]:
         document = self._transactions.store.read(GATES)
         gates = document.record.gates if document else {}
-        return {key: gate_of(key, record) for key, record in gates.items()}
+        return {key: model.gate_of(key, record) for key, record in gates.items()}
 
     def define(self, definition: Definition, *, replace: bool = False) -> Gate:
         """Define a gate; raises `AlreadyExists` unless `replace` is set."""
@@ -94,7 +81,7 @@ class Gating:
         checked_text(definition.title, what="title")
         for what in ("description", "command", "working_dir"):
             checked_text(getattr(definition, what) or "", what=what, limit=LONGEST_DESCRIPTION)
-        checked_context(definition.env)
+        model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
         if not 0 < definition.timeout <= 24 * 3600:
@@ -107,7 +94,7 @@ class Gating:
             record = {**registry.gates.get(key, {}), **definition.as_record()}
             draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
             draft.record("gate_defined", "", gate_key=key)
-            return gate_of(key, record)
+            return model.gate_of(key, record)
 
         self._transactions.check_initialised()
         return self._transactions.change(body, also=[GATES])
@@ -196,8 +183,8 @@ class Gating:
             draft.settle(around.followers)
             return issue
 
-        keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
-        keys += [*([GATE_RUNS.key(run.run_id)] if run else [])]
+        keys: list[Key[Any]] = [model.CLAIMS.key(issue_id), model.DEPENDENTS.key(issue_id)]
+        keys += [GATE_RUNS.key(run.run_id)] if run else []
         return self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
 
 
@@ -206,18 +193,12 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
     for gate in gates:
         registry = draft.get(GATES) or Registry()
         if gate not in registry.gates:
-            raise NotFound(
-                f"gate {gate} does not exist",
-                gate=gate,
-                hint=f"Define it first: 'holdfast gate define {gate}'.",
-            )
+            hint = f"Define it first: 'holdfast gate define {gate}'."
+            raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
-MOST_OUTPUT = 256 << 10
-"""How many bytes of each output stream are kept, from its end."""
-
-_LAST_WORDS = 2.0
-"""How long to wait for the output of a process that left the process group."""
+MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
+_LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 
 
 class CheckerResult(NamedTuple):
@@ -273,7 +254,6 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its process group."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -286,9 +266,7 @@ class _Output:
     """Reads one output stream in the background and keeps its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._kept = b""
-        self._dropped = 0
+        self._stream, self._kept, self._dropped = stream, b"", 0
         self._reader = threading.Thread(target=self._read, name="holdfast-checker", daemon=True)
         self._reader.start()
 

@@ -1,7 +1,7 @@
 """Records of the issue tracker in `.jit/`, as the specification defines them.
 
 Unknown fields, of another program or a later version, are kept in `unknown` and written back. Missing
-fields get their default. A record that cannot be understood is `Corrupt`; `reading` goes on without it.
+fields get their default. A record that cannot be understood is `Corrupt`; `reading` continues without it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class IssueEvent(OpenRecord, frozen=True, kw_only=True):
 
 
 class Graph(OpenRecord, frozen=True, kw_only=True):
-    """What lets a dependency be added without locking all issues.
+    """Lets dependencies be added without locking all issues.
 
     `epoch` counts all additions; `recent` holds the last of them as `[issue, depends_on]`.
     `dependents_complete` says that the dependents documents contain every edge.
@@ -190,13 +190,12 @@ def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
     hint = None
     if re.search(rb"^<<<<<<< ", content, re.MULTILINE):
         problem, hint = "it contains a merge conflict", "Resolve the merge conflict in the file by hand."
-    message = f"{source} cannot be understood: {problem}"
-    return Corrupt(message, hint=hint, source=source, problem=problem)
+    return Corrupt(f"{source} cannot be understood: {problem}", hint=hint, source=source, problem=problem)
 
 
 def _strict(content: bytes, source: str) -> Any:
-    """The JSON value. `msgspec` is fast but accepts duplicate keys, so its result counts only if encoding
-    it again gives the same bytes; otherwise the strict decoder decides."""
+    """The JSON value. `msgspec` is fast but accepts duplicate keys, so its result counts only if it encodes to the same
+    bytes; otherwise the strict decoder decides."""
     if len(content) > MOST_BYTES:
         raise TooLarge(source, len(content), MOST_BYTES)
     try:
@@ -223,10 +222,7 @@ class IssueCodec(OpenCodec[Issue]):
         value = super()._lenient(value)
         if value.get("state") in _OLD_STATES:
             value["state"] = _OLD_STATES[value["state"]]
-        for name in _NULLS:
-            if name in value and value[name] is None:
-                del value[name]
-        return value
+        return {name: each for name, each in value.items() if each is not None or name not in _NULLS}
 
 
 class IssueEventCodec(OpenCodec[IssueEvent]):
@@ -243,9 +239,6 @@ class IssueEventCodec(OpenCodec[IssueEvent]):
         except Corrupt as failure:
             text = content.decode("utf-8", "backslashreplace")
             return IssueEvent(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
-
-
-# --- Gate definitions --------------------------------------------------------------------------------
 
 
 class Checker(NamedTuple):
@@ -315,9 +308,6 @@ class GateRun(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
 
 
-# --- Text from users --------------------------------------------------------------------------------
-
-
 def checked_title(text: str) -> str:
     title = text.strip()
     if not title or "\n" in title:
@@ -346,10 +336,10 @@ def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
 
 
 class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
-    """A timed reservation of an issue. It expires at `expires_at` by the store's clock; within one boot of
-    one machine at `boot_expires_at`, which setting a clock cannot move.
+    """A timed reservation of an issue. `claim_id` is `<issue>.<token>.<random>` and is never reused.
 
-    `claim_id` is `<issue>.<token>.<random>` and is never reused.
+    The claim expires at `expires_at` by the store's clock; on the same boot of one machine at `boot_expires_at`, which
+    setting a clock cannot move.
     """
 
     claim_id: str
@@ -360,9 +350,7 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: str
     expires_at: str
     purpose: str = ""
-    holder: dict[str, str] = msgspec.field(default_factory=dict)
-    """The claiming process, if known; see `locks.identity.described`."""
-
+    holder: dict[str, str] = msgspec.field(default_factory=dict)  # if known; see `locks.identity.described`
     boot_expires_at: BootMark | None = None
 
     def deadline(self) -> Deadline:
@@ -378,8 +366,6 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimId(NamedTuple):
-    """A parsed claim id."""
-
     issue_id: str
     token: int
     text: str

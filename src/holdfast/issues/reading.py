@@ -1,11 +1,11 @@
-"""Reading all issues at once without locks, and issues as JSON.
+"""Reading of issues without locks, and issues as JSON.
 
 The index lists all issues in one read, so a created batch or a deletion is seen whole. The state of an
 issue is derived from its dependencies, so a change that moves an issue and its dependents shows its whole
-effect or none. If an issue refers to one that was not found, both are read again.
+effect or none. If an issue refers to a missing one, both are read again.
 
-An issue that cannot be read, torn by another program or edited wrongly, is `Broken`: it is named and left
-alone. Issues that depend on it keep waiting.
+An issue that cannot be read, because another program damaged it, is `Broken`: it is reported and left alone. Issues
+that depend on it keep waiting.
 """
 
 from __future__ import annotations
@@ -45,13 +45,8 @@ class Broken(NamedTuple):
 
     def as_record(self) -> dict[str, str]:
         failure = self.failure
-        return {
-            "id": self.issue_id,
-            "path": self.path,
-            "code": failure.code,
-            "message": failure.message,
-            "hint": failure.hint,
-        }
+        texts = {"code": failure.code, "message": failure.message, "hint": failure.hint}
+        return {"id": self.issue_id, "path": self.path, **texts}
 
 
 class IssueSet:
@@ -89,8 +84,7 @@ class IssueSet:
         return rules.state_of(issue, self.lookup)
 
     def claim(self, issue: Issue) -> ClaimRecord | None:
-        """The claim of an issue, read on demand. None if there is none or it cannot be read: an unreadable
-        claim never counts as expired."""
+        """The claim of an issue, read on demand; None also if it cannot be read, which never counts as expired."""
         if issue.id not in self._claims:
             claim = tried(self._store, CLAIMS.key(issue.id), issue.id)
             self._claims[issue.id] = claim
@@ -103,21 +97,13 @@ class IssueSet:
 
     def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
         """Whether work on it can begin: it is unclaimed and waits for nothing."""
-        if self.is_abandoned(issue):
-            return not rules.open_dependencies(issue, self.lookup)
-        return (
-            issue.state in rules.WAITING
-            and issue.assignee in (None, assignee)
-            and not rules.open_dependencies(issue, self.lookup)
-        )
+        free = issue.state in rules.WAITING and issue.assignee in (None, assignee)
+        return (free or self.is_abandoned(issue)) and not rules.open_dependencies(issue, self.lookup)
 
     def ready(self, assignee: str | None = None) -> list[Issue]:
-        """The available issues: highest priority first, then least recently updated.
-
-        So work that keeps failing moves behind the rest of its priority each time.
-        """
-        available = [issue for issue in self if self.is_available(issue, assignee)]
-        return sorted(available, key=_urgency)
+        """The available issues: highest priority first, then least recently updated. So work that keeps failing moves
+        behind the rest of its priority each time."""
+        return sorted((issue for issue in self if self.is_available(issue, assignee)), key=_urgency)
 
     def blocked(self) -> list[tuple[Issue, list[str]]]:
         """The waiting issues, each with its open dependencies."""
@@ -137,7 +123,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
         raise NotInitialised("there is no issue tracker here")
     found, issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     for issue_id in index.record.all_ids:
-        issue = found.get(issue_id) or look_at(store, issue_id)  # None: it was deleted since
+        issue = found.get(issue_id) or look_at(store, issue_id)  # none: it was deleted since
         if isinstance(issue, Broken):
             broken[issue_id] = issue
         elif issue is not None:
@@ -147,8 +133,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
 
 
 def _scanned(store: Store) -> dict[str, Issue]:
-    """The issues that one scan can read. The others are read one by one: another program may have been
-    writing them."""
+    """The issues that one scan can read. The others are read one by one: another program may have been writing them."""
     return {
         name: document.record
         for name, document in store.scan(TOLERANT_ISSUES)
@@ -157,7 +142,7 @@ def _scanned(store: Store) -> dict[str, Issue]:
 
 
 def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> None:
-    """Read issues again that refer to one that was not found, and read that one by its id."""
+    """Read issues again that refer to a missing issue, and read the missing one by its id."""
     todo = list(issues)
     missing: set[str] = set()
     while todo:
@@ -220,16 +205,11 @@ def misnamed(issue_id: str, found: Issue) -> Corrupt:
 def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | None:
     try:
         document = store.read(key)
-    except Failure as failure:
-        if _is_broken(failure):
-            return Broken(issue_id, failure)
+    except StoreIncompatible:  # the store cannot be read, not this one document
         raise
+    except (Corrupt, IoFailure, Refused) as failure:
+        return Broken(issue_id, failure)
     return None if document is None else document.record
-
-
-def _is_broken(failure: Failure) -> bool:
-    """Whether this one document cannot be read, rather than the store."""
-    return isinstance(failure, Corrupt | IoFailure | Refused) and not isinstance(failure, StoreIncompatible)
 
 
 SHORT = 8

@@ -1,4 +1,4 @@
-"""Rules of issues and their claims as pure functions.
+"""Rules for issues and their claims as pure functions.
 
 1. An unclaimed issue is `backlog` while it waits for another one, and `ready` otherwise. The stored state
    follows where a transaction reaches it; the effective state is derived from the dependencies.
@@ -19,18 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import Now, format_duration, format_instant, ttl_within
-from holdfast.errors import (
-    Blocked,
-    FencingMismatch,
-    IssueClaimed,
-    LockExpired,
-    LockNotHeld,
-    TransitionRefused,
-)
+from holdfast.errors import Blocked, FencingMismatch, IssueClaimed, LockExpired, LockNotHeld, TransitionRefused
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
 
-Lookup = Callable[[str], Issue | None]
-"""Finds an issue by id, as stored or as drafted."""
+Lookup = Callable[[str], Issue | None]  # finds an issue by id, as stored or as drafted
 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
@@ -102,25 +94,15 @@ def check_not_blocked(issue: Issue, lookup: Lookup) -> None:
     """Raise `Blocked` if the issue waits for others."""
     waiting = open_dependencies(issue, lookup)
     if waiting:
-        raise Blocked(
-            f"{issue.id} waits for {', '.join(_shown(each, lookup) for each in waiting)}",
-            issue_id=issue.id,
-            blocked_by=waiting,
-        )
+        shown = ", ".join(_shown(each, lookup) for each in waiting)
+        raise Blocked(f"{issue.id} waits for {shown}", issue_id=issue.id, blocked_by=waiting)
 
 
 def check_changeable(issue: Issue, what: str) -> None:
     """Raise `TransitionRefused` if the issue is finished."""
     if issue.state in FINISHED:
-        raise TransitionRefused(
-            f"{issue.id} is {issue.state.value}: {what}",
-            issue_id=issue.id,
-            state=issue.state.value,
-            hint="Reopen it first: 'holdfast issue update ID --state ready'.",
-        )
-
-
-# --- Dependencies -----------------------------------------------------------------------------------
+        hint, state = "Reopen it first: 'holdfast issue update ID --state ready'.", issue.state.value
+        raise TransitionRefused(f"{issue.id} is {state}: {what}", issue_id=issue.id, state=state, hint=hint)
 
 
 def with_dependency(issue: Issue, on: Issue) -> Issue:
@@ -136,9 +118,6 @@ def without_dependency(issue: Issue, on: str) -> Issue:
     return msgspec.structs.replace(issue, dependencies=left)
 
 
-# --- Gates ------------------------------------------------------------------------------------------
-
-
 def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     new = [gate for gate in dict.fromkeys(gates) if gate not in issue.gates_required]
     if not new:
@@ -148,26 +127,18 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     return msgspec.structs.replace(
         issue,
         gates_required=(*issue.gates_required, *new),
-        gates_status={
-            **issue.gates_status,
-            **{k: v for k, v in pending.items() if k not in issue.gates_status},
-        },
+        gates_status={**issue.gates_status, **{k: v for k, v in pending.items() if k not in issue.gates_status}},
     )
 
 
 def judged(issue: Issue, gate: str, status: GateStatus, by: str, at: str, lookup: Lookup) -> Issue:
     """The issue with one gate decided; a gated issue becomes done with its last gate."""
     if gate not in issue.gates_required:
-        raise TransitionRefused(
-            f"{issue.id} does not require gate {gate}",
-            issue_id=issue.id,
-            gate=gate,
-            hint=f"Require it first: 'holdfast gate require {issue.id[:8]} {gate}'.",
-        )
+        hint = f"Require it first: 'holdfast gate require {issue.id[:8]} {gate}'."
+        raise TransitionRefused(f"{issue.id} does not require gate {gate}", issue_id=issue.id, gate=gate, hint=hint)
     if status is not issue.gate_status(gate):
         check_changeable(issue, "its gates can no longer change")
-    known = issue.gates_status.get(gate, {})
-    decided = {**known, "status": status.value, "updated_by": by, "updated_at": at}
+    decided = {**issue.gates_status.get(gate, {}), "status": status.value, "updated_by": by, "updated_at": at}
     issue = msgspec.structs.replace(issue, gates_status={**issue.gates_status, gate: decided})
     return completed(issue, lookup)
 
@@ -181,12 +152,8 @@ def _check_reopening(issue: Issue, now: State, to: State, dependents: Iterable[I
 
 
 def _refused(issue: Issue, now: State, to: State, why: str) -> TransitionRefused:
-    return TransitionRefused(
-        f"{issue.id} is {now.value} and cannot become {to.value}: {why}",
-        issue_id=issue.id,
-        state=now.value,
-        wanted=to.value,
-    )
+    message = f"{issue.id} is {now.value} and cannot become {to.value}: {why}"
+    return TransitionRefused(message, issue_id=issue.id, state=now.value, wanted=to.value)
 
 
 def _shown(issue_id: str, lookup: Lookup) -> str:
@@ -267,8 +234,6 @@ def _cycles(graph: Edges) -> Iterator[list[str]]:
         seen |= set(path)
 
 
-# --- Claims -----------------------------------------------------------------------------------------
-
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
 
@@ -292,11 +257,8 @@ def grant(
         if current is None or not current.may_be_taken(now):
             raise held_by(issue, current, now)
     elif issue.state not in WAITING:
-        raise TransitionRefused(
-            f"{issue.id} is {issue.state.value}: there is nothing to claim",
-            issue_id=issue.id,
-            state=issue.state.value,
-        )
+        state = issue.state.value
+        raise TransitionRefused(f"{issue.id} is {state}: there is nothing to claim", issue_id=issue.id, state=state)
     elif issue.assignee not in (None, request.assignee):
         raise held_by(issue, None, now)
     check_not_blocked(issue, lookup)
@@ -330,12 +292,9 @@ def in_force(issue_id: str, record: ClaimRecord | None, now: Now, claim_id: Clai
         )
     if current.is_expired(now):
         ago = format_duration(abs(current.time_left(now, for_others=False)))
-        raise LockExpired(
-            f"nothing was written: the claim on {issue_id} expired {ago} ago",
-            issue_id=issue_id,
-            token=current.token,
-            hint="Claim the issue again: nobody else has yet.",
-        )
+        message = f"nothing was written: the claim on {issue_id} expired {ago} ago"
+        hint = "Claim the issue again: nobody else has yet."
+        raise LockExpired(message, issue_id=issue_id, token=current.token, hint=hint)
     return current
 
 
@@ -344,7 +303,7 @@ def authorised(
 ) -> ClaimRecord | None:
     """Refuse an unauthorised write; returns the record to store: using a claim also renews it.
 
-    Without a claim anybody may add to an issue, but not move one that somebody has claimed (`moving`).
+    Without a claim anybody may add to an issue, but not move a claimed one (`moving`).
     """
     if claim_id is not None and claim_id.issue_id == issue.id:
         return renewed(issue.id, record, now, claim_id)
@@ -377,7 +336,7 @@ def ended(record: ClaimRecord | None) -> ClaimRecord | None:
 
 
 def check_release(issue: Issue, record: ClaimRecord | None, now: Now, claim_id: ClaimId | None) -> None:
-    """Refuse to release somebody else's claim. Anybody may release an expired one."""
+    """Refuse to release another holder's claim. Anybody may release an expired one."""
     if issue.state is not State.IN_PROGRESS and issue.assignee is None:
         raise LockNotHeld(f"{issue.id} is not claimed", issue_id=issue.id)
     current = record.claim if record else None
@@ -395,14 +354,11 @@ def is_abandoned(issue: Issue, record: ClaimRecord | None, now: Now) -> bool:
 
 
 def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
-    """Why nobody else can claim the issue now."""
+    """The refusal of a claim on an issue that is claimed or assigned."""
     if claim is None:
-        return IssueClaimed(
-            f"{issue.id} is assigned to {issue.assignee or 'somebody'} ({issue.state.value})",
-            issue_id=issue.id,
-            assignee=issue.assignee,
-            hint="Claim another issue, or release this one first: 'holdfast issue release ID'.",
-        )
+        message = f"{issue.id} is assigned to {issue.assignee or 'somebody'} ({issue.state.value})"
+        hint = "Claim another issue, or release this one first: 'holdfast issue release ID'."
+        return IssueClaimed(message, issue_id=issue.id, assignee=issue.assignee, hint=hint)
     left = claim.time_left(now, for_others=True)
     purpose = f", for: {claim.purpose}" if claim.purpose else ""
     return IssueClaimed(

@@ -17,33 +17,12 @@ import msgspec
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
 from holdfast.fs.names import checked_actor, is_safe_name
-from holdfast.issues import rules
+from holdfast.issues import model, rules
 from holdfast.issues.claims import Claiming
 from holdfast.issues.creating import Created, Creating, NewIssue
 from holdfast.issues.dependencies import Dependencies
 from holdfast.issues.gates import Gating
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    EVENTS,
-    GATES,
-    GRAPH,
-    INDEX,
-    ISSUES,
-    ClaimId,
-    Graph,
-    Index,
-    Issue,
-    IssueEvent,
-    Priority,
-    Registry,
-    State,
-    checked_context,
-    checked_description,
-    checked_labels,
-    checked_title,
-    without_repeats,
-)
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, INDEX, ISSUES, ClaimId, Issue, IssueEvent, Priority, State
 from holdfast.issues.reading import IssueSet
 from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
@@ -70,12 +49,11 @@ class Update(NamedTuple):
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
     context: Mapping[str, str | None] = {}
-    increments: Mapping[str, int] = {}
-    """Added to numbers in the context; a missing one starts at 0."""
+    increments: Mapping[str, int] = {}  # added to numbers in the context; a missing one starts at 0
 
     def applied(self, issue: Issue) -> Issue:
         """The issue with these changes, except the state."""
-        added, described = checked_labels(self.add_labels), self.description
+        added, described = model.checked_labels(self.add_labels), self.description
         labels = [each for each in (*issue.labels, *added) if each not in self.remove_labels]
         context = {k: v for k, v in {**issue.context, **self.context}.items() if v is not None}
         for name, by in self.increments.items():
@@ -83,12 +61,12 @@ class Update(NamedTuple):
         assignee = issue.assignee if self.assignee is KEEP else self.assignee
         return msgspec.structs.replace(
             issue,
-            title=issue.title if self.title is None else checked_title(self.title),
-            description=issue.description if described is None else checked_description(described),
+            title=issue.title if self.title is None else model.checked_title(self.title),
+            description=issue.description if described is None else model.checked_description(described),
             priority=issue.priority if self.priority is None else self.priority,
             assignee=None if assignee is None else checked_actor(assignee, "assignee"),
-            labels=without_repeats(labels),
-            context=checked_context(context),
+            labels=model.without_repeats(labels),
+            context=model.checked_context(context),
         )
 
 
@@ -133,14 +111,14 @@ class Tracker:
         def body(draft: Draft) -> bool:
             if draft.get(INDEX) is not None:
                 return False
-            draft.set(INDEX, Index())
-            if draft.get(GATES) is None:
-                draft.set(GATES, Registry())
-            if draft.get(GRAPH) is None:
-                draft.set(GRAPH, Graph(dependents_complete=True))
+            draft.set(INDEX, model.Index())
+            if draft.get(model.GATES) is None:
+                draft.set(model.GATES, model.Registry())
+            if draft.get(model.GRAPH) is None:
+                draft.set(model.GRAPH, model.Graph(dependents_complete=True))
             return True
 
-        return self.transactions.change(body, also=[INDEX, GRAPH, GATES])
+        return self.transactions.change(body, also=[INDEX, model.GRAPH, model.GATES])
 
     # --- Reading -----------------------------------------------------------------------------------
 
@@ -318,10 +296,9 @@ def _changed_fields(before: Issue, after: Issue) -> list[str]:
 
 
 def _unlist(draft: Draft, issue_id: str) -> None:
-    index: Any = draft.index()
+    index = draft.index()
     left = [each for each in index.all_ids if each != issue_id]
-    deleted = [*index.deleted_ids, issue_id]
-    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=deleted))
+    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=[*index.deleted_ids, issue_id]))
 
 
 def _number(name: str, text: str) -> int:
@@ -363,10 +340,7 @@ def _has_label(issue: Issue, wanted: str) -> bool:
 
 
 def _has_words(issue: Issue, words: tuple[str, ...]) -> bool:
-    text = "\n".join(_texts(issue)).casefold()
+    context = (f"{name}={value}" for name, value in issue.context.items())
+    texts = (issue.title, issue.description, issue.assignee or "", *issue.labels, *context)
+    text = "\n".join(texts).casefold()
     return all(word in text or issue.id.startswith(word) for word in map(str.casefold, words))
-
-
-def _texts(issue: Issue) -> Iterator[str]:
-    yield from (issue.title, issue.description, issue.assignee or "", *issue.labels)
-    yield from (f"{name}={value}" for name, value in issue.context.items())

@@ -24,56 +24,20 @@ import msgspec
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
 from holdfast.errors import Blocked, Changed, Failure, NotFound, NotInitialised
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    EVENTS,
-    GRAPH,
-    INDEX,
-    ISSUES,
-    ClaimRecord,
-    Dependents,
-    Graph,
-    Index,
-    Issue,
-    IssueEvent,
-    State,
-)
-from holdfast.issues.reading import (
-    TOLERANT_ISSUES,
-    Broken,
-    IssueSet,
-    look_at,
-    misnamed,
-    read_issue,
-    take_snapshot,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES, ClaimRecord, Issue, State
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, IssueSet, look_at, misnamed, read_issue, take_snapshot
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.model import (
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    Unreadable,
-    View,
-)
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
 
-MOST_RECENT = 256
-"""How many added dependencies `Graph.recent` keeps."""
-
+MOST_RECENT = 256  # how many added dependencies `Graph.recent` keeps
 _NUMBERS = 1 << 128
 
 
 class Draft:
-    """A change in the making. Named issues are looked up in the view, others in `evidence`, which was read
-    without locks; an issue in neither raises `Changed`."""
+    """A change in the making. Named issues are looked up in the view, others in `evidence`, which was read without
+    locks; an issue in neither raises `Changed`."""
 
     def __init__(
         self,
@@ -94,7 +58,7 @@ class Draft:
         self._evidence = evidence
         self._issues: dict[str, Issue | None] = {}
         self._others: dict[Key[Any], object] = {}
-        self._events: list[IssueEvent] = []
+        self._events: list[model.IssueEvent] = []
         self._announced: set[str] = set()
 
     # --- Issues ------------------------------------------------------------------------------------
@@ -157,11 +121,11 @@ class Draft:
     def set(self, key: Key[Any], record: object) -> None:
         self._others[key] = record
 
-    def index(self) -> Index:
+    def index(self) -> model.Index:
         found = self.get(INDEX)
         if found is None:
             raise NotInitialised("there is no issue tracker here")
-        assert isinstance(found, Index)
+        assert isinstance(found, model.Index)
         return found
 
     def claim(self, issue_id: str) -> ClaimRecord | None:
@@ -181,10 +145,10 @@ class Draft:
 
     def dependents(self, issue_id: str) -> tuple[str, ...]:
         found = self.get(DEPENDENTS.key(issue_id))
-        return found.dependents if isinstance(found, Dependents) else ()
+        return found.dependents if isinstance(found, model.Dependents) else ()
 
     def set_dependents(self, issue_id: str, dependents: Iterable[str]) -> None:
-        known = self.get(DEPENDENTS.key(issue_id)) or Dependents(issue_id=issue_id)
+        known = self.get(DEPENDENTS.key(issue_id)) or model.Dependents(issue_id=issue_id)
         wanted = tuple(dict.fromkeys(dependents))
         if wanted != known.dependents:
             record = msgspec.structs.replace(known, dependents=wanted) if wanted else None
@@ -198,7 +162,7 @@ class Draft:
 
     def add_edges(self, edges: Iterable[tuple[str, str]]) -> None:
         """Count additions to the graph, so that walks without locks can notice them."""
-        graph, new = self.get(GRAPH) or Graph(), list(edges)
+        graph, new = self.get(GRAPH) or model.Graph(), list(edges)
         if new:
             recent = [*graph.recent, *new][-MOST_RECENT:]
             self.set(GRAPH, msgspec.structs.replace(graph, epoch=graph.epoch + len(new), recent=recent))
@@ -207,16 +171,9 @@ class Draft:
 
     def record(self, type_: str, issue_id: str, **facts: object) -> None:
         """Add an event, with an id of its own and the actor."""
-        number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
-        self._events.append(
-            IssueEvent(
-                type=type_,
-                id=number,
-                issue_id=issue_id,
-                timestamp=self.at,
-                unknown={**facts, "by": self.actor},
-            )
-        )
+        number, known = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS)), {**facts, "by": self.actor}
+        event = model.IssueEvent(type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown=known)
+        self._events.append(event)
 
     def changes(self) -> list[Change]:
         for issue_id, issue in self._issues.items():
@@ -243,16 +200,11 @@ class Draft:
 
 
 def no_issue(issue_id: str) -> NotFound:
-    return NotFound(
-        f"there is no issue {issue_id}",
-        issue_id=issue_id,
-        hint="See 'holdfast issue list'; it may have been deleted.",
-    )
+    hint = "See 'holdfast issue list'; it may have been deleted."
+    return NotFound(f"there is no issue {issue_id}", issue_id=issue_id, hint=hint)
 
 
-MOST_NAMED = 100
-"""The most neighbours that a transaction names."""
-
+MOST_NAMED = 100  # the most neighbours that a transaction names
 Result = TypeVar("Result")
 
 
@@ -344,7 +296,7 @@ class Transactions:
         return look_at(self.store, issue_id)
 
     def lookup(self, issue_id: str) -> Issue | None:
-        """An issue for the rules: one that cannot be read counts as not done."""
+        """An issue for the rules: an unreadable issue counts as not done."""
         found = self.look_at(issue_id)
         return found if isinstance(found, Issue) else None
 
@@ -361,8 +313,8 @@ class Transactions:
             raise NotInitialised("there is no issue tracker here")
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
-        """The issues that depend on one. If the dependents documents are incomplete, all issues are read;
-        one that cannot be read may be among them."""
+        """The dependents of an issue. If the dependents documents are incomplete, all issues are read; an unreadable
+        issue may be among the dependents."""
         graph = self.store.read(GRAPH)
         document = self.store.read(DEPENDENTS.key(issue_id))
         known = document.record.dependents if document else ()
@@ -419,12 +371,10 @@ class Transactions:
         seen = seen or Seen({}, {})
         seed, evidence = uuid.uuid4().int, seen.issues
         keys: list[Key[Any] | Stream[Any]] = [*dict.fromkeys(also), *map(ISSUES.key, named), EVENTS]
-
         reading = self.reading()
 
         def decide(view: View, now: float) -> Decision[Result]:
-            moment = reading.at(now)
-            draft = Draft(view, moment, seed=seed, actor=self.actor, named=named, evidence=evidence)
+            draft = Draft(view, reading.at(now), seed=seed, actor=self.actor, named=named, evidence=evidence)
             result = body(draft)
             return Decision(draft.changes(), result)
 

@@ -1,4 +1,4 @@
-"""Validating a tracker: what is stored, against the rules; and repairing what can only be meant one way.
+"""Validation of a tracker against the rules, and repair of findings that have only one possible repair.
 
 Cycles, unreadable documents, and commits that another program has blocked are reported and left to people.
 """
@@ -14,20 +14,8 @@ from holdfast import findings
 from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import rules
-from holdfast.issues.model import (
-    CLAIMS,
-    DEPENDENTS,
-    EVENTS,
-    GATES,
-    GRAPH,
-    INDEX,
-    ISSUES,
-    Graph,
-    Issue,
-    IssueEventCodec,
-    State,
-)
+from holdfast.issues import model, rules
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES, Issue, State
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
@@ -35,19 +23,18 @@ from holdfast.issues.transactions import Draft, Seen
 from holdfast.store.model import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
-FAMILY = "jit/"
-"""The names of all documents of a tracker begin with this."""
+FAMILY = "jit/"  # the names of all documents of a tracker begin with this
 OF_COMMITS = frozenset({"commit unfinished", "commit blocked"})
 """The codes of findings about commits to several documents."""
 
 
 def examine(tracker: Tracker) -> list[Finding]:
-    """All findings. `subject` is the id of the issue, empty if it is about none. Changes nothing."""
+    """All findings; `subject` is the id of the issue, if any. Changes nothing."""
     return findings.examine(_Examination(tracker), _CHECKS, _stopped)
 
 
 def repair(tracker: Tracker) -> list[Finding]:
-    """Repair what can be repaired, each in a transaction of its own; return what is left."""
+    """Repair findings, each in a transaction of its own; return those that remain."""
     repaired = findings.repair(lambda: _Examination(tracker), _CHECKS, _stopped)
     for _, failure in repaired.failed:
         raise failure
@@ -65,7 +52,7 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 
 
 class _Examination:
-    """One pass over a tracker. What depends on an unreadable document is not judged."""
+    """One pass over a tracker. Nothing that depends on an unreadable document is judged."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -103,9 +90,6 @@ class _Examination:
             return None
         return found
 
-    def repair_index(self) -> None:
-        self.tracker.transactions.retrying(lambda: _repair_index(self.tracker))
-
 
 def _finding(
     code: str, issue_id: str, message: str, fix: Callable[[], object] | None = None, *, remedy: str = ""
@@ -119,7 +103,7 @@ def _unreadable(issue_id: str, failure: Failure) -> Finding:
         "unreadable",
         issue_id,
         f"{failure.message} ({failure.code})",
-        "The others go on without it; its dependents go on waiting. It was not changed.",
+        "Other issues work without it; its dependents keep waiting. It was not changed.",
         failure.hint,
     )
 
@@ -128,9 +112,6 @@ def _stopped(examination: _Examination, check: Check[_Examination], failure: Fai
     if not isinstance(failure, Corrupt):
         raise failure
     yield _unreadable("", failure)
-
-
-# --- The checks -----------------------------------------------------------------------------------------
 
 
 def _check_commits(examination: _Examination) -> Iterator[Finding]:
@@ -157,7 +138,8 @@ def _check_commits(examination: _Examination) -> Iterator[Finding]:
 
 
 def _check_index(examination: _Examination) -> Iterator[Finding]:
-    fix, listed = examination.repair_index, set(examination.listed)
+    tracker, listed = examination.tracker, set(examination.listed)
+    fix = partial(tracker.transactions.retrying, partial(_repair_index, tracker))
     if len(listed) != len(examination.listed):
         yield _finding("index", "", "the index lists an id twice", fix)
     for each in examination.listed:
@@ -190,7 +172,8 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
             remedy = "Repair what cannot be read first: nobody knows what that depends on."
             yield _finding("dependents", "", message, remedy=remedy)
         else:
-            yield _finding("dependents", "", message, partial(_repair_dependents, tracker))
+            rewrite = partial(_rewrite_dependents, tracker)
+            yield _finding("dependents", "", message, partial(tracker.transactions.retrying, rewrite))
 
 
 def _stored_dependents(examination: _Examination) -> dict[str, set[str]] | None:
@@ -240,7 +223,7 @@ def _check_state(examination: _Examination, issue: Issue) -> Iterator[Finding]:
 
 def _check_events(examination: _Examination) -> Iterator[Finding]:
     for entry in examination.store.entries(EVENTS):
-        if entry.record.type == IssueEventCodec.UNREADABLE:
+        if entry.record.type == model.IssueEventCodec.UNREADABLE:
             yield _finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}")
 
 
@@ -254,11 +237,8 @@ _CHECKS: tuple[Check[_Examination], ...] = (
 )
 
 
-# --- The repairs ----------------------------------------------------------------------------------------
-
-
 def _repair_index(tracker: Tracker) -> None:
-    """Make the index list exactly what exists. What is entered or removed is locked meanwhile."""
+    """Make the index list exactly the existing issues. Issues to add or remove are locked meanwhile."""
     index = tracker.store.read(INDEX)
     listed = list(dict.fromkeys(index.record.all_ids)) if index else []
     stored = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}
@@ -273,9 +253,8 @@ def _repair_index(tracker: Tracker) -> None:
         record = draft.index()
         kept = [each for each in dict.fromkeys(record.all_ids) if each not in doubtful or draft.lookup(each)]
         new = [each for each in doubtful if each not in kept and draft.lookup(each) is not None]
-        ids = [*kept, *new]
         deleted = [each for each in record.deleted_ids if each not in new]
-        draft.set(INDEX, msgspec.structs.replace(record, all_ids=ids, deleted_ids=deleted))
+        draft.set(INDEX, msgspec.structs.replace(record, all_ids=[*kept, *new], deleted_ids=deleted))
         draft.record("index_repaired", "", entered=new)
 
     named = [each for each in doubtful if is_safe_name(each)]
@@ -300,24 +279,18 @@ def _settle(tracker: Tracker, issue_id: str) -> None:
         issue = tracker.transactions.need(issue_id)
         seen = tracker.transactions.with_dependencies(issue)
         tracker.transactions.change(
-            lambda draft: draft.settle([issue_id]),
-            issues=filter(seen.can_name, seen.issues),
-            seen=seen,
+            lambda draft: draft.settle([issue_id]), issues=filter(seen.can_name, seen.issues), seen=seen
         )
 
     tracker.transactions.retrying(attempt)
 
 
-def _repair_dependents(tracker: Tracker) -> None:
+def _rewrite_dependents(tracker: Tracker) -> None:
     """Rewrite the record of dependents from the dependencies.
 
     It is declared incomplete first, so that nobody relies on it meanwhile; then rewritten part by part, each
-    under the locks of its issues; and declared complete only if no edge was added since it was begun.
+    under the locks of its issues; and declared complete only if no edge was added since the start.
     """
-    tracker.transactions.retrying(lambda: _rewrite_dependents(tracker))
-
-
-def _rewrite_dependents(tracker: Tracker) -> None:
     begun = _declare_complete(tracker, None)
     dependents: dict[str, list[str]] = {name: [] for name, _ in tracker.store.scan(DEPENDENTS)}
     for name, document in tracker.store.scan(ISSUES):
@@ -342,7 +315,7 @@ def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[
     """
 
     def body(draft: Draft) -> tuple[int, str]:
-        graph, index = draft.get(GRAPH) or Graph(), draft.view.document(INDEX)
+        graph, index = draft.get(GRAPH) or model.Graph(), draft.view.document(INDEX)
         seen = int(graph.epoch), index.version if index else ""
         if begun not in (None, seen):
             raise Changed("dependencies were added meanwhile")

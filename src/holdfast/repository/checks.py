@@ -1,22 +1,13 @@
-"""All checks of the doctor, in their order; and those of the store, the ledger and the issues."""
+"""All checks of the doctor, in their order; and the checks of the store, the ledger and the issues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
-from holdfast import findings
+from holdfast import errors, findings
 from holdfast.clock import SKEW
-from holdfast.errors import (
-    Failure,
-    NotFound,
-    NotInitialised,
-    StoreAccessRefused,
-    StoreIncompatible,
-    StoreMissing,
-    StoreUnavailable,
-    StoreUntrusted,
-)
+from holdfast.errors import Failure, NotFound, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
@@ -25,7 +16,7 @@ from holdfast.repository.opening import open_ledger, open_tracker
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
 
 CHECKS: tuple[RepositoryCheck, ...] = (
-    # What is decided is carried out before anything is judged.
+    # Decided changes are carried out before anything is judged.
     Check("commits", checks_leftovers.commits),
     Check("operations", checks_leftovers.operations),
     Check("collections", checks_leftovers.collections),
@@ -47,7 +38,7 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("drafts", checks_leftovers.drafts),
     Check("leases", checks_leftovers.leases),
     Check("waiters", checks_leftovers.waiters),
-    # What all of it rests on.
+    # Foundations.
     Check("audit", checks_storage.trail),
     Check("clock", checks_storage.clock),
     Check("format", checks_storage.repository_format),
@@ -55,18 +46,17 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("filesystem", checks_storage.filesystem),
     Check("disk", checks_storage.disk),
 )
-"""In this order: a repair may make a later one unnecessary, never an earlier one necessary."""
+"""In order: a repair may make a later one unnecessary, never an earlier one necessary."""
 
 ACTOR = "auto:doctor"
 
 
 def all_checks() -> tuple[RepositoryCheck, ...]:
-    """The checks in the order in which they are made and repaired."""
     return (Check("store", _store), *CHECKS, Check("ledger", _ledger), Check("issues", _issues))
 
 
 def _store(examination: Examination) -> Iterator[Finding]:
-    """Whether the store answers, has our schema, and has about the same time as this machine."""
+    """A store that cannot be used, or whose clock differs from this machine's."""
     root, store = examination.context.places.root, examination.context.store
     try:
         store.now()
@@ -80,25 +70,19 @@ def _store(examination: Examination) -> Iterator[Finding]:
         yield _store_unusable(failure, str(failure.facts.get("store", root / CONFIG)))
         return
     if abs(health.clock_difference) > SKEW:
-        yield findings.warning(
-            "clock-differs",
-            address,
-            f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart",
-            "Leases are judged by the store's clock. Times that this machine prints are off by that much.",
-            "nothing: set this machine's clock, or the server's",
-            facts=health.as_record(),
-        )
+        message = f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart"
+        yield findings.of("clock-differs", address, message, **health.as_record())
 
 
 _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
-    StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
-    StoreUntrusted: ("store-untrusted", "The server may run, but cannot be trusted."),
-    StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
-    StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
-    StoreUnavailable: ("store-away", "The server, or the network to it, is down."),
+    errors.StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
+    errors.StoreUntrusted: ("store-untrusted", "The server may run, but cannot be trusted."),
+    errors.StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
+    errors.StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
+    errors.StoreUnavailable: ("store-away", "The server, or the network to it, is down."),
     NotFound: ("store-empty", "The server runs, but has no records of this repository."),
 }
-"""What may be wrong with a store, by its failure; the first that fits."""
+"""Code and meaning by the failure of the store; the first that fits."""
 
 
 def _store_unusable(failure: Failure, subject: str) -> Finding:
@@ -115,13 +99,13 @@ def _store_unusable(failure: Failure, subject: str) -> Finding:
 
 
 def _require_store(examination: Examination) -> None:
-    """The ledger and the tracker open the store anew: one that is away is not waited for again."""
+    """The ledger and the tracker open the store anew; a wait for an unavailable store is not repeated."""
     if examination.trouble is not None:
         raise examination.trouble
 
 
 def _ledger(examination: Examination) -> Iterator[Finding]:
-    """The ledger beside the repository, if there is one; it is never changed."""
+    """The ledger beside the repository, if any. It is never changed."""
     _require_store(examination)
     try:
         opened = open_ledger(examination.context.places.root)
@@ -137,7 +121,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
 
 
 def _issues(examination: Examination) -> Iterator[Finding]:
-    """The issues beside the repository, if there are any."""
+    """The issues beside the repository, if any."""
     _require_store(examination)
     tracker = open_tracker(examination.context.places.root, actor=ACTOR)
     fix = partial(validate.repair, tracker)
@@ -151,6 +135,6 @@ def _issues(examination: Examination) -> Iterator[Finding]:
             yield each._replace(
                 code=f"issue-{each.code}",
                 subject=each.subject or "issues",
-                remedy="repairs it: there is only one way" if each.fixable else by_hand,
+                remedy="repair it" if each.fixable else by_hand,
                 fix=fix if each.fixable else None,
             )

@@ -1,4 +1,4 @@
-"""Checks for the leftovers of dead processes, which nobody misses."""
+"""Checks for the leftovers of dead processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
-from holdfast.repository.context import (
-    DESCRIPTORS,
-    OPERATIONS,
-    WORKTREES,
-    Operation,
-    RepositoryContext,
-    worktree_keys,
-)
+from holdfast.repository.context import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
 from holdfast.repository.doctor import Examination, status_of
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
@@ -36,22 +29,20 @@ from holdfast.repository.worktrees import names_of, settle
 from holdfast.store.model import Decision, Delete, Family, StructCodec, View
 
 DRAFT_AGE = 3600.0
-"""A draft lives for milliseconds. If its process was merely stopped for longer, its commit fails when it goes
-on, as on a full disk: removing the draft loses nothing."""
+"""A draft lives for milliseconds. If its process was stopped for longer, its commit fails when it continues, as on
+a full disk: removing the draft loses nothing."""
 
 _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
-_CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
-"""Where drafts are written."""
-_TREES = ("snapshots", "remnants", "quarantine", "tmp")
-"""These hold users' content, or scratches."""
+_CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
+_TREES = ("snapshots", "remnants", "quarantine", "tmp")  # users' content, and scratch directories
 
 LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
 QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 
 def scratches(examination: Examination) -> Iterator[Finding]:
-    """Scratches whose process is gone, and that no pending operation needs."""
+    """Scratch directories whose process is gone and that no pending operation needs."""
     context = examination.context
     left = list(payloads.abandoned(context.places))
     needed = {each.operation_id for each in examination.operations().values()}  # read second: it may end
@@ -60,21 +51,16 @@ def scratches(examination: Examination) -> Iterator[Finding]:
             continue
         if not payloads.is_abandoned(each.path):  # it was about to be locked when it was listed
             continue
-        if _explains_a_tree(examination, each.scratch_id.removesuffix(payloads.SWEPT)):
-            continue
+        snapshot_id = each.scratch_id.removesuffix(payloads.SWEPT)
+        if status_of(context.places.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
+            continue  # it alone explains an unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
-        yield findings.warning(
-            "scratch-abandoned",
-            each.scratch_id,
-            f"{each.path} was left by {holder} that is gone",
-            "It takes space. Nothing in it was ever visible, or it was being removed.",
-            "remove it",
-            fix=partial(_sweep, context, each.scratch_id),
-        )
+        message = f"{each.path} was left by {holder} that is gone"
+        yield findings.of("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:
-    """Whether a process may have created it just now, and be about to lock it. It takes no space."""
+    """Whether a process may have just created it, and be about to lock it."""
     if path.name.endswith(payloads.SWEPT):
         return False
     try:
@@ -84,15 +70,9 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
         return True
 
 
-def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
-    """Whether this scratch is all that tells what an unpublished tree is."""
-    tree = examination.context.places.tree(snapshot_id)
-    return status_of(tree) is not None and examination.descriptor(snapshot_id) is None
-
-
 def _sweep(context: RepositoryContext, scratch_id: str) -> None:
     if not payloads.sweep(context.places, scratch_id):
-        raise LockConflict(f"the scratch {scratch_id} is in use", scratch_id=scratch_id)
+        raise LockConflict(f"the scratch directory {scratch_id} is in use", scratch_id=scratch_id)
 
 
 def drafts(examination: Examination) -> Iterator[Finding]:
@@ -100,14 +80,8 @@ def drafts(examination: Examination) -> Iterator[Finding]:
     root = examination.context.places.root
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
-            yield findings.warning(
-                "draft-left",
-                str(path.relative_to(root)),
-                f"{path} was written {format_duration(age)} ago and never published",
-                "Its process died. Nobody ever reads it.",
-                "remove it",
-                fix=partial(_remove, path),
-            )
+            message = f"{path} was written {format_duration(age)} ago and never published"
+            yield findings.of("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
 
 
 def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[tuple[Path, float]]:
@@ -146,43 +120,23 @@ def commits(examination: Examination) -> Iterator[Finding]:
     if files is None:
         return
     for commit in files.unfinished_commits():
-        obstacle = commit.obstacle
+        facts, obstacle = {"documents": list(commit.documents)}, commit.obstacle
         if obstacle is not None:
-            yield Finding(
-                "commit-blocked",
-                commit.id,
-                f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}",
-                "Readers see it whole; changes of its documents are refused.",
-                f"nothing: {obstacle.hint}",
-                facts={"documents": list(commit.documents), **obstacle.facts},
-            )
+            message = f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}"
+            yield findings.of("commit-blocked", commit.id, message, None, obstacle.hint, **{**facts, **obstacle.facts})
             continue
-        yield findings.warning(
-            "commit-unfinished",
-            commit.id,
-            f"the commit {commit.id} is decided, but its process died before it was carried out",
-            "Nothing is lost: readers see it whole, and the next change of its documents finishes it.",
-            "carry it out",
-            fix=partial(files.finish_commits, [commit]),
-            facts={"documents": list(commit.documents)},
-        )
+        message = f"the commit {commit.id} is decided, but its process died before it was carried out"
+        yield findings.of("commit-unfinished", commit.id, message, partial(files.finish_commits, [commit]), **facts)
 
 
 def operations(examination: Examination) -> Iterator[Finding]:
     """Pending operations on a worktree's directory that no process works on."""
     for worktree, pending in examination.operations().items():
-        if not _is_dead(examination, worktree, pending):
-            continue
-        yield findings.warning(
-            "operation-unfinished",
-            worktree,
-            f"the {pending.kind.value} of {worktree}, begun at {pending.begun_at} by {pending.holder_id}, "
-            "was not finished",
-            "Its process died. Until it is finished nobody can lease this worktree.",
-            "finish it, as the next command that needs the worktree does",
-            fix=partial(settle, examination.context, worktree),
-            facts={"operation_id": pending.operation_id, "operation": pending.kind.value},
-        )
+        if _is_dead(examination, worktree, pending):
+            kind, begun = pending.kind.value, f"begun at {pending.begun_at} by {pending.holder_id}"
+            message = f"the {kind} of {worktree}, {begun}, was not finished"
+            fix, facts = partial(settle, examination.context, worktree), {"operation_id": pending.operation_id}
+            yield findings.of("operation-unfinished", worktree, message, fix, **facts, operation=kind)
 
 
 def _is_dead(examination: Examination, worktree: str, pending: Operation) -> bool:
@@ -196,7 +150,7 @@ def _is_dead(examination: Examination, worktree: str, pending: Operation) -> boo
 
 
 def collections(examination: Examination) -> Iterator[Finding]:
-    """Snapshots that are marked for deletion, and plans that are decided, while no collection runs."""
+    """Snapshots marked for deletion, and decided plans, while no collection runs."""
     context = examination.context
     if not _open_plans(examination):
         return
@@ -206,14 +160,9 @@ def collections(examination: Examination) -> Iterator[Finding]:
     except LockConflict:
         return
     for plan_id, marked in dead.items():
-        yield findings.warning(
-            "collection-unfinished",
-            plan_id,
-            f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked",
-            "Its process died. Marked snapshots cannot be referred to or restored.",
-            "finish it if it was decided; otherwise unmark the snapshots",
-            fix=partial(end_dead_run, context, plan_id),
-            facts={"doomed": marked},
+        message = f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked"
+        yield findings.of(
+            "collection-unfinished", plan_id, message, partial(end_dead_run, context, plan_id), doomed=marked
         )
 
 
@@ -230,50 +179,30 @@ def plans(examination: Examination) -> Iterator[Finding]:
     """Plans that are too old to be run."""
     for each in kept_plans(examination.context):
         if each.is_expired(examination.now):
-            yield findings.note(
-                "plan-expired",
-                each.plan_id,
-                f"the plan {each.plan_id} expired at {each.expires_at}",
-                "It can no longer be run.",
-                "forget it",
-                fix=partial(forget_plan, examination.context, each.plan_id),
-            )
+            message = f"the plan {each.plan_id} expired at {each.expires_at}"
+            fix = partial(forget_plan, examination.context, each.plan_id)
+            yield findings.of("plan-expired", each.plan_id, message, fix)
 
 
 def leases(examination: Examination) -> Iterator[Finding]:
     """Expired leases, and leases of worktrees that do not exist."""
-    context = examination.context
-    for worktree, _ in context.store.scan(LEASES):
-        orphaned = _has_no_worktree(examination, worktree)
+    context, store = examination.context, examination.context.store
+    for worktree, _ in store.scan(LEASES):
+        orphaned = store.read(OPERATIONS.key(worktree)) is None and store.read(WORKTREES.key(worktree)) is None
         state = context.desk.state(worktree)  # read second: a rename takes the lease along
         if state is None:
             continue
+        lock_id, holder = state.lease.lock_id, state.lease.holder_id
         if orphaned:
-            yield findings.warning(
-                "lock-orphaned",
-                worktree,
-                f"{worktree} is leased by {state.lease.holder_id}, but there is no such worktree",
-                "It protects nothing. A new worktree of this name could not be leased.",
-                "remove the lease; its token is never granted again",
-                fix=partial(_remove_orphan, context, worktree),
-                facts={"lock_id": state.lease.lock_id},
+            message = f"{worktree} is leased by {holder}, but there is no such worktree"
+            yield findings.of(
+                "lock-orphaned", worktree, message, partial(_remove_orphan, context, worktree), lock_id=lock_id
             )
         elif state.expired:
-            yield findings.note(
-                "lock-expired",
-                worktree,
-                f"the lease of {worktree}, held by {state.lease.holder_id} ({state.liveness.value}), "
-                f"expired {format_duration(-state.time_left)} ago",
-                "Its holder did not renew it. The next one to acquire the lease takes it over.",
-                "release it",
-                fix=partial(_release, context, worktree, state.lease.lock_id),
-                facts={"lock_id": state.lease.lock_id, "liveness": state.liveness.value},
-            )
-
-
-def _has_no_worktree(examination: Examination, worktree: str) -> bool:
-    store = examination.context.store
-    return store.read(OPERATIONS.key(worktree)) is None and store.read(WORKTREES.key(worktree)) is None
+            alive, ago = state.liveness.value, format_duration(-state.time_left)
+            message = f"the lease of {worktree}, held by {holder} ({alive}), expired {ago} ago"
+            fix = partial(_release, context, worktree, lock_id)
+            yield findings.of("lock-expired", worktree, message, fix, lock_id=lock_id, liveness=alive)
 
 
 def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
@@ -301,14 +230,8 @@ def waiters(examination: Examination) -> Iterator[Finding]:
         now = context.desk.reading().at(examination.now)
         dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
-            yield findings.note(
-                "waiter-dead",
-                worktree,
-                f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}",
-                "They are passed over when the lease is granted.",
-                "remove them from the queue",
-                fix=partial(_remove_waiters, context, worktree, dead),
-            )
+            message = f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}"
+            yield findings.of("waiter-dead", worktree, message, partial(_remove_waiters, context, worktree, dead))
 
 
 def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:

@@ -29,8 +29,7 @@ from holdfast.repository.context import (
 from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
-_CONTROL_FILES = (".jvs", ".holdfast")
-"""Our names: at the top of a payload they mislead commands."""
+_CONTROL_FILES = (".jvs", ".holdfast")  # at the top of a payload these names mislead commands
 
 
 def worktrees(examination: Examination) -> Iterator[Finding]:
@@ -49,24 +48,11 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
             continue
         if examination.config(worktree) is not None and not is_directory(path):
             instead = ", and something else is in its place" if status_of(path) is not None else ""
-            yield Finding(
-                "worktree-directory-missing",
-                worktree,
-                f"the directory of {worktree} is missing{instead}: {path}",
-                "It was moved or deleted. Its snapshots have what was saved.",
-                "nothing: put it back, or restore its head into a new worktree and remove this one",
-                facts={"path": str(path)},
-            )
+            message = f"the directory of {worktree} is missing{instead}: {path}"
+            yield findings.of("worktree-directory-missing", worktree, message, path=str(path))
     for name in directories:
-        if name in configs or name in pending or status_of(places.worktrees / name) is None:
-            continue
-        yield findings.warning(
-            "worktree-directory-unknown",
-            name,
-            f"{places.worktrees / name} belongs to no worktree",
-            "Holdfast did not create it, does not read it, and takes no snapshots of it.",
-            "nothing: it may be somebody's work; move it elsewhere",
-        )
+        if name not in configs and name not in pending and status_of(places.worktrees / name) is not None:
+            yield findings.of("worktree-directory-unknown", name, f"{places.worktrees / name} belongs to no worktree")
 
 
 def payloads(examination: Examination) -> Iterator[Finding]:
@@ -75,13 +61,8 @@ def payloads(examination: Examination) -> Iterator[Finding]:
         payload = examination.context.places.payload(worktree)
         for name in _CONTROL_FILES if is_directory(payload) else ():
             if status_of(payload / name) is not None:
-                yield findings.warning(
-                    "control-file-in-payload",
-                    f"{worktree}/{name}",
-                    f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}",
-                    "Commands may take it for the repository. It is in every snapshot.",
-                    "nothing: it is among your files; move it away if it is not yours",
-                )
+                message = f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}"
+                yield findings.of("control-file-in-payload", f"{worktree}/{name}", message)
 
 
 def records(examination: Examination) -> Iterator[Finding]:
@@ -90,13 +71,8 @@ def records(examination: Examination) -> Iterator[Finding]:
     for worktree in names_in(directory):
         for name in names_in(directory / worktree):
             if name != "config.json" and not name.startswith("."):
-                yield findings.warning(
-                    "record-foreign",
-                    f"{worktree}/{name}",
-                    f"{directory / worktree / name} is not a file of this version of Holdfast",
-                    "It is never read: the record of a worktree is config.json alone.",
-                    "nothing: it is not ours to remove",
-                )
+                message = f"{directory / worktree / name} is not a file of this version of Holdfast"
+                yield findings.of("record-foreign", f"{worktree}/{name}", message)
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
@@ -109,22 +85,12 @@ def heads(examination: Examination) -> Iterator[Finding]:
         start = config.head_snapshot_id or config.base_snapshot_id
         if start is not None and examination.descriptor(start) is None:
             if examination.config(worktree) == config:
-                yield _head_missing(worktree, start)
+                message = f"the head of {worktree} is the snapshot {start}, which does not exist"
+                yield findings.of("head-missing", worktree, message, snapshot_id=start)
             continue
         tips = _tips_ahead(examination, newer, config, start)
         if tips:
             yield _head_behind(examination.context, config, start, tips)
-
-
-def _head_missing(worktree: str, head: str) -> Finding:
-    return Finding(
-        "head-missing",
-        worktree,
-        f"the head of {worktree} is the snapshot {head}, which does not exist",
-        "History cannot be shown, and no snapshot can be taken. The worktree's files are untouched.",
-        "nothing: the right snapshot is not known; restore the descriptor from a backup",
-        facts={"snapshot_id": head},
-    )
 
 
 def _tips_ahead(
@@ -158,19 +124,11 @@ def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Itera
 
 
 def _head_behind(context: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]) -> Finding:
-    newest = tips[0]
-    one = len(tips) == 1
-    return Finding(
-        "head-behind",
-        config.worktree_id,
-        f"the head of {config.worktree_id} is {start}, but its line continues to {', '.join(tips)}",
-        "History does not show a published snapshot, and garbage collection would delete it.",
-        f"move the head to {newest}; no file of the worktree changes"
-        if one
-        else "nothing: there is more than one line; keep each with 'holdfast ref create'",
-        fix=partial(_move_head, context, config, newest) if one else None,
-        facts={"head_snapshot_id": start, "newest": tips},
-    )
+    one, worktree = len(tips) == 1, config.worktree_id
+    message = f"the head of {worktree} is {start}, but its line continues to {', '.join(tips)}"
+    fix = partial(_move_head, context, config, tips[0]) if one else None
+    remedy = f"move the head to {tips[0]}; no file of the worktree changes" if one else ""
+    return findings.of("head-behind", worktree, message, fix, remedy, head_snapshot_id=start, newest=tips)
 
 
 def _move_head(context: RepositoryContext, before: WorktreeConfig, snapshot_id: str) -> None:
@@ -198,58 +156,38 @@ def parents(examination: Examination) -> Iterator[Finding]:
             continue
         now = examination.descriptor(each.snapshot_id)
         if now is not None and now.parent_id == parent:
-            yield Finding(
-                "parent-missing",
-                each.snapshot_id,
-                f"the parent of the snapshot {each.snapshot_id} is {parent}, which does not exist",
-                "History ends here, though it continued. The snapshot itself is complete.",
-                "nothing: restore the descriptor from a backup",
-                facts={"parent_id": parent},
-            )
+            message = f"the parent of the snapshot {each.snapshot_id} is {parent}, which does not exist"
+            yield findings.of("parent-missing", each.snapshot_id, message, parent_id=parent)
 
 
 def references(examination: Examination) -> Iterator[Finding]:
     """References to missing snapshots."""
     for each in referring.references(examination.context):
         message = f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist"
-        key, event = REFERENCES.key(each.name), "reference_deleted"
-        yield from _dangling(examination, "reference-dangling", each.name, message, key, each, event)
+        yield from _dangling(examination, "reference-dangling", each.name, message, REFERENCES.key(each.name), each)
 
 
 def pins(examination: Examination) -> Iterator[Finding]:
     """Pins on missing snapshots."""
     for each in referring.pins(examination.context):
         message = f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist"
-        key, event = PINS.key(each.pin_id), "pin_removed"
-        yield from _dangling(examination, "pin-dangling", each.pin_id, message, key, each, event)
+        yield from _dangling(examination, "pin-dangling", each.pin_id, message, PINS.key(each.pin_id), each)
 
 
 Referring = TypeVar("Referring", Reference, Pin)
+_REMOVALS = {"reference-dangling": "reference_deleted", "pin-dangling": "pin_removed"}
 
 
 def _dangling(
-    examination: Examination,
-    code: str,
-    subject: str,
-    message: str,
-    key: Key[Referring],
-    found: Referring,
-    event: str,
+    examination: Examination, code: str, subject: str, message: str, key: Key[Referring], found: Referring
 ) -> Iterator[Finding]:
-    """A finding if the snapshot is missing while this still exists: else both may have gone since."""
+    """A finding if the snapshot is missing while this still exists: otherwise both may have been deleted."""
     if examination.descriptor(found.snapshot_id) is not None:
         return
     document = examination.context.store.read(key)
     if document is not None and document.record == found:
-        yield findings.warning(
-            code,
-            subject,
-            message,
-            "It keeps nothing.",
-            "remove it; the audit trail keeps what it said",
-            fix=partial(_delete, examination.context, key, found, event),
-            facts={"snapshot_id": found.snapshot_id},
-        )
+        fix = partial(_delete, examination.context, key, found, _REMOVALS[code])
+        yield findings.of(code, subject, message, fix, snapshot_id=found.snapshot_id)
 
 
 def _delete(context: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:

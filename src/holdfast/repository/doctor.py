@@ -1,9 +1,9 @@
-"""Examining a repository: what is wrong with it, what that means, and what repairing would do.
+"""Examining a repository: what is wrong with it, what that means, and what a repair would do.
 
-Each check reads in an order, and reads twice, such that the work of live processes is never taken for damage.
+Each check reads in such an order, and confirms by a second read, that it never takes live work for damage.
 
-Repairing never deletes what users have made, nor what cannot be made again. Each repair is a transaction that
-decides anew, or a removal of what provably nobody uses. Repairing twice is the same as repairing once.
+A repair never deletes users' work, nor anything that cannot be recreated. Each repair is a transaction that
+decides anew, or removes something that is provably unused. Repairing twice is the same as repairing once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from holdfast.repository.context import (
 
 
 class Examination:
-    """One pass over a repository. What several checks need is read once."""
+    """One pass over a repository. Records that several checks need are read once."""
 
     def __init__(self, context: RepositoryContext, *, strict: bool = False) -> None:
         self.context = context
         self.strict = strict
-        self.not_made: list[str] = []
-        """The checks that could not be made, because the store cannot be used."""
+        self.not_made: list[str] = []  # the checks that could not be made, because the store cannot be used
 
     @property
     def trouble(self) -> Failure | None:
@@ -50,7 +49,7 @@ class Examination:
 
     @property
     def file_time(self) -> float:
-        """The time by which files are judged: without a store, that of this machine."""
+        """The current time for judging files; without a store, the time of this machine."""
         try:
             return self.now
         except Failure as failure:
@@ -64,20 +63,18 @@ class Examination:
         return {name: document.record for name, document in self.context.store.scan(DESCRIPTORS)}
 
     def descriptor(self, snapshot_id: str) -> Descriptor | None:
-        """One descriptor as of now."""
+        """The current descriptor of one snapshot."""
         document = self.context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
 
     def operations(self) -> dict[str, Operation]:
-        """What is pending now, by worktree."""
+        """The pending operations, by worktree."""
         return {name: document.record for name, document in self.context.store.scan(OPERATIONS)}
 
     def configs(self) -> dict[str, WorktreeConfig]:
-        """The worktrees as of now."""
         return {name: document.record for name, document in self.context.store.scan(WORKTREES)}
 
     def config(self, worktree: str) -> WorktreeConfig | None:
-        """One worktree as of now."""
         document = self.context.store.read(WORKTREES.key(worktree))
         return None if document is None else document.record
 
@@ -114,45 +111,27 @@ def examine(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, st
 
 
 def repair(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> Repaired:
-    """Repair what can be repaired, one check after the other, until nothing is left that can be."""
+    """Repair all repairable findings, one check after the other."""
     relieve = context.places.reserve.relieve
     return findings.repair(lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve)
 
 
 def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure) -> Iterator[Finding]:
-    if failure is examination.trouble:  # told once, for all checks
+    if failure is examination.trouble:  # reported once, for all checks
         examination.not_made.append(check.name)
     elif isinstance(failure, Corrupt):
-        yield Finding(
-            "document-corrupt",
-            str(failure.facts.get("source") or failure.facts.get("path") or check.name),
-            failure.message,
-            "A record cannot be understood. What depends on it was not examined.",
-            "nothing: compare it with a copy from before; what it says cannot be made up",
-            facts={"check": check.name},
-        )
+        source = str(failure.facts.get("source") or failure.facts.get("path") or check.name)
+        yield findings.of("document-corrupt", source, failure.message, check=check.name)
     else:
-        yield Finding(
-            "check-failed",
-            check.name,
-            f"the check {check.name} could not be made: {failure.message}",
-            "What it would have found is not known.",
-            f"nothing: {failure.hint}",
-            facts={"check": check.name, "code": failure.code},
-        )
+        message, facts = f"the check {check.name} could not be made: {failure.message}", {"code": failure.code}
+        yield findings.of("check-failed", check.name, message, None, failure.hint, check=check.name, **facts)
 
 
 def _not_made(examination: Examination) -> Iterator[Finding]:
     names = examination.not_made
     if names:
-        yield findings.warning(
-            "checks-not-made",
-            "store",
-            f"{len(names)} checks could not be made without the store: {', '.join(names)}",
-            "What they would have found is not known.",
-            "nothing: repair the store, and examine the repository again",
-            facts={"checks": names},
-        )
+        message = f"{len(names)} checks could not be made without the store: {', '.join(names)}"
+        yield findings.of("checks-not-made", "store", message, checks=names)
 
 
 _LAST = Check("not-made", _not_made)

@@ -1,4 +1,4 @@
-"""Garbage collection: runs a plan that somebody has read, and checks it again before anything is deleted.
+"""Garbage collection: runs a plan, and checks it again before anything is deleted.
 
 `docs/protocols/gc.md` has the same numbers.
 
@@ -35,15 +35,13 @@ from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 
-BATCH = 32
-"""How many snapshots one transaction marks or deletes."""
+BATCH = 32  # how many snapshots one transaction marks or deletes
 
-Progress = Callable[[int, int], None]
-"""Is called with how many snapshots are deleted, and of how many."""
+Progress = Callable[[int, int], None]  # called with the number of deleted snapshots, and of all to delete
 
 
 class Collected(NamedTuple):
-    """The result of a run. `snapshots` are those that this run deleted, not an earlier one of the plan."""
+    """The result of a run. `snapshots` excludes those that an earlier run of the plan deleted."""
 
     plan: GcPlan
     snapshots: tuple[str, ...]
@@ -76,7 +74,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
                 need_of_all(context.places, but=plan.snapshots)  # if a tree cannot say, nothing may go
                 _mark(context, plan)  # 2
                 _check_again(context, plan)  # 3
-            except BaseException:  # also an interruption or a full disk: the doctor undoes what we cannot
+            except BaseException:  # also an interruption or a full disk; if this fails, the doctor undoes the marks
                 with contextlib.suppress(Failure):
                     _unmark(context, plan.plan_id, plan.snapshots)
                 raise
@@ -87,7 +85,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
 def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None = None) -> Collected:
     """Carry out what is decided."""
     deleted = _delete_all(context, plan, progress)  # 5
-    with contextlib.suppress(Refused):  # a mount in a retired tree is for people to see to
+    with contextlib.suppress(Refused):  # only people can remove a mount in a retired tree
         sweep(context)  # 6
     return Collected(_set_state(context, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
@@ -104,10 +102,7 @@ def collector_locked(context: RepositoryContext) -> Iterator[None]:
 
 
 def end_dead_run(context: RepositoryContext, plan_id: str) -> None:
-    """End the run of a process that is gone: finish it if it was decided, else undo it.
-
-    `LockConflict` if a collection is running.
-    """
+    """Finish the run of a dead process if it was decided, else undo it. Raises `LockConflict` if a collection runs."""
     with collector_locked(context):
         document = context.store.read(PLANS.key(plan_id))
         if document is not None and document.record.state is PlanState.DECIDED:
@@ -115,9 +110,6 @@ def end_dead_run(context: RepositoryContext, plan_id: str) -> None:
             return
         found = context.store.scan(DESCRIPTORS)
         _unmark(context, plan_id, [name for name, each in found if each.record.doomed_by == plan_id])
-
-
-# --- The steps --------------------------------------------------------------------------------------
 
 
 def _check_again(context: RepositoryContext, plan: GcPlan) -> None:
@@ -234,7 +226,7 @@ def _delete(context: RepositoryContext, plan: GcPlan, ids: Sequence[str], childr
 
 
 def staying_ancestor(descriptor: Descriptor, going: Mapping[str, Descriptor]) -> str | None:
-    """The nearest ancestor of a snapshot that is not among those that go. Pure."""
+    """The nearest ancestor of a snapshot that is not in `going`. Pure."""
     parent, seen = descriptor.parent_id, set[str]()
     while parent is not None and parent in going and parent not in seen:
         seen.add(parent)
@@ -254,14 +246,13 @@ class GarbageCollector:
 
     @property
     def policy(self) -> Policy:
-        """The retention policy as of now."""
         return gc_plan.policy_of(self._context)
 
     def set_policy(self, policy: Policy) -> Policy:
         return gc_plan.set_policy(self._context, policy)
 
     def plan(self, *, store: bool = True) -> Proposal:
-        """What may be deleted, and what is kept and why. With `store`, the plan is stored, to be run."""
+        """Plan a collection; with `store`, save the plan to be run."""
         return gc_plan.propose(self._context, store=store)
 
     def check(self, plan_id: str) -> GcPlan:

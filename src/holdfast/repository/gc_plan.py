@@ -1,7 +1,6 @@
-"""The retention policy, gc roots, and plans: what would be deleted, what is kept and why, and what it frees.
+"""The retention policy, gc roots, and gc plans. Planning writes nothing but the plan.
 
-Making a plan writes nothing but the plan, under an id by which it can be run. `docs/protocols/gc.md` says why
-finding the roots misses none.
+`docs/protocols/gc.md` explains why no root is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import LockConflict, NotFound, SettingInvalid
-from holdfast.repository import payloads
+from holdfast.repository import payloads, retention
 from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
@@ -26,58 +25,34 @@ from holdfast.repository.context import (
     RepositoryContext,
     RepositoryPaths,
 )
-from holdfast.repository.retention import (
-    PLANS,
-    RETENTION,
-    Collectable,
-    GcPlan,
-    GcRoots,
-    Policy,
-    Protection,
-    Reason,
-    Use,
-    effect_of,
-    retain,
-    within_budget,
-)
+from holdfast.repository.retention import PLANS, RETENTION, GcPlan, GcRoots, Policy, Reason
 from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 
-MAX_READS = 50
-"""How often the roots are read again because one was moved meanwhile."""
-PLAN_TTL = 24 * 3600.0
-"""An older plan is not run: too much has happened since somebody read it."""
-MOST_SNAPSHOTS = 50_000
-"""The most that one plan deletes; the rest is left to the next one."""
+MAX_READS = 50  # limits how often the roots are read again because one was moved meanwhile
+PLAN_TTL = 24 * 3600.0  # older plans are not run: the repository has changed too much
+MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next one
 LONGEST_KEEP = 36_500 * 86_400.0
 
 
-# --- GC roots -------------------------------------------------------------------------------------------
-
-
 def find_roots(context: RepositoryContext) -> GcRoots:
-    """All snapshots, and all that protects them. Takes no lock."""
+    """All snapshots and gc roots. Takes no lock."""
     stream = context.trail.stream
     for _ in range(MAX_READS):
         end = context.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
         roots = _read_roots(context)  # 1
         later = context.store.entries(stream, after=end)
-        if not any(effect_of(entry.record).moves_root for entry in later):  # 2
+        if not any(retention.effect_of(entry.record).moves_root for entry in later):  # 2
             break
     else:
-        raise LockConflict(
-            "worktrees are renamed faster than they can be read",
-            hint="Try again when less is going on.",
-            looks=MAX_READS,
-        )
+        message, hint = "worktrees are renamed faster than they can be read", "Try again when fewer processes work."
+        raise LockConflict(message, hint=hint, looks=MAX_READS)
     descriptors = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
     return roots._replace(descriptors=completed(context, descriptors))  # 3
 
 
 def _read_roots(context: RepositoryContext) -> GcRoots:
     """The roots, read in the order in which a protection is handed on."""
-    uses = [
-        Use(snapshot_id, intent.purpose) for intent in payloads.in_use(context.places) for snapshot_id in intent.uses
-    ]
+    uses = [retention.Use(used, each.purpose) for each in payloads.in_use(context.places) for used in each.uses]
     operations = [document.record for _, document in context.store.scan(OPERATIONS)]
     configs = [document.record for _, document in context.store.scan(WORKTREES)]
     heads = {each.worktree_id: each.head_snapshot_id or each.base_snapshot_id for each in configs}
@@ -92,7 +67,7 @@ def _read_roots(context: RepositoryContext) -> GcRoots:
 
 
 def completed(context: RepositoryContext, descriptors: dict[str, Descriptor]) -> dict[str, Descriptor]:
-    """The descriptors as of now along all lines: with parents that were missing, without what is gone."""
+    """The current descriptors along all lines, including parents that the scan missed."""
 
     def lacks_parent(each: Descriptor) -> bool:
         return each.parent_id is not None and each.parent_id not in descriptors
@@ -117,17 +92,14 @@ def completed(context: RepositoryContext, descriptors: dict[str, Descriptor]) ->
     return descriptors
 
 
-# --- The policy -----------------------------------------------------------------------------------------
-
-
 def policy_of(context: RepositoryContext) -> Policy:
-    """The policy as of now. Takes no lock."""
+    """The current policy. Takes no lock."""
     document = context.store.read(RETENTION)
     return Policy() if document is None else document.record
 
 
 def set_policy(context: RepositoryContext, policy: Policy) -> Policy:
-    """Replace the policy; one that keeps everything is deleted."""
+    """Replace the policy; a policy that keeps everything is deleted."""
     check_policy(policy)
 
     def decide(view: View, now: float) -> Decision[Policy]:
@@ -135,21 +107,16 @@ def set_policy(context: RepositoryContext, policy: Policy) -> Policy:
         before = stored or Policy()
         if before == policy:
             return Decision([], policy)
-        change: Change
-        if stored is None:
-            change = Create(RETENTION, policy)
-        else:
-            change = Delete(RETENTION) if policy.keeps_all_history else Replace(RETENTION, policy)
+        changed = Delete(RETENTION) if policy.keeps_all_history else Replace(RETENTION, policy)
+        change: Change = Create(RETENTION, policy) if stored is None else changed
         facts = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(policy)}
         return Decision([change, context.audit(view, now, "retention_changed", **facts)], policy)
 
-    return context.places.reserve.relieve(
-        lambda: context.store.transact([RETENTION, context.trail.stream], decide).result
-    )
+    keys = (RETENTION, context.trail.stream)
+    return context.places.reserve.relieve(lambda: context.store.transact(keys, decide).result)
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuse values that make no sense."""
     if policy.keep_last is not None and not 1 <= policy.keep_last <= 1_000_000:
         raise SettingInvalid("keep_last", str(policy.keep_last), "a number from 1 to 1000000")
     if policy.keep_for is not None and not (math.isfinite(policy.keep_for) and 0 < policy.keep_for <= LONGEST_KEEP):
@@ -158,14 +125,11 @@ def check_policy(policy: Policy) -> None:
         raise SettingInvalid("max_bytes", str(policy.max_bytes), "a number of bytes, 0 or more")
 
 
-# --- Plans ----------------------------------------------------------------------------------------------
-
-
 class Proposal(NamedTuple):
     """A plan, with the reasons for it."""
 
     plan: GcPlan
-    candidates: tuple[Collectable, ...]
+    candidates: tuple[retention.Collectable, ...]
     protected: Mapping[str, tuple[Reason, ...]]
     total_bytes: int
     stored: bool
@@ -178,10 +142,7 @@ class Proposal(NamedTuple):
 
 
 def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
-    """Find out what may be deleted. With `store`, the plan is stored, to be run.
-
-    Works on a full disk, out of the reserve, which is refilled.
-    """
+    """Plan a collection; with `store`, save the plan to be run. Works on a full disk, out of the reserve."""
     proposal = context.places.reserve.relieve(lambda: _propose(context, store=store))
     if store:
         context.places.reserve.refill()
@@ -190,13 +151,13 @@ def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
 
 def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
     policy, roots, now = policy_of(context), find_roots(context), context.store.now()
-    decision = retain(roots, policy, now)
+    decision = retention.retain(roots, policy, now)
     total = _total_bytes(context.places) if policy.max_bytes is not None else 0
     sizes = _reclaimable_sizes(context.places, [each.snapshot_id for each in decision.collectable])
-    count = within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
+    count = retention.within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
     chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
-    fits = Reason(Protection.BUDGET, "fits into the budget")
+    fits = Reason(retention.Protection.BUDGET, "fits into the budget")
     plan = GcPlan(
         plan_id=secrets.token_hex(4),
         created_at=format_instant(now),
@@ -214,14 +175,10 @@ def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
 
 
 def plan_of(context: RepositoryContext, plan_id: str) -> GcPlan:
-    """A plan by its id."""
     document = context.store.read(PLANS.key(plan_id))
     if document is None:
-        raise NotFound(
-            f"there is no plan {plan_id}",
-            hint="Plans are kept for a day. Make a new one: 'holdfast gc plan'.",
-            plan=plan_id,
-        )
+        hint = "Plans are kept for a day. Make a new one: 'holdfast gc plan'."
+        raise NotFound(f"there is no plan {plan_id}", hint=hint, plan=plan_id)
     return document.record
 
 
@@ -254,7 +211,7 @@ def _store(context: RepositoryContext, plan: GcPlan) -> None:
 
 
 def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
-    """What deleting the first 0, 1, 2, ... of these frees; what is gone meanwhile frees nothing."""
+    """The reclaimable sizes of the first 0, 1, 2, ... of these; a snapshot deleted meanwhile frees nothing."""
     from holdfast.repository.gc_sweep import need_of_all, trees_in
     from holdfast.trees.retained_dirs import reclaimable_sizes
 
@@ -265,7 +222,7 @@ def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> 
 
 
 def _total_bytes(places: RepositoryPaths) -> int:
-    """The size of all snapshots, with the directories that are retained for them."""
+    """The size of all snapshots and retained directories."""
     from holdfast.repository.gc_sweep import trees_in
     from holdfast.trees.retained_dirs import tree_bytes
 

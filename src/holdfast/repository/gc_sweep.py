@@ -1,10 +1,9 @@
-"""The sweep: trees of deleted snapshots are retired, and trimmed to the directories that other trees need.
+"""The sweep: retires the trees of deleted snapshots, and trims them to the directories that other trees need.
 
-Most directories of a tree may be stored in other trees (see `holdfast.trees.shared_dirs`). So the tree of a
-deleted snapshot is *retired*: moved to `.jvs/remnants/`, where the trees that need its directories look as
-well. A *sweep* then removes from all retired trees what no tree needs. It reads the trees on disk, not
-descriptors, so it does not matter whether a snapshot is visible. `docs/protocols/gc.md` says why nothing
-needed is removed.
+Most directories of a tree may be stored in other trees (see `holdfast.trees.shared_dirs`). So the tree of a deleted
+snapshot is *retired*: moved to `.jvs/remnants/`, where the trees that need its directories look as well. A *sweep* then
+removes from all retired trees what no tree needs. It reads the trees on disk, not descriptors, so it does not matter
+whether a snapshot is visible. `docs/protocols/gc.md` explains why nothing needed is removed.
 """
 
 from __future__ import annotations
@@ -20,22 +19,14 @@ from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.repository.context import RepositoryContext, RepositoryPaths
 from holdfast.repository.payloads import scratch
-from holdfast.trees.retained_dirs import (
-    Need,
-    TrashDirectory,
-    has_all,
-    is_trimmed,
-    needed,
-    needed_by_captures,
-    readable_manifest,
-    trim,
-)
+from holdfast.trees import retained_dirs
+from holdfast.trees.retained_dirs import Need
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
-    """Move the trees of these snapshots to the retired ones, durably. A missing tree was moved before."""
+    """Move the trees of these snapshots to `.jvs/remnants/`, durably. A missing tree was moved before."""
     places, ids = context.places, tuple(snapshot_ids)
     make_directories(places.remnants)
     for each in ids:
@@ -59,38 +50,34 @@ def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
 def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Collection[str]) -> None:
     """Retire a tree that was copied back after its snapshot was deleted, and now exists twice.
 
-    The retired tree stays if it has all that others need, because the copy may be partial. Only if the copy
-    was a snapshot again, and others need directories that had been trimmed away, it replaces the retired
-    tree. If neither has everything, both stay.
+    The retired tree stays if it has everything that others need, because the copy may be partial. The copy replaces
+    it only if it was a snapshot again and others need directories that had been trimmed away. Else both stay.
     """
     need = need_of_all(context.places, but=but).get(remnant.name, set())
-    manifest = readable_manifest(tree)
+    manifest = retained_dirs.readable_manifest(tree)
     with scratch(context, "collection") as room:
         aside = room.path / remnant.name
-        if has_all(remnant, need, manifest):
+        if retained_dirs.has_all(remnant, need, manifest):
             calls.rename(tree, aside)
-        elif has_all(tree, need, manifest):
+        elif retained_dirs.has_all(tree, need, manifest):
             calls.rename(remnant, aside)
             calls.rename(tree, remnant)
         else:
-            raise Refused(
-                f"{tree} is not removed: other snapshots have directories in it that are neither all there "
-                f"nor all in {remnant}",
-                hint="Restore one of the two as a whole from a backup.",
-                path=str(tree),
-            )
+            missing = f"other snapshots have directories in it that are neither all there nor all in {remnant}"
+            hint = "Restore one of the two as a whole from a backup."
+            raise Refused(f"{tree} is not removed: {missing}", hint=hint, path=str(tree))
 
 
 def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
-    """The directories that all trees but some need of others. Raises if a tree cannot say.
+    """The directories that all trees, except `but`, need of others. Raises if a tree cannot say.
 
-    Reads in the order in which a tree moves, so that none is missed: from its scratch directory to the
-    snapshots, from there to the quarantine. Retired trees need nothing of others.
+    Reads in the order in which a tree moves, so that none is missed: scratch directory, snapshots, quarantine.
+    Retired trees need nothing of others.
     """
-    need = needed_by_captures(trees_in_progress(places))
+    need = retained_dirs.needed_by_captures(trees_in_progress(places))
     for each in (places.snapshots, places.quarantine):
         trees = [tree for tree in trees_in(each) if tree.name not in but]
-        for name, paths in needed(trees).items():
+        for name, paths in retained_dirs.needed(trees).items():
             need.setdefault(name, set()).update(paths)
     return need
 
@@ -103,17 +90,17 @@ def trees_in_progress(places: RepositoryPaths) -> list[Path]:
 def sweep(context: RepositoryContext) -> None:
     """Remove from all retired trees what no tree needs. The caller holds the collector's lock.
 
-    A tree that cannot be trimmed, because something is mounted in it for instance, is left; the first such
-    failure is raised at the end. If a tree cannot say what it needs, nothing is done.
+    A tree that cannot be trimmed, for example because of a mount in it, is skipped; the first such failure is raised
+    at the end. If a tree cannot say what it needs, nothing is done.
     """
     excessive, failures = untrimmed(context.places), list[Failure]()
     if not excessive:
         return
     with scratch(context, "sweep") as room:
-        bin_ = TrashDirectory(room.path)
+        bin_ = retained_dirs.TrashDirectory(room.path)
         for name, need in excessive.items():
             try:
-                trim(context.places.remnants / name, need, bin_)
+                retained_dirs.trim(context.places.remnants / name, need, bin_)
             except Failure as failure:
                 failures.append(failure)
     if failures:
@@ -121,12 +108,12 @@ def sweep(context: RepositoryContext) -> None:
 
 
 def untrimmed(places: RepositoryPaths) -> dict[str, Collection[bytes]]:
-    """The retired trees that have more than is needed of them, with what is. Takes no lock."""
+    """The retired trees that have more than other trees need, with what these need. Takes no lock."""
     remnants, found = trees_in(places.remnants), dict[str, Collection[bytes]]()
     need = need_of_all(places) if remnants else {}
     for each in remnants:
-        with contextlib.suppress(NotFound):  # somebody else was faster
-            if not is_trimmed(each, need.get(each.name, ())):
+        with contextlib.suppress(NotFound):  # another process was faster
+            if not retained_dirs.is_trimmed(each, need.get(each.name, ())):
                 found[each.name] = need.get(each.name, ())
     return found
 

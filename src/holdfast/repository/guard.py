@@ -1,8 +1,8 @@
-"""The guard before a write: whether somebody else has leased the worktree that a path is in.
+"""The guard before a write: whether another holder has leased the worktree that a path is in.
 
-A hook asks before every write of an agent, so importing this module loads next to nothing. A few small files
-answer almost always, by the rules of leases. For the rest (a store that is not files, a commit that is being
-carried out, a record that cannot be read) `check` opens the repository, which takes longer.
+A hook asks before every write of an agent, so importing this module loads next to nothing. A few small files almost
+always suffice. Otherwise (a store that is not files, a commit in progress, an unreadable record) `check` opens the
+repository, which takes longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 16
 
 
 class WorktreePath:
-    """A worktree of a repository, by the path of something in it. (No NamedTuple: that costs an import.)"""
+    """A worktree of a repository. (No NamedTuple: that costs an import.)"""
 
     __slots__ = ("root", "worktree")
 
@@ -43,7 +43,7 @@ class WorktreePath:
 
 
 def worktree_of(path: str) -> WorktreePath | None:
-    """The worktree that a path is in, wherever links on the way lead; None if it is in none."""
+    """The worktree that a path is in after following links, or None."""
     real = calls.realpath(path)
     root = find_repository_root(os.path.dirname(real))
     if root is None:
@@ -57,12 +57,12 @@ def worktree_of(path: str) -> WorktreePath | None:
 
 
 def find_repository_root(start: str) -> str | None:
-    """The repository that a path is in: the nearest directory upwards with `.jvs/`; None if there is none."""
+    """The repository that a path is in: the nearest directory upwards with `.jvs/`, or None."""
     return calls.find_upwards(start, calls.is_repository)
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
-    """Raise `LockConflict` if somebody else holds the lease of this worktree."""
+    """Raise `LockConflict` if another holder has the lease of this worktree."""
     answer = quick_check(place, lock_id, actor)
     if answer is None:
         full_check(place, lock_id, actor)
@@ -73,9 +73,9 @@ def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) ->
 def quick_check(
     place: WorktreePath, lock_id: str | None, actor: str | None = None
 ) -> LockConflict | Literal[True] | None:
-    """True if nobody else has leased the worktree, the conflict if somebody has; None if files cannot tell.
+    """True if the caller may write, the conflict if another holder has leased the worktree; None if files cannot tell.
 
-    A lease is the caller's own if it names the `lock_id`, or acts under it: see `acts_under`.
+    A lease is the caller's own if it has this `lock_id`, or if the caller acts under it: see `acts_under`.
     """
     try:
         if not _files_tell_all(place.root):
@@ -98,7 +98,7 @@ def quick_check(
 
 
 def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
-    """The same as `check`, asked of the repository and its store."""
+    """Like `check`, but asks the repository and its store."""
     import msgspec
 
     from holdfast.errors import NotFound
@@ -108,7 +108,7 @@ def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = Non
     try:
         state = Repository(place.root).desk.state(place.worktree)
     except NotFound:
-        return  # not a repository after all, or one that is being created
+        return  # not a repository, or one that is being created
     if state is None or state.expired or state.lease.lock_id == lock_id:
         return
     if not acts_under(state.lease.holders(), state.lease.actor, actor):
@@ -116,7 +116,7 @@ def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = Non
 
 
 def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
-    """Whether files alone prove that this agent has no lease in the repository around `start`."""
+    """Whether files alone prove that this agent has no lease in the repository that `start` is in."""
     root = find_repository_root(start)
     if root is None:
         return True
@@ -132,7 +132,6 @@ def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> 
 
 
 def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
-    """Why not to write into a worktree."""
     from holdfast.clock import format_duration
     from holdfast.errors import LockConflict
 

@@ -1,4 +1,4 @@
-"""`Holding`: something that is held, in one form for leases, claims and locks; and locks as holdings."""
+"""`Holding`: one record for leases, claims and locks; and the locks as holdings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks import identity
-from holdfast.locks.identity import Holder, Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.locks.kernel_locks import FileLockHolder, find_holders, find_locked_files, inode_of, with_queue
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository.waits import FILE_LOCK, QUEUE, is_note_of, waits_of_data
 
 
 class Reclaim(NamedTuple):
-    """Whether it can be taken over safely, and how: a command, or what to wait for."""
+    """Whether a holding can be taken over safely; and the command, or what to wait for."""
 
     safe: bool
     how: str
@@ -39,10 +39,7 @@ class HoldingWaiter(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """Something that is held. What is not known is None.
-
-    `who` is the actor, else the process; `process` is always the process.
-    """
+    """A lease, claim or lock; unknown fields are None. `who` is the actor if known, else the process."""
 
     kind: str
     what: str
@@ -66,14 +63,10 @@ class Holding(NamedTuple):
 
 
 GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfast")
-"""Where our own locks are: they are found even if their holder hides its open files."""
+"""The directories of our own locks, which are found even if their holder hides its open files."""
 
-TURNSTILE = "ledger/.ledger.lock.turnstile"
-"""Where processes queue for the ledger lock: shown with that lock, not by itself."""
-
-NOTES = ".jvs/waits/"
-"""Locked by waiters: shown with what they wait for."""
-
+TURNSTILE = "ledger/.ledger.lock.turnstile"  # the queue for the ledger lock: listed only with that lock
+NOTES = ".jvs/waits/"  # locked by waiters: listed with the lock that they wait for
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
@@ -111,10 +104,8 @@ def _file_lock(path: str, shown: str, notes: Sequence[WaitNote]) -> Iterator[Hol
 def _reclaim(path: str, shown: str, holder: FileLockHolder) -> Reclaim:
     if shown.startswith(_OURS):
         return Reclaim(False, "wait: it is held for the duration of one command")
-    options = " --shared" if holder.shared else ""
-    options += " --fair" if _is_fair(path) else ""
-    command = f"holdfast lock run {shlex.quote(path)}{options} --wait 10m -- COMMAND"
-    return Reclaim(False, f"wait: {command}")
+    options = (" --shared" if holder.shared else "") + (" --fair" if _is_fair(path) else "")
+    return Reclaim(False, f"wait: holdfast lock run {shlex.quote(path)}{options} --wait 10m -- COMMAND")
 
 
 def _is_fair(path: str) -> bool:
@@ -127,11 +118,11 @@ def _is_fair(path: str) -> bool:
 
 
 def _queue(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[HoldingWaiter, ...]:
-    """The waiters: those that the kernel knows, and by their notes those that poll instead.
-
-    The kernel serves them in no order. Of a fair lock it is known only who is next.
-    """
-    noted = {note.holder.pid: note for note in reversed(notes) if _is_about(note, path)}
+    """The waiters that the kernel knows, and by their notes those that poll. Only the next one of a fair lock has a
+    position: the kernel serves waiters in no order."""
+    inode = inode_of(path)
+    about = (each for each in reversed(notes) if each.thing.kind == FILE_LOCK and inode in each.thing.place.split())
+    noted = {note.holder.pid: note for note in about} if inode else {}
     blocked = [each for each in seen if each.waiting]
     waiting = []
     for each in with_queue(path, blocked):
@@ -142,13 +133,8 @@ def _queue(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> 
     return (*waiting, *(_waiting(f"pid {note.holder.pid}", None, note, None) for note in rest))
 
 
-def _is_about(note: WaitNote, path: str) -> bool:
-    inode = inode_of(path)
-    return note.thing.kind == FILE_LOCK and bool(inode) and inode in note.thing.place.split()
-
-
 def _waiting(name: str, position: int | None, note: WaitNote | None, command: str | None) -> HoldingWaiter:
-    """A waiter. `since` is known of those that waited long enough to leave a note."""
+    """A waiter; `since` is known only if it waited long enough to leave a note."""
     if note is None:
         return HoldingWaiter(name, position, None, command or "", Liveness.ALIVE)
     purpose = command or identity.command_of(note.holder.pid) or ""
@@ -160,14 +146,13 @@ def _who(each: FileLockHolder) -> str:
 
 
 def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[Holding]:
-    """All repo locks with their waiters, who poll, so there is no order among them."""
+    """All repository locks with their waiters, which poll: they have no order."""
     known = (*notes, *WaitNotes([waits_of_data(locks.data_dir)]).notes(sweep=False))
     waiting = [note for note in {each.ticket: each for each in known}.values() if is_note_of(note, locks)]
     for repo_id, state in locks.states().items():
         if state is None:
             continue
-        info = state.info
-        holder: Holder | None = info.holder if info else None
+        info, holder = state.info, state.info.holder if state.info else None
         created_at = info.created_at if info else None
         pid = f"pid {info.pid}" if info and info.pid else "somebody"
         command = f"holdfast repo-lock run {repo_id} --wait 10m -- COMMAND"

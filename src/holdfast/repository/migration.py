@@ -1,11 +1,11 @@
-"""Migration from one store to another: every row of the layout, as it is stored, byte for byte.
+"""Migration from one store to another: copies every row of the layout byte for byte.
 
-1. Refuse if a lease is held: its holder would go on writing to a store that nobody reads.
-2. Copy what differs, in small commits. The target's content must be a beginning of the source's, so an
-   interrupted migration continues, and nothing foreign is overwritten.
-3. Read everything again, from both, and compare. If the source has changed meanwhile, repeat from 2.
+1. Refuse if a lease is held: its holder would continue to write to the abandoned store.
+2. Copy the differences in small commits. The target must contain a prefix of the source, so an interrupted
+   migration continues, and no foreign content is overwritten.
+3. Read both again and compare. If the source has changed meanwhile, repeat from 2.
 
-The source is not changed. Only when all is equal may the directory be configured to use the target.
+The source is not changed. The directory may be configured to use the target only when both are equal.
 """
 
 from __future__ import annotations
@@ -17,40 +17,26 @@ from typing import Any, NamedTuple
 from holdfast.errors import Refused, TooManyRetries
 from holdfast.fs import strictjson
 from holdfast.leases.service import LeaseService
+from holdfast.store import model
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
-from holdfast.store.model import (
-    MOST_BYTES,
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Entry,
-    Family,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    View,
-)
+from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream
 
 MOST_CHANGES = 50
-MOST_AT_ONCE = 512 << 10
-"""The largest commit that every server accepts; a larger record goes alone."""
+MOST_AT_ONCE = 512 << 10  # the largest commit that every server accepts; a larger record goes alone
 
 PASSES = 5
 
 
 class RawCodec:
-    """Content as it is stored, if it is strict JSON. A final line break is up to each store."""
+    """Stored content, if it is strict JSON. Stores may differ in the final line break."""
 
     def encode(self, record: bytes) -> bytes:
         return record
 
     def decode(self, content: bytes, source: str) -> bytes:
         content = content.removesuffix(b"\n")
-        strictjson.decode(content, source=source, limit=MOST_BYTES)
+        strictjson.decode(content, source=source, limit=model.MOST_BYTES)
         return content
 
 
@@ -59,7 +45,7 @@ _LEASES = "jvs/leases/{name}"
 
 
 class Moved(NamedTuple):
-    """How many documents and records there are, and how many of them were copied."""
+    """The numbers of documents and records, and of those that were copied."""
 
     documents: int
     records: int
@@ -72,16 +58,9 @@ class _Pass:
     """One walk over both stores."""
 
     def __init__(self, source: Store, target: Store, written: set[str], *, dry_run: bool, overwrite: bool) -> None:
-        self._source = source
-        self._target = target
-        self._written = written
-        self._dry_run = dry_run
-        self._overwrite = overwrite
+        self._source, self._target, self._written = source, target, written
+        self._dry_run, self._overwrite = dry_run, overwrite
         self.documents = self.records = self.copied_documents = self.copied_records = 0
-
-    @property
-    def found_differences(self) -> bool:
-        return bool(self.copied_documents or self.copied_records)
 
     def documents_of(self, row: Row) -> None:
         changes: list[Change] = []
@@ -98,7 +77,7 @@ class _Pass:
             if name not in source:
                 changes.append(Delete(key))
             else:
-                changes.append((Replace if name in target else Create)(key, source[name]))
+                changes.append((Replace if name in target else model.Create)(key, source[name]))
         self._apply(changes)
 
     def records_of(self, row: Row) -> None:
@@ -107,7 +86,7 @@ class _Pass:
         self._apply(self._missing(stream, pairs))
 
     def _missing(
-        self, stream: Stream[bytes], pairs: Iterable[tuple[Entry[bytes] | None, Entry[bytes] | None]]
+        self, stream: Stream[bytes], pairs: Iterable[tuple[model.Entry[bytes] | None, model.Entry[bytes] | None]]
     ) -> Iterator[Append]:
         for mine, other in pairs:
             self.records += mine is not None
@@ -130,29 +109,18 @@ class _Pass:
         self._commit(batch)
 
     def _commit(self, changes: Sequence[Change]) -> None:
-        if not changes or self._dry_run:
-            return
-        named = [each.stream if isinstance(each, Append) else each.key for each in changes]
-        made = tuple(changes)
-
-        def decide(view: View, now: float) -> Decision[None]:
-            return Decision(made, None)
-
-        self._target.transact(named, decide)
+        if changes and not self._dry_run:
+            named = [each.stream if isinstance(each, Append) else each.key for each in changes]
+            self._target.transact(named, lambda view, now: Decision(tuple(changes), None))
 
 
 def migrate(
-    source: Store,
-    target: Store,
-    *,
-    rows: Sequence[Row] = TABLE,
-    dry_run: bool = False,
-    overwrite: bool = False,
+    source: Store, target: Store, *, rows: Sequence[Row] = TABLE, dry_run: bool = False, overwrite: bool = False
 ) -> Moved:
-    """Copy everything, and verify the copy. A dry run writes nothing, and refuses what a real one would.
+    """Copy everything, and verify the copy. A dry run writes nothing, but makes the same checks.
 
-    With `overwrite`, documents of the target may be replaced, as for an older copy of the source. Its streams
-    must still be a beginning of the source's.
+    With `overwrite`, documents of the target, such as an older copy of the source, are replaced. Its streams must
+    still be a prefix of the source's.
     """
     _refuse_held_leases(source, rows)  # 1.
     written: set[str] = set()
@@ -166,7 +134,7 @@ def migrate(
                 current.records_of(row)
         copied_documents += current.copied_documents
         copied_records += current.copied_records
-        if dry_run or not current.found_differences:
+        if dry_run or not (current.copied_documents or current.copied_records):
             return Moved(current.documents, current.records, copied_documents, copied_records, number)
     raise TooManyRetries(PASSES, Refused("the source changes faster than it can be copied"))
 

@@ -1,7 +1,6 @@
-"""The overview: everything that is held below a directory, and a repository described. Takes no lock.
+"""The overview: all leases, claims and locks below a directory; and the description of a repository. Takes no lock.
 
-Each kind of lease, claim or lock has a function that yields its `Holding`s; `look_around` asks them all. A
-kind that is not in use has none. A kind that cannot be read is reported.
+Each kind has a function that yields its `Holding`s; `look_around` calls them all and reports kinds that cannot be read.
 """
 
 from __future__ import annotations
@@ -24,36 +23,21 @@ from holdfast.issues.reading import look_at
 from holdfast.leases.rules import LeaseWaiter
 from holdfast.leases.service import LeaseState
 from holdfast.leases.wait_notes import WaitNotes
-from holdfast.locks.identity import Liveness, boot_clock_id, described_liveness, liveness
+from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.repository.context import (
-    DESCRIPTORS,
-    MAIN,
-    OPERATIONS,
-    Consistency,
-    Descriptor,
-    RepositoryFormat,
-)
-from holdfast.repository.holdings import (
-    TURNSTILE,
-    Holding,
-    HoldingWaiter,
-    Reclaim,
-    file_locks,
-    repo_lock_holdings,
-    waiting_at,
-)
+from holdfast.repository import holdings as held
+from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, RepositoryFormat
+from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
 from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
-from holdfast.store.model import Store, Unreadable
+from holdfast.store.model import Unreadable
 from holdfast.store.open import address_of, open_store
 
 LEDGER, META_FILE = "ledger", "meta.json"
-MARKS = (".jvs", ".jit", LEDGER, ".holdfast")
-"""A workspace has one of these."""
+MARKS = (".jvs", ".jit", LEDGER, ".holdfast")  # a workspace has one of these
 
 
 class UnreadableKind(NamedTuple):
@@ -85,21 +69,15 @@ def find_workspace(start: Path) -> Path:
     found = calls.find_upwards(start, lambda directory: _is_workspace(Path(directory)))
     if found is not None:
         return Path(found)
-    raise NotFound(
-        f"{start} is not in a workspace of Holdfast",
-        hint="Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'.",
-        path=str(start),
-    )
+    hint = "Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'."
+    raise NotFound(f"{start} is not in a workspace of Holdfast", hint=hint, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
     """Raise `NotFound` if the directory is not a workspace."""
     if not _names(root).intersection(MARKS):
-        raise NotFound(
-            f"{root} is not a workspace of Holdfast",
-            hint="Name the directory that has the repository, the tracker or the ledger.",
-            path=str(root),
-        )
+        hint = "Name the directory that has the repository, the tracker or the ledger."
+        raise NotFound(f"{root} is not a workspace of Holdfast", hint=hint, path=str(root))
 
 
 def _is_workspace(directory: Path) -> bool:
@@ -127,9 +105,9 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
     notes = WaitNotes([waits_of_repository(root)]).notes(sweep=False)
-    sources["file lock"] = lambda: file_locks(root, notes)
+    sources["file lock"] = lambda: held.file_locks(root, notes)
     if repo_locks is not None:
-        sources["repo lock"] = lambda: repo_lock_holdings(repo_locks, notes)
+        sources["repo lock"] = lambda: held.repo_lock_holdings(repo_locks, notes)
     holdings: list[Holding] = []
     troubles: list[UnreadableKind] = []
     stores = {"lease": None, "operation": None, "issue": address, "claim": address}
@@ -137,7 +115,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     for kind, holdings_of in sources.items():
         try:
             if kind in stores and stores[kind] in away:
-                raise away[stores[kind]]  # a store that is away is waited for once
+                raise away[stores[kind]]  # wait only once for an unavailable store
             holdings += holdings_of()
         except (NotFound, NotInitialised):
             continue  # this kind is not in use here
@@ -149,26 +127,14 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
 
 
-def _of_repository(root: Path, holdings_of: Callable[[Repository], Iterable[Holding]]) -> list[Holding]:
-    with Repository(root) as repository:
-        return list(holdings_of(repository))
-
-
 def _now(root: Path) -> float:
-    with _opened(root) as store:
+    with contextlib.closing(open_store(root)) as store:
         return store.now()
 
 
-@contextlib.contextmanager
-def _opened(root: Path, address: str | None = None) -> Iterator[Store]:
-    store = open_store(root, address)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-# --- Worktrees ----------------------------------------------------------------------------------------
+def _of_repository(root: Path, holdings_of: Callable[[Repository], Iterable[Holding]]) -> list[Holding]:
+    with Repository(root) as repository:
+        return list(holdings_of(repository))
 
 
 def _leases(repository: Repository) -> Iterator[Holding]:
@@ -204,21 +170,22 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
 
 
 def _waiter(waiter: LeaseWaiter, position: int) -> HoldingWaiter:
-    holder = waiter.identity.holder(waiter.holder_id)
-    alive = liveness(holder) if holder else Liveness.UNKNOWN
+    alive = _liveness(waiter.identity.holder(waiter.holder_id))
     return HoldingWaiter(waiter.actor or waiter.holder_id, position, waiter.since, waiter.purpose, alive)
 
 
+def _liveness(holder: Holder | None) -> Liveness:
+    return liveness(holder) if holder else Liveness.UNKNOWN
+
+
 def _enough(time_left: float) -> str:
-    """A time to wait that is long enough."""
     return format_duration(math.ceil(time_left) + 1)
 
 
 def _operations(repository: Repository) -> Iterator[Holding]:
     for name, document in repository.context.store.scan(OPERATIONS):
         operation = document.record
-        holder = operation.identity.holder(operation.holder_id)
-        alive = liveness(holder) if holder else Liveness.UNKNOWN
+        alive = _liveness(operation.identity.holder(operation.holder_id))
         yield Holding(
             kind="operation",
             what=name,
@@ -226,22 +193,15 @@ def _operations(repository: Repository) -> Iterator[Holding]:
             since=operation.begun_at,
             liveness=alive,
             purpose=operation.kind.value,
-            reclaim=_reclaim_operation(alive),
+            # The doctor takes the payload lock first, so it never disturbs a live operation.
+            reclaim=Reclaim(True, "holdfast doctor --fix")
+            if alive is Liveness.DEAD
+            else Reclaim(False, "wait: it is running; if it never ends: holdfast doctor"),
         )
 
 
-def _reclaim_operation(alive: Liveness) -> Reclaim:
-    """The doctor takes the lock of the directory first, so a live operation is never disturbed."""
-    if alive is Liveness.DEAD:
-        return Reclaim(True, "holdfast doctor --fix")
-    return Reclaim(False, "wait: it is running; if it never ends: holdfast doctor")
-
-
-# --- Work ---------------------------------------------------------------------------------------------
-
-
 def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
-    with _opened(root, address) as store:
+    with contextlib.closing(open_store(root, address)) as store:
         reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
         now = reading.at(store.now())
         broken: Failure | None = None
@@ -253,7 +213,8 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
             if claim is None:
                 continue
             alive, left = described_liveness(claim.holder), claim.time_left(now, for_others=True)
-            gated = _is_gated(store, issue_id)
+            issue = look_at(store, issue_id)
+            gated = isinstance(issue, Issue) and issue.state is State.GATED
             if gated and left <= 0:
                 continue  # nobody can work on it: it waits for its gates
             yield Holding(
@@ -273,11 +234,6 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
 
 
 _WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
-
-
-def _is_gated(store: Store, issue_id: str) -> bool:
-    issue = look_at(store, issue_id)  # not known of one that cannot be read
-    return isinstance(issue, Issue) and issue.state is State.GATED
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
@@ -341,7 +297,7 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
         since=format_instant(SYSTEM_CLOCK.wall() - state.age),
         liveness=state.liveness,
         purpose=state.agent_id or "",
-        waiting=waiting_at(root / TURNSTILE),
+        waiting=held.waiting_at(root / held.TURNSTILE),
         reclaim=Reclaim(dead, how),
     )
 
@@ -355,30 +311,25 @@ def _names(directory: Path) -> set[str]:
 
 
 class RepositoryInfo(NamedTuple):
-    """A repository described. `engine` is how its snapshots are made, None if that is not known.
+    """The description of a repository. `engine` is None if it is not known.
 
-    If its store cannot be used, `trouble` says why. Then format, worktrees and snapshots are not known, and
-    `directories` are the worktrees that have a directory here.
+    If the store cannot be used, `trouble` says why; then only `directories` tells which worktrees exist.
     """
 
     root: Path
-    store: str
-    """The address of the store, without secrets."""
+    store: str  # the address of the store, without secrets
     trouble: Failure | None
     format: RepositoryFormat | None
     worktrees: tuple[WorktreeState, ...]
     directories: tuple[str, ...]
     snapshots: int | None
-    best_effort: tuple[Descriptor, ...]
-    """Snapshots whose files may have changed while they were captured."""
+    best_effort: tuple[Descriptor, ...]  # snapshots whose files may have changed while they were captured
     filesystem: str
     network: bool
-    network_troubles: tuple[str, ...]
-    """Why changes on other machines may be seen late here."""
+    network_troubles: tuple[str, ...]  # why changes on other machines may be seen late here
     engine: str | None
 
     def warnings(self) -> list[str]:
-        """What to know before relying on this repository."""
         found = [] if self.trouble is None else [self.trouble.message]
         found += [
             f"the worktree {each.config.worktree_id} is shared (high-risk): nothing keeps writers apart"
@@ -386,15 +337,15 @@ class RepositoryInfo(NamedTuple):
             if each.is_shared
         ]
         if self.best_effort:
-            found.append(
-                f"{len(self.best_effort)} of {self.snapshots} snapshots were taken while files may have "
-                "changed (best_effort)"
-            )
+            count = f"{len(self.best_effort)} of {self.snapshots}"
+            found.append(f"{count} snapshots were taken while files may have changed (best_effort)")
         return [*found, *self.network_troubles]
 
 
 def describe(repository: Repository) -> RepositoryInfo:
-    """Describe a repository; if it was opened to be examined, even if its store cannot be used."""
+    """Describe a repository, even one opened to be examined whose store cannot be used."""
+    from holdfast.trees.engines import choose_engine
+
     known, worktrees, descriptors = None, tuple[WorktreeState, ...](), list[Descriptor]()
     try:
         descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
@@ -402,10 +353,16 @@ def describe(repository: Repository) -> RepositoryInfo:
     except Failure as failure:
         if failure is not repository.trouble:
             raise
-    kind = filesystem_kind(repository.root)
+    kind, places, address, engine = filesystem_kind(repository.root), repository.context.places, "unknown", None
+    with contextlib.suppress(Failure):
+        address = address_of(repository.root)
+    with contextlib.suppress(Failure):
+        engine = choose_engine(places.payload(MAIN), places.snapshots).value
+    # For records on a server, all that matters is whether files are seen late.
+    matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
         root=repository.root,
-        store=_address(repository),
+        store=address,
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,
@@ -414,16 +371,9 @@ def describe(repository: Repository) -> RepositoryInfo:
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
         network=is_network(kind),
-        network_troubles=_network_troubles(repository, kind),
-        engine=_engine(repository),
+        network_troubles=tuple(network_problems(repository.root, kind)) if matters else (),
+        engine=engine,
     )
-
-
-def _address(repository: Repository) -> str:
-    try:
-        return address_of(repository.root)
-    except Failure:
-        return "unknown"
 
 
 def _directories(repository: Repository) -> Iterator[str]:
@@ -436,20 +386,3 @@ def _directories(repository: Repository) -> Iterator[str]:
         except NotFound:
             continue
         yield from sorted(each for each in found if names is None or each in names)
-
-
-def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
-    """What speaks against keeping records here; for records on a server, only that files may be seen late."""
-    if repository.context.store.files is not None or kind == probe.JUICEFS:
-        return tuple(network_problems(repository.root, kind))
-    return ()
-
-
-def _engine(repository: Repository) -> str | None:
-    from holdfast.trees.engines import choose_engine
-
-    places = repository.context.places
-    try:
-        return choose_engine(places.payload(MAIN), places.snapshots).value
-    except Failure:
-        return None

@@ -1,4 +1,4 @@
-"""A repository, opened: the directory with `.jvs/`, with its store, its leases and its parts."""
+"""`Repository`: an open repository with its store, its leases and its parts."""
 
 from __future__ import annotations
 
@@ -52,12 +52,11 @@ if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
 
 
-_POLL = 0.05
-"""Seconds between two looks whether an operation on the worktree has ended."""
+_POLL = 0.05  # seconds between two checks whether an operation on the worktree has ended
 
 
 class _OtherGraphs:
-    """The wait graphs of claims and locks, made when somebody waits for a lease: most commands never do."""
+    """The wait graphs of claims and locks, created by the first wait for a lease: most commands never wait."""
 
     def __init__(self, root: Path, store: Store, ledger_address: str | None) -> None:
         self._root, self._store, self._ledger_address = root, store, ledger_address
@@ -218,12 +217,7 @@ class Repository:
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
     def steal(
-        self,
-        worktree: str = MAIN,
-        *,
-        ttl: float = DEFAULT_TTL,
-        purpose: str = "",
-        behalf_of: Holder | None = None,
+        self, worktree: str = MAIN, *, ttl: float = DEFAULT_TTL, purpose: str = "", behalf_of: Holder | None = None
     ) -> LeaseGranted:
         """Take over an expired lease, and only such a one."""
         name = worktree_name(worktree)
@@ -331,10 +325,9 @@ class Repository:
         """
         from holdfast.repository.restore import RestoreOptions
 
-        name = worktree_name(worktree)
-        source = self.snapshots.named(snapshot, seen_from=name)
-        how = RestoreOptions(reason=reason, path=path)
-        return self.snapshots.restore_in_place(name, source.snapshot_id, _proof(lease), how)
+        name, how = worktree_name(worktree), RestoreOptions(reason=reason, path=path)
+        source = self.snapshots.named(snapshot, seen_from=name).snapshot_id
+        return self.snapshots.restore_in_place(name, source, _proof(lease), how)
 
     def remove_worktree(
         self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
@@ -347,8 +340,7 @@ class Repository:
             made = self.snapshots.take_if_changed(name, _proof(right.lease), options)
             return None if made is None else made.snapshot_id
 
-        kept = save if keep_unsaved else None
-        return self.worktrees.remove(name, save=kept, force=force, lock_id=lock_id)
+        return self.worktrees.remove(name, save=save if keep_unsaved else None, force=force, lock_id=lock_id)
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
         """Find what is wrong; changes nothing. `strict` reads every file of every snapshot."""
@@ -368,12 +360,12 @@ class Repository:
 def _is_on_files(root: Path) -> bool:
     try:
         return read_config(root).store == FILES
-    except Failure:  # not known, so nothing is touched
+    except Failure:  # unknown, so nothing is touched
         return False
 
 
 def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
-    """The store of a repository, and its format. A server that has none raises `NotFound`."""
+    """The store of a repository, and its format; raises `NotFound` if the server has no records of it."""
     address = read_config(root).store
     store = open_address(root, address, create=address == FILES)
     try:
@@ -383,11 +375,9 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
         if address == FILES:
             raise
         shown = without_secrets(address)
+        hint = f"Check the address in {CONFIG}. If it is right, restore the records from a backup."
         raise NotFound(
-            f"the store {shown} has no records of {root}",
-            hint=f"Check the address in {CONFIG}. If it is right, restore the records from a backup.",
-            store=shown,
-            path=str(root),
+            f"the store {shown} has no records of {root}", hint=hint, store=shown, path=str(root)
         ) from failure
     except BaseException:
         store.close()
@@ -397,12 +387,12 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
 def _opened_to_examine(root: Path) -> Store:
     try:
         return _opened(root)[0]
-    except Corrupt as failure:  # not to be taken for damage of what is examined
+    except Corrupt as failure:  # must not count as damage to the examined repository
         raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:
-    """The proof of a held lease; one that is known to be lost is refused at once."""
+    """The proof of a held lease; raises at once if the lease is known to be lost."""
     if lease is None:
         return None
     lease.check()
@@ -414,12 +404,8 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     found = calls.find_upwards(start, calls.is_repository)
     if found is not None:
         return Path(found)
-    here = os.path.abspath(start)
-    raise NotFound(
-        f"{here} is not in a Holdfast repository",
-        hint="Go to one, name one with --repo, or create one: 'holdfast init DIR'.",
-        path=here,
-    )
+    here, hint = os.path.abspath(start), "Go to one, name one with --repo, or create one: 'holdfast init DIR'."
+    raise NotFound(f"{here} is not in a Holdfast repository", hint=hint, path=here)
 
 
 def _no_repository(root: Path) -> NotFound:
@@ -427,7 +413,7 @@ def _no_repository(root: Path) -> NotFound:
 
 
 def checked_format(store: Store, root: Path) -> RepositoryFormat:
-    """The format of the repository at `root`; one that is newer than this program is refused."""
+    """The format of the repository at `root`; raises `Refused` if it is newer than this program."""
     document = store.read(FORMAT)
     if document is None:
         raise _no_repository(root)

@@ -1,4 +1,4 @@
-"""Retention as pure functions: which snapshots are kept and why, which may be collected and in which order.
+"""Retention rules as pure functions: which snapshots are kept and why, which may be collected and in which order.
 
 Each of these protects a snapshot, whatever the policy says:
 
@@ -7,13 +7,11 @@ Each of these protects a snapshot, whatever the policy says:
 - a running process needs it (the intent of its scratch says so), or a pending operation does: the source of a
   restore, and the parent of the snapshot that a restore has published, which may insert another between them;
 - another plan has marked it for deletion, and decides about it;
-- a line of history is broken, because a descriptor was lost: what no head leads to and is not younger than
-  the gap may be on its other side.
+- a line of history is broken by a lost descriptor: any older snapshot that no head leads to may be behind the gap.
 
-The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and
-everything younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With
-`max_bytes`, the rest is collected only until all snapshots fit into it: first those that no head leads to,
-then the oldest.
+The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and everything
+younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With `max_bytes`, the rest is
+collected only until all snapshots fit into it: first those that no head leads to, then the oldest.
 """
 
 from __future__ import annotations
@@ -31,14 +29,11 @@ from holdfast.store.model import Family, Key, StructCodec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is kept of the history that heads lead to. Nothing set: all of it."""
+    """How much of the history of heads is kept: all of it, if nothing is set."""
 
-    keep_last: int | None = None
-    """The newest snapshots of each line, its head included."""
-    keep_for: float | None = None
-    """Every snapshot that is younger, in seconds."""
-    max_bytes: int | None = None
-    """The rest too, as long as all snapshots together take no more."""
+    keep_last: int | None = None  # the newest snapshots of each line, its head included
+    keep_for: float | None = None  # every snapshot that is younger, in seconds
+    max_bytes: int | None = None  # the rest too, as long as all snapshots together take no more
 
     @property
     def keeps_all_history(self) -> bool:
@@ -50,7 +45,7 @@ class PlanState(StrEnum):
 
     PROPOSED = "proposed"
     DECIDED = "decided"
-    """Checked again after all of it was marked for deletion. It is carried out, by whoever comes next."""
+    """Checked again after all snapshots were marked for deletion. A run that dies now is finished by the next."""
     FINISHED = "finished"
 
 
@@ -63,8 +58,7 @@ class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str
     policy: Policy
     snapshots: tuple[str, ...]
-    bytes: int
-    """The reclaimable size."""
+    bytes: int  # the reclaimable size
     state: PlanState = PlanState.PROPOSED
 
     def is_expired(self, now: float) -> bool:
@@ -108,7 +102,7 @@ class Use(NamedTuple):
 
 
 class GcRoots(NamedTuple):
-    """All snapshots, and all that protects some. `heads` has the start of each worktree's line."""
+    """All snapshots and gc roots. `heads` has the start of each worktree's line."""
 
     descriptors: Mapping[str, Descriptor]
     heads: Mapping[str, str]
@@ -129,19 +123,17 @@ class Collectable(NamedTuple):
 
 
 class RetentionDecision(NamedTuple):
-    """Each snapshot is in one of the two. `collectable` is in the order of collecting."""
+    """Each snapshot is in one of the two; `collectable` is in the order of collection."""
 
     protected: Mapping[str, tuple[Reason, ...]]
     collectable: tuple[Collectable, ...]
 
 
 class Effect(NamedTuple):
-    """What an audited event means for gc."""
+    """The effect of an audited event on gc."""
 
-    moves_root: bool = False
-    """It may move a root from a record that is not read yet to one that was already read."""
-    deletes_snapshot: bool = False
-    """The snapshots that it names are gone, as they should be."""
+    moves_root: bool = False  # it may move a root from an unread record to one already read
+    deletes_snapshot: bool = False  # the snapshots that it names are gone, as they should be
 
 
 _HARMLESS = """
@@ -160,7 +152,7 @@ EFFECTS: Mapping[str, Effect] = {
 
 
 def effect_of(entry: AuditEntry) -> Effect:
-    """The effect of an event. One that a later version writes may move a root."""
+    """The effect of an event. An unknown event, of a later version, may move a root."""
     return EFFECTS.get(entry.event, Effect(moves_root=True))
 
 
@@ -178,15 +170,11 @@ def retain(roots: GcRoots, policy: Policy, now: float, *, plan_id: str | None = 
 
 
 def within_budget(
-    collectable: Sequence[Collectable],
-    policy: Policy,
-    total: int,
-    reclaimable: Callable[[Sequence[str]], int],
+    collectable: Sequence[Collectable], policy: Policy, total: int, reclaimable: Callable[[Sequence[str]], int]
 ) -> int:
-    """How many collectable snapshots, from the first, must go for the rest to fit into `max_bytes`.
+    """How many collectable snapshots, from the first, must go for the rest to fit into `max_bytes`; else all.
 
-    `reclaimable` is what deleting these frees: never less for more of them, and not a sum, because snapshots
-    share files. Without a budget, or if all are not enough, all go.
+    `reclaimable` is the reclaimable size of these: it grows with them, but is no sum, because snapshots share files.
     """
     if policy.max_bytes is None:
         return len(collectable)
@@ -202,14 +190,13 @@ def within_budget(
 
 
 class _Reached(NamedTuple):
-    """A head leads to a snapshot: which one, and in how many steps, counted from 1."""
+    """The worktree whose head leads to a snapshot, and in how many steps, counted from 1."""
 
     worktree: str
     rank: int
 
 
 def _reached(roots: GcRoots) -> dict[str, list[_Reached]]:
-    """For each snapshot that a head leads to: by which lines, and how far from their heads."""
     found: dict[str, list[_Reached]] = {}
     for worktree, head in roots.heads.items():
         for rank, snapshot_id in enumerate(line(roots.descriptors, head), 1):
@@ -227,11 +214,7 @@ def line(descriptors: Mapping[str, Descriptor], start: str | None) -> Iterator[s
 
 
 def _all_reasons(
-    roots: GcRoots,
-    reached: Mapping[str, Sequence[_Reached]],
-    policy: Policy,
-    now: float,
-    plan_id: str | None,
+    roots: GcRoots, reached: Mapping[str, Sequence[_Reached]], policy: Policy, now: float, plan_id: str | None
 ) -> Iterator[tuple[str, Reason]]:
     for worktree, head in roots.heads.items():
         yield head, Reason(Protection.HEAD, f"head of {worktree}")
@@ -239,7 +222,8 @@ def _all_reasons(
         yield reference.snapshot_id, Reason(Protection.REFERENCE, f"reference {reference.name}")
     for pin in roots.pins:
         if pin_holds(pin, now):
-            yield pin.snapshot_id, Reason(Protection.PIN, _pin_text(pin))
+            until, why = f" until {pin.until}" if pin.until else "", f": {pin.reason}" if pin.reason else ""
+            yield pin.snapshot_id, Reason(Protection.PIN, f"pin {pin.pin_id}{until}{why}")
     for use in roots.uses:
         yield use.snapshot_id, Reason(Protection.IN_USE, f"needed by a running {use.purpose}")
     yield from _by_operations(roots)
@@ -285,17 +269,11 @@ def _by_operations(roots: GcRoots) -> Iterator[tuple[str, Reason]]:
 
 
 def pin_holds(pin: Pin, now: float) -> bool:
-    """Whether a pin has not expired. One whose end cannot be read holds."""
+    """Whether a pin has not expired. A pin whose end cannot be read holds."""
     try:
         return pin.until is None or now < parse_instant(pin.until)
     except ValueError:
         return True
-
-
-def _pin_text(pin: Pin) -> str:
-    text = f"pin {pin.pin_id}"
-    text += f" until {pin.until}" if pin.until else ""
-    return text + (f": {pin.reason}" if pin.reason else "")
 
 
 def _by_age(each: Descriptor, policy: Policy, now: float) -> Iterator[tuple[str, Reason]]:
@@ -314,17 +292,13 @@ def _by_age(each: Descriptor, policy: Policy, now: float) -> Iterator[tuple[str,
 def _by_history(reached: Mapping[str, Sequence[_Reached]], policy: Policy) -> Iterator[tuple[str, Reason]]:
     for snapshot_id, by in reached.items():
         if policy.keeps_all_history:
-            text = f"in the history of {_of(by)}; no policy lets it go"
-            yield snapshot_id, Reason(Protection.HISTORY, text)
-        elif policy.keep_last is not None:
-            near = [each for each in by if each.rank <= policy.keep_last]
-            if near:
-                text = f"one of the newest {policy.keep_last} of {_of(near)}"
-                yield snapshot_id, Reason(Protection.KEEP_LAST, text)
+            yield snapshot_id, Reason(Protection.HISTORY, f"in the history of {_of(by)}; no policy lets it go")
+        elif policy.keep_last is not None and (near := [each for each in by if each.rank <= policy.keep_last]):
+            yield snapshot_id, Reason(Protection.KEEP_LAST, f"one of the newest {policy.keep_last} of {_of(near)}")
 
 
 def _of(lines: Sequence[_Reached]) -> str:
-    """The worktrees in a few words: most of them may share most of the history."""
+    """One worktree, and how many more: most of them may share most of the history."""
     return lines[0].worktree + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 

@@ -1,6 +1,6 @@
-"""JSON records of leases, worktrees, snapshots, restores and comparisons, as every command prints them.
+"""JSON records of leases, worktrees, snapshots, restores and comparisons.
 
-One name per field, whatever the record on disk calls it: `worktree`, `token`, `renewed_at`, `expires_at`.
+Each field has one name, whatever the record on disk calls it: `worktree`, `token`, `renewed_at`, `expires_at`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.leases.service import LeaseState
     from holdfast.repository.compare import Comparison, Side
     from holdfast.repository.context import WorktreeConfig
-    from holdfast.repository.history import History, HistoryEntry, Marks
+    from holdfast.repository.history import History, Marks
     from holdfast.repository.restore import Restored, RestoreOptions
     from holdfast.repository.snapshot_service import RestorePlan
     from holdfast.repository.worktrees import WorktreeState
@@ -39,9 +39,6 @@ _NAMES = {
 def renamed(record: Mapping[str, object]) -> dict[str, object]:
     """The record with the field names of JSON output instead of those on disk."""
     return {_NAMES.get(name, name): value for name, value in record.items()}
-
-
-# --- Leases and worktrees ---------------------------------------------------------------------------
 
 
 def lease_to_json(lease: Lease) -> dict[str, object]:
@@ -93,9 +90,6 @@ def worktrees_to_json(root: Path, states: Iterable[WorktreeState]) -> dict[str, 
     return {"root": str(root), "worktrees": [worktree_to_json(each) for each in states]}
 
 
-# --- Snapshots --------------------------------------------------------------------------------------
-
-
 def snapshot_to_json(descriptor: Descriptor) -> dict[str, object]:
     """The descriptor, and `warning` for a snapshot that was not quiesced."""
     return {**renamed(msgspec.to_builtins(descriptor)), "warning": is_best_effort(descriptor)}
@@ -113,22 +107,18 @@ def history_to_json(found: History, worktree: str | None) -> dict[str, object]:
     """The history of a worktree; of all worktrees if `worktree` is None."""
     return {
         "worktree": worktree,
-        "snapshots": [_history_entry_to_json(each) for each in found.entries],
+        "snapshots": [
+            # The `parent_id` of a descriptor may name an incomplete snapshot.
+            {**snapshot_to_json(each.descriptor), "visible_parent_id": each.parent_id, **marks_to_json(each.marks)}
+            for each in found.entries
+        ],
         "missing": list(found.missing),
         "more": found.more,
     }
 
 
-def _history_entry_to_json(entry: HistoryEntry) -> dict[str, object]:
-    snapshot = snapshot_to_json(entry.descriptor)  # its `parent_id` may name an incomplete snapshot
-    return {**snapshot, "visible_parent_id": entry.parent_id, **marks_to_json(entry.marks)}
-
-
 def marks_to_json(marks: Marks) -> dict[str, object]:
     return {"heads": list(marks.heads), "references": list(marks.references), "pinned": marks.pinned}
-
-
-# --- Restores ---------------------------------------------------------------------------------------
 
 
 def restored_to_json(worktree: str, path: Path, snapshot_id: str, *, dry_run: bool) -> dict[str, object]:
@@ -168,15 +158,15 @@ def undone(plan: RestorePlan) -> list[Change]:
     return [each._replace(what=_OPPOSITE[each.what]) for each in plan.comparison.changes]
 
 
-# --- Comparisons ------------------------------------------------------------------------------------
-
-
 def comparison_to_json(comparison: Comparison) -> dict[str, object]:
+    from holdfast.trees.manifest import escaped
+
+    changes = comparison.changes
     return {
         "old": _side_to_json(comparison.old),
         "new": _side_to_json(comparison.new),
-        "changes": [_change_to_json(each) for each in comparison.changes],
-        "counts": counts(comparison.changes),
+        "changes": [{**each._asdict(), "path": escaped(each.path), "aspects": list(each.aspects)} for each in changes],
+        "counts": counts(changes),
     }
 
 
@@ -187,12 +177,6 @@ def _side_to_json(side: Side) -> dict[str, object]:
         "path": str(side.files) if side.files else None,
         "warning": side.descriptor is not None and is_best_effort(side.descriptor),
     }
-
-
-def _change_to_json(change: Change) -> dict[str, object]:
-    from holdfast.trees.manifest import escaped
-
-    return {**change._asdict(), "path": escaped(change.path), "aspects": list(change.aspects)}
 
 
 def counts(changes: Iterable[Change]) -> dict[str, int]:
