@@ -215,13 +215,7 @@ def draft_name(name: str, mark: str) -> str:
 
 
 def write_draft(
-    directory: Directory,
-    name: str,
-    content: bytes,
-    *,
-    mode: int = 0o666,
-    durable: bool = True,
-    mark: str | None = None,
+    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True, mark: str | None = None
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 

@@ -16,12 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
-from holdfast.trees.capture_directories import (
-    CapturedDirectory,
-    DirectoryCapture,
-    SourceWatch,
-    start_scan_worker,
-)
+from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture, SourceWatch, start_scan_worker
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
 from holdfast.trees.engines import Engine, choose_engine, clone_whole, differing, is_whole

@@ -25,15 +25,7 @@ _BLOCKS = 8
 _WORTH_A_THREAD = 16 << 20
 _WORTH_STARTING = 4 << 20
 _WORTH_A_CLONE = 128 << 10
-_NO_CLONE = (
-    errno.EOPNOTSUPP,
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.ENOTTY,
-    errno.EPERM,
-    errno.EISDIR,
-)
+_NO_CLONE = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EPERM, errno.EISDIR)
 _ZEROS = memoryview(bytes(_CHUNK))
 
 

@@ -20,16 +20,7 @@ from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, close_quietly
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
-from holdfast.trees.walker import (
-    GONE,
-    TreeWalker,
-    joined,
-    open_directory,
-    remove_tree,
-    shown,
-    unreadable,
-    unwritable,
-)
+from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, unwritable
 
 _PROGRAM = "juicefs"
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
@@ -239,9 +230,7 @@ def clone_directory(source: str, payload: str) -> None:
 
 def _unable(source: str, why: str) -> EngineUnavailable:
     return EngineUnavailable(
-        f"the engine juicefs-clone cannot be used for {shown(source)}: {why}",
-        engine="juicefs-clone",
-        reason=why,
+        f"the engine juicefs-clone cannot be used for {shown(source)}: {why}", engine="juicefs-clone", reason=why
     )
 
 

@@ -14,15 +14,7 @@ from typing import Self
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, Directory
-from holdfast.trees.manifest import (
-    BODY,
-    ENTRY,
-    ManifestEntry,
-    Meta,
-    Xattrs,
-    meta_of_directory,
-    mtime_of_directory,
-)
+from holdfast.trees.manifest import BODY, ENTRY, ManifestEntry, Meta, Xattrs, meta_of_directory, mtime_of_directory
 from holdfast.trees.scan import held_time
 from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable
 
