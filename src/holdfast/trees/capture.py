@@ -307,9 +307,6 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-# --- The second scan --------------------------------------------------------------------------------
-
-
 def scan_again(source: TreeWalker, captured: Iterable[CapturedDirectory], stats: CaptureStats) -> None:
     """Add to `stats.changed` whatever is no longer as it was captured."""
     with TreeWalker(source.root) as walker:

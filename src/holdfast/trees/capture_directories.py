@@ -163,8 +163,6 @@ class DirectoryCapture:
         body = encode_body(Meta(b"m", 0, 0, 0, 0), b"", [])
         return CapturedDirectory(path, os.fsencode(path), b"", b"", body)
 
-    # --- Unchanged directories -------------------------------------------------------------------------
-
     def _unchanged(self, path: str, listing: Listing, watched: bool) -> CapturedDirectory | None:
         """A directory that is as the cache has it, and that another tree stores; None if it has to be read.
 
@@ -238,8 +236,6 @@ class DirectoryCapture:
                 self.stats.bytes -= status.st_size
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
-
-    # --- Directories that have to be read --------------------------------------------------------------
 
     def _read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
         target = -1 if self.payload is None else self.payload.make(path)
@@ -338,8 +334,6 @@ def start_scan_worker(
     worker = ScanWorker.start(source, watch)
     return None if worker is None else stack.enter_context(worker)
 
-
-# --- Watching ---------------------------------------------------------------------------------------
 
 _EVENT = struct.Struct("iIII")
 _OVERFLOW = 0x4000

@@ -239,8 +239,6 @@ class FileCapture:
         raw = directory.known.base_raw.get(os.fsencode(name), b"")
         return without_first_link(raw) if raw[:1] == b"f" else b""
 
-    # --- Reading and copying ---------------------------------------------------------------------------
-
     def _read(self, directory: OpenDirectory, name: str, *, like: bytes = b"") -> CapturedFile:
         """Read a file; with `like`, only if it may have that entry, otherwise it has none."""
         reading = calls.open(name, READ, dir_fd=directory.here)
@@ -317,8 +315,6 @@ class FileCapture:
         if self._retry and mark_of(calls.fstat(reading)) != mark:
             return NO_MARK
         return mark
-
-    # --- Links -----------------------------------------------------------------------------------------
 
     def _link_base(self, directory: OpenDirectory, name: str) -> bool:
         """Link a file of the base; False if it has to be copied."""

@@ -84,9 +84,6 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
     return _found[key]
 
 
-# --- Probes -----------------------------------------------------------------------------------------
-
-
 def _juicefs(source: Path, beside: Path) -> str:
     if any(filesystem_kind(each) != probe.JUICEFS for each in (source, beside)):
         return "it is not on JuiceFS"
@@ -170,9 +167,6 @@ def _works_on_two_files(beside: Path, attempt: Callable[[int, str, str], None]) 
             with contextlib.suppress(OSError):
                 calls.unlink(name, dir_fd=directory)
         close_quietly(directory)
-
-
-# --- Cloning a whole source -------------------------------------------------------------------------
 
 
 def clone_whole(engine: Engine, source: str, payload: str) -> None:
@@ -269,9 +263,6 @@ def _link_again(first_directory: int, first: str, directory: int, name: str) -> 
     if not writable:
         calls.chmod(directory, stat.S_IMODE(before.st_mode))
     calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-# --- Comparing a clone with what was read -----------------------------------------------------------
 
 
 def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:

@@ -115,9 +115,6 @@ def escaped(name: bytes) -> str:
     return name.replace(b"\\", rb"\x5c").decode("utf-8", "backslashreplace")
 
 
-# --- Writing ----------------------------------------------------------------------------------------
-
-
 def encode_extras(
     *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
 ) -> bytes:
@@ -176,9 +173,6 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
             parts, size = [], 0
     parts.append(RECORD.pack(_END, count))
     yield b"".join(parts)
-
-
-# --- Reading ----------------------------------------------------------------------------------------
 
 
 class Manifest:
@@ -340,8 +334,6 @@ def decode_xattrs(value: bytes) -> Xattrs:
         at = start + length + size
     return tuple(found)
 
-
-# --- Encoded entries of files -----------------------------------------------------------------------
 
 _NO_EXTRAS = bytes(4)
 

@@ -43,9 +43,6 @@ HEAD_OF_ENTRY = ENTRY.size - 6
 HEAD_OF_BODY = BODY.size - 8
 
 
-# --- From a status to the manifest ------------------------------------------------------------------
-
-
 def meta_of(status: os.stat_result) -> Meta:
     """The manifest's fields for an entry with this status."""
     mode = status.st_mode
@@ -67,9 +64,6 @@ def head_of_entry(status: os.stat_result) -> bytes:
 def head_of_body(status: os.stat_result) -> bytes:
     """The first `HEAD_OF_BODY` bytes of the body of a directory with this status."""
     return BODY.pack(*meta_of(status), 0, 0)[:HEAD_OF_BODY]
-
-
-# --- Extended attributes ----------------------------------------------------------------------------
 
 
 def read_xattrs(target: int | str) -> tuple[Xattrs, list[str]]:
@@ -108,9 +102,6 @@ def _write_xattrs(target: int | str, xattrs: Xattrs) -> list[str]:
 def link_path(directory: int, name: str) -> str:
     """A path to an entry of an open directory, for calls that take no directory descriptor."""
     return f"/proc/self/fd/{directory}/{name}"
-
-
-# --- Attributes of new entries ----------------------------------------------------------------------
 
 
 class Attributes:
@@ -189,9 +180,6 @@ class Attributes:
                 raise
             return lost
         return []
-
-
-# --- The payload ------------------------------------------------------------------------------------
 
 
 class Payload(Closing):

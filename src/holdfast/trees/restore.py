@@ -128,8 +128,6 @@ class _Restore:
         self.not_preserved: list[str] = []
         self._first_names: dict[bytes, str] = {}
 
-    # --- A directory with everything below it ----------------------------------------------------------
-
     def directory(self, top: bytes) -> None:
         """Restore the directory `top` of the tree."""
         try:
@@ -247,8 +245,6 @@ class _Restore:
             raise unwritable(target.where(new_path), error) from error
         self._lose(path, lost)
 
-    # --- One file --------------------------------------------------------------------------------------
-
     def single(self, path: bytes) -> None:
         """Restore one file of the tree."""
         directory, name = split(os.fsdecode(path))
@@ -274,8 +270,6 @@ class _Restore:
                 raise unwritable(os.fspath(self.destination), error) from error
         self.files, self.bytes = 1, entry.size
         self._lose(path, lost)
-
-    # --- The cache for the first capture of the new directory ------------------------------------------
 
     def write_cache(self, cache: Path) -> None:
         """Record what was restored, once its times are old enough to be trusted."""

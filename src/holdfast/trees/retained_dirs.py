@@ -82,9 +82,6 @@ def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
     return found
 
 
-# --- What a retained tree does not need to have -----------------------------------------------------
-
-
 class Excess(NamedTuple):
     """What no tree needs in one directory of a retained tree."""
 
@@ -136,9 +133,6 @@ def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
             yield Excess(path, files, directories)
 
 
-# --- Whether it has everything needed ---------------------------------------------------------------
-
-
 def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> bool:
     """Whether a tree has these directories, with all files that the manifest (if any) names."""
     try:
@@ -166,9 +160,6 @@ def readable_manifest(tree: Path) -> Manifest | None:
         return Manifest.read(tree)
     except Failure:
         return None
-
-
-# --- Trimming ---------------------------------------------------------------------------------------
 
 
 class TrashDirectory:
@@ -262,8 +253,6 @@ def _move_out(here: int, name: str, target: Path, where: Path) -> None:
                 raise
             remove_tree(where)
 
-
-# --- Reclaimable size -------------------------------------------------------------------------------
 
 _NEVER = 1 << 62
 

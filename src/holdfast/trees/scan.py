@@ -53,9 +53,6 @@ Progress = Callable[[int, int], None]
 """Called now and then with the number of files and bytes processed so far."""
 
 
-# --- Scanning ---------------------------------------------------------------------------------------
-
-
 class Listing(NamedTuple):
     """The result of one scan; `names` and `statuses` are of the entries that are not directories, in order.
 
@@ -167,9 +164,6 @@ def is_recent(changed: int, now: int) -> bool:
     return changed >= now - (_TICK if changed % _SECOND else _COARSE_TICK)
 
 
-# --- Identities -------------------------------------------------------------------------------------
-
-
 def is_identity(content: bytes) -> bool:
     """Whether the lengths in `content` fit."""
     if len(content) < _HEAD.size:
@@ -249,8 +243,6 @@ def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
         kept[at : at + MARK.size] = NO_MARK
     return bytes(kept)
 
-
-# --- Stat cache -------------------------------------------------------------------------------------
 
 _MAGIC = b"holdfast stat cache 2\n"
 _DEVICE = struct.Struct("<Q")

@@ -50,9 +50,6 @@ class SharedDirectory(NamedTuple):
     path: bytes
 
 
-# --- The list of a tree -----------------------------------------------------------------------------
-
-
 def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes, SharedDirectory]:
     """The directories of a tree that others store. Raises `Corrupt` if the list cannot be understood.
 
@@ -136,9 +133,6 @@ def write_shared_directories(tree: Path, shared: Iterable[tuple[bytes, SharedDir
         write_file(tree / HOMES, content + _TAIL.pack(_END, zlib.crc32(content)))
     except OSError as error:
         raise unwritable(os.fspath(tree / HOMES), error) from error
-
-
-# --- The other trees --------------------------------------------------------------------------------
 
 
 def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
@@ -233,8 +227,6 @@ class Stored(Closing):
             walker.close()
         self._others.clear()
 
-
-# --- Sharing a whole tree ---------------------------------------------------------------------------
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 

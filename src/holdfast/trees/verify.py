@@ -224,8 +224,6 @@ def _problem(path: bytes, what: str, detail: str) -> Problem:
     return Problem(shown(os.fsdecode(path)) or ".", what, detail)
 
 
-# --- Comparing --------------------------------------------------------------------------------------
-
 _Records = Iterator[tuple[bytes, bytes]]
 
 

@@ -30,9 +30,6 @@ _DEEP = 4096
 _REMOVED_LEVELS = 256
 
 
-# --- Paths and failures -----------------------------------------------------------------------------
-
-
 def joined(path: str, name: str) -> str:
     """The path of `name` in the directory `path` of a tree; "" is the root."""
     return f"{path}/{name}" if path else name
@@ -90,9 +87,6 @@ def read_whole(path: str) -> bytes:
 def allocated(status: os.stat_result) -> int:
     """How many bytes a file occupies on disk."""
     return status.st_size if sys.platform == "win32" else status.st_blocks * _BLOCK
-
-
-# --- Walking ----------------------------------------------------------------------------------------
 
 
 class Walker(Closing):
@@ -182,9 +176,6 @@ class TreeWalker(Walker):
     """A walker that raises `NotFound` or `IoFailure` if its root cannot be opened."""
 
     _open_root = staticmethod(open_directory)
-
-
-# --- Removing ---------------------------------------------------------------------------------------
 
 
 def remove_tree(path: Path) -> bool:
@@ -317,9 +308,6 @@ def make_movable(here: int, name: str) -> None:
     status = calls.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR:
         calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
-
-
-# --- Syncing ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
