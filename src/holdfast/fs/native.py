@@ -85,10 +85,7 @@ else:
     _harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
 
     def set_interrupting_handler(signal_number: int) -> bool:
-        """Let a signal that nobody uses interrupt system calls, and do nothing else; False if it is in use.
-
-        The handler is a C function without effect, so no Python code runs when the signal arrives.
-        """
+        """Let an unused signal interrupt system calls, without running Python code; False if it is in use."""
         previous = _set_handler(signal_number, _harmless)
         if previous not in (None, _harmless.value):  # None is SIG_DFL
             _set_handler(signal_number, previous)

@@ -11,7 +11,7 @@ from itertools import count
 
 from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, Directory, close_quietly, io_failure
+from holdfast.fs.directory import Closing, Directory, close_quietly, failing_to, io_failure, opened
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
@@ -58,6 +58,11 @@ def unwritable(path: str, error: OSError) -> IoFailure:
     return io_failure("write", shown(path), error)
 
 
+def writing(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
+    """Raise the failure to write `path` for an `OSError` of the block."""
+    return failing_to("write", shown(os.fspath(path)))
+
+
 def open_directory(path: str) -> int:
     """Open a directory that the caller named; links in the path are the caller's choice."""
     try:
@@ -74,14 +79,11 @@ def _open_root(path: str) -> int:
 
 def read_whole(path: str) -> bytes:
     """All of a file that fits into memory. Raises `OSError`."""
-    descriptor = calls.open(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
-    try:
+    with opened(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as descriptor:
         parts = []
         while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-    finally:
-        close_quietly(descriptor)
 
 
 def allocated(status: os.stat_result) -> int:
@@ -92,8 +94,8 @@ def allocated(status: os.stat_result) -> int:
 class Walker(Closing):
     """Opens directories below a root; the ancestors of the current one stay open.
 
-    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some
-    descriptors are kept, so neither their number nor the length of a path limits the depth.
+    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some descriptors are
+    kept, so neither their number nor the length of a path limits the depth.
     """
 
     _open_root = staticmethod(_open_root)
@@ -179,10 +181,10 @@ class TreeWalker(Walker):
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove `path` with everything in it; False if nothing was there.
+    """Remove `path` with everything in it; False if it did not exist.
 
-    Refuses a tree in which something is mounted. Makes read-only directories writable first, as far as that
-    is allowed. A removal that was interrupted is finished by the next one.
+    Refuses a tree with a mount in it. Makes read-only directories writable first, as far as permitted. An interrupted
+    removal is finished by the next one.
     """
     where = os.fspath(path)
     try:
@@ -210,13 +212,12 @@ def refuse_mounts(top: int, where: str, action: str) -> None:
     from holdfast.fs.mounts import mounts_beneath
 
     if mounted := mounts_beneath(top):
-        raise Refused(
-            f"{shown(where)} is not {action}: something is mounted at {shown(min(mounted))} in it", path=where
-        )
+        message = f"{shown(where)} is not {action}: something is mounted at {shown(min(mounted))} in it"
+        raise Refused(message, path=where)
 
 
 def _empty(top: int, numbers: Iterator[int]) -> bool:
-    """Remove what is below an open directory, down to a limit; whether deeper directories are left.
+    """Empty an open directory down to a depth limit; return whether deeper directories are left.
 
     Those are moved up to the top, so neither descriptors nor the stack grow with the depth.
     """
@@ -264,19 +265,16 @@ def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
 
 def _unlink_files(here: int) -> list[str]:
     """Remove everything except directories; return the names of the directories."""
-    below: list[str] = []
     unlink = calls.unlink
     with calls.scandir(here) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_directory in names:
-        if is_directory:
-            below.append(name)
-        else:
+        if not is_directory:
             try:
                 unlink(name, dir_fd=here)
             except FileNotFoundError:
                 continue
-    return below
+    return [name for name, is_directory in names if is_directory]
 
 
 def _open_writable(name: str, here: int | None) -> int:
@@ -312,10 +310,10 @@ def make_movable(here: int, name: str) -> None:
 
 @contextlib.contextmanager
 def synced(directory: Path) -> Iterator[None]:
-    """Everything that this block writes to the filesystem of `directory` is on disk after it; one syncfs.
+    """Bring everything that this block writes to the filesystem of `directory` to disk, with one syncfs.
 
-    The descriptor is opened before the block: the system reports a disk error to every descriptor that was
-    open at the time, but to later ones only if nobody has seen it.
+    The descriptor is opened before the block: the system reports a disk error to every descriptor that was open at the
+    time, but to later ones only if it has not been reported yet.
     """
     with Directory.open(directory) as opened:
         yield
@@ -329,10 +327,6 @@ def sync_tree(tree: Path) -> None:
 
 
 def sync_filesystem(directory: Directory, where: Path) -> None:
-    """Sync the filesystem of an open directory."""
-    if directory.fd is None:
-        return
-    try:
-        calls.sync_filesystem(directory.fd)
-    except OSError as error:
-        raise io_failure("sync", where, error) from error
+    if directory.fd is not None:
+        with failing_to("sync", where):
+            calls.sync_filesystem(directory.fd)
