@@ -26,14 +26,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt
-from holdfast.fs import calls
-from holdfast.fs.directory import write_all
-from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, unwritable
+from holdfast.fs.directory import opened, write_all
+from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, writing
 
 PAYLOAD = "payload"
 MANIFEST = "manifest"
 READY = ".READY"
-"""Written last: a tree that has it is complete. Inside the payload, a file of this name is just a file."""
+"""Written last: a tree with it is complete. Inside the payload, this name has no meaning."""
 HOMES = "homes"
 """The list of shared directories; absent if there are none."""
 REMNANTS = "remnants"
@@ -90,14 +89,8 @@ class ManifestEntry(NamedTuple):
 
     def as_record(self) -> dict[str, object]:
         """Fields for JSON. Backslashes and bytes that are not UTF-8 are written as `\\xNN`."""
-        fields: dict[str, object] = {
-            "path": escaped(self.path),
-            "kind": self.kind,
-            "mode": f"{self.mode:04o}",
-            "uid": self.uid,
-            "gid": self.gid,
-            "mtime_ns": self.mtime_ns,
-        }
+        fields: dict[str, object] = {"path": escaped(self.path), "kind": self.kind, "mode": f"{self.mode:04o}"}
+        fields |= {"uid": self.uid, "gid": self.gid, "mtime_ns": self.mtime_ns}
         if self.kind == "f":
             fields |= {"size": self.size, "sha256": self.sha256}
         if self.kind in ("c", "b"):
@@ -119,16 +112,13 @@ def encode_extras(
     *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
 ) -> bytes:
     """The extras of an entry; `xattrs` comes from `encode_xattrs`."""
-    parts = []
-    if first_link:
-        parts.append(_EXTRA.pack(b"H", len(first_link)) + first_link)
-    if target is not None:
-        parts.append(_EXTRA.pack(b"L", len(target)) + target)
-    if device is not None:
-        parts.append(_EXTRA.pack(b"R", _DEVICE.size) + _DEVICE.pack(device))
-    if xattrs:
-        parts.append(_EXTRA.pack(b"X", len(xattrs)) + xattrs)
-    return b"".join(parts)
+    encoded = None if device is None else _DEVICE.pack(device)
+    extras = ((b"H", first_link or None), (b"L", target), (b"R", encoded), (b"X", xattrs or None))
+    found = b""
+    for tag, value in extras:
+        if value is not None:
+            found += _EXTRA.pack(tag, len(value)) + value
+    return found
 
 
 def encode_xattrs(xattrs: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -148,17 +138,10 @@ def write_manifest(path: str | os.PathLike[str], records: Iterable[tuple[bytes, 
     import hashlib
 
     digest = hashlib.sha256()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
-    try:
-        descriptor = calls.open(path, flags, 0o444)
-        try:
-            for chunk in _chunks(records):
-                digest.update(chunk)
-                write_all(descriptor, chunk)
-        finally:
-            calls.close(descriptor)
-    except OSError as error:
-        raise unwritable(os.fspath(path), error) from error
+    with writing(path), opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444) as descriptor:
+        for chunk in _chunks(records):
+            digest.update(chunk)
+            write_all(descriptor, chunk)
     return digest.hexdigest()
 
 
@@ -238,11 +221,8 @@ class Manifest:
     def _unknown(self) -> Corrupt:
         if self._content.startswith(_MAGIC_WORDS):
             version = self._content[len(_MAGIC_WORDS) :].partition(b"\n")[0][:20].decode("ascii", "replace")
-            return Corrupt(
-                f"{self.where} has format version {version}; this Holdfast knows version 1",
-                hint="Use the newer Holdfast that created this snapshot.",
-                path=self.where,
-            )
+            message = f"{self.where} has format version {version}; this Holdfast knows version 1"
+            return Corrupt(message, hint="Use the newer Holdfast that created this snapshot.", path=self.where)
         return self._broken("it has another first line")
 
     def _broken(self, why: str) -> Corrupt:
@@ -298,21 +278,12 @@ def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
     kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
     end = ENTRY.size + length
     name = raw[ENTRY.size : end]
+    path = directory + b"/" + name if directory else name
+    digest = raw[end : end + DIGEST].hex() if kind == b"f" else ""
     found = decode_extras(raw[len(raw) - extras :]) if extras else {}
-    return ManifestEntry(
-        directory + b"/" + name if directory else name,
-        kind.decode(),
-        mode,
-        uid,
-        gid,
-        mtime,
-        size,
-        raw[end : end + DIGEST].hex() if kind == b"f" else "",
-        found.get(b"L", b""),
-        found.get(b"H", b""),
-        _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0,
-        decode_xattrs(found.get(b"X", b"")),
-    )
+    device = _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0
+    others = found.get(b"L", b""), found.get(b"H", b""), device, decode_xattrs(found.get(b"X", b""))
+    return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, size, digest, *others)
 
 
 def decode_extras(extras: bytes) -> dict[bytes, bytes]:

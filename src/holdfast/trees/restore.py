@@ -1,4 +1,4 @@
-"""Restoring a tree: an independent, writable directory with its content, and swapping two directories."""
+"""Restoring a tree to an independent, writable directory, and swapping two directories."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
 _A_TICK = 0.03
+_HINT = "Restore another snapshot, or bring it back from a copy."
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
 
 
 class Materialised(NamedTuple):
-    """What was restored."""
-
     files: int
     directories: int
     bytes: int
@@ -62,8 +61,8 @@ def materialise(
 ) -> Materialised:
     """Create `destination` with the content of the tree, or of the one path `only` of it.
 
-    Nothing is shared with the snapshot except blocks that the filesystem copies on write. `cache` is written
-    for the new directory, so that its first capture does not read it. Not synced.
+    Shares nothing with the snapshot except blocks that the filesystem copies on write. Writes `cache` for the new
+    directory, so that its first capture does not read it. Not synced.
     """
     _require_ready(tree)
     restore = _Restore(Manifest.read(tree), tree, destination, progress)
@@ -88,12 +87,8 @@ def _require_ready(tree: Path) -> None:
     try:
         calls.stat(tree / PAYLOAD, follow_symlinks=False)
     except FileNotFoundError:
-        raise Corrupt(
-            f"the files of the snapshot {tree.name} are gone",
-            hint="Restore another snapshot, or bring this directory back from a copy. "
-            "'holdfast doctor' lists what else is missing.",
-            path=str(tree / PAYLOAD),
-        ) from None
+        hint = f"{_HINT} 'holdfast doctor' lists what else is missing."
+        raise Corrupt(f"the files of the snapshot {tree.name} are gone", hint=hint, path=str(tree / PAYLOAD)) from None
 
 
 class _Pair(NamedTuple):
@@ -129,7 +124,6 @@ class _Restore:
         self._first_names: dict[bytes, str] = {}
 
     def directory(self, top: bytes) -> None:
-        """Restore the directory `top` of the tree."""
         try:
             calls.mkdir(self.destination)
         except FileExistsError:
@@ -246,7 +240,6 @@ class _Restore:
         self._lose(path, lost)
 
     def single(self, path: bytes) -> None:
-        """Restore one file of the tree."""
         directory, name = split(os.fsdecode(path))
         body = self.manifest.body(os.fsencode(directory))
         raw = raw_entries(body).get(os.fsencode(name)) if body is not None else None
@@ -300,12 +293,8 @@ def _matches(body: bytes, listing: Listing) -> bool:
 
 
 def _missing(where: str) -> Corrupt:
-    where = shown(where)
-    return Corrupt(
-        f"{where} is missing in the snapshot",
-        hint="Restore another snapshot, or bring it back from a copy. 'holdfast verify' lists what else is lost.",
-        path=where,
-    )
+    hint = f"{_HINT} 'holdfast verify' lists what else is lost."
+    return Corrupt(f"{shown(where)} is missing in the snapshot", hint=hint, path=shown(where))
 
 
 def _relative(path: bytes, top: bytes) -> str:

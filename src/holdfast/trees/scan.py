@@ -1,13 +1,13 @@
 """Scans of directories, and the cache of the last ones.
 
-The *identity* of a directory is one byte string: its own status, the names of everything in it, and of each
-entry that is not a directory its *mark*: inode, mode, size, modification and change time. Two scans with
-equal identities saw the same content, unless a file was changed so shortly before the first that a second
-change would have left the same time: such a file is *recent*.
+The *identity* of a directory is one byte string: its own status, the names of all its entries, and the *mark* of each
+entry that is not a directory: inode, mode, size, modification and change time. Two scans with equal identities saw the
+same content, unless a file changed so shortly before the first that a second change would have left the same time: such
+a file is *recent*.
 
-The stat cache stores the identity and the manifest body of every directory of a source. It only saves time: a
-missing, damaged or foreign cache is ignored, and a record is used only if the identity of the directory, or
-the mark of a file, is still the same.
+The stat cache stores the identity and the manifest body of every directory of a source. It only saves time: a missing,
+damaged or foreign cache is ignored, and a record is used only if the identity of the directory, or the mark of a file,
+is still the same.
 
     file   = "holdfast stat cache 2\\n", u64 device, part*
     part   = record*, u32 0xffffffff, u32 CRC-32 of its records
@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.directory import write_all
+from holdfast.fs.directory import opened, write_all
 from holdfast.trees.walker import NOFOLLOW, read_whole
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
@@ -69,11 +69,9 @@ class Listing(NamedTuple):
     linked: bool
 
     def encoded_names(self) -> list[bytes]:
-        """The names as the filesystem has them."""
         return _names_in(self.identity)
 
     def marks(self) -> list[bytes]:
-        """The marks of `names`."""
         identity, size = self.identity, MARK.size
         return [identity[at : at + size] for at in range(self._marks_at(), len(identity), size)]
 
@@ -142,7 +140,6 @@ def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> b
 
 
 def mark_of(status: os.stat_result) -> bytes:
-    """The mark of a file with this status."""
     times = held_time(status.st_mtime_ns), held_time(status.st_ctime_ns)
     return MARK.pack(status.st_ino, status.st_mode, status.st_size, *times)
 
@@ -173,7 +170,6 @@ def is_identity(content: bytes) -> bool:
 
 
 def inode_of(identity: bytes) -> int:
-    """The inode of the directory."""
     return int.from_bytes(identity[:8], "little")
 
 
@@ -188,7 +184,6 @@ def _names_in(identity: bytes) -> list[bytes]:
 
 
 def directories_in(identity: bytes) -> list[str]:
-    """The names of the subdirectories."""
     *_, names, directories = _HEAD.unpack_from(identity)
     start = _HEAD.size + names
     return os.fsdecode(identity[start : start + directories]).split("\0") if directories else []
@@ -286,7 +281,6 @@ class StatCache:
         return len(self._records)
 
     def known(self, inode: int) -> KnownDirectory | None:
-        """The record of the directory with this inode."""
         record = self._records.get(inode)
         if record is None:
             return None
@@ -318,8 +312,8 @@ class StatCache:
 def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirectory]) -> bool:
     """Append the changed records to the cache at `path`, which was `before` when it was read.
 
-    False if the cache has to be written as a whole: it is no longer `before`, it would exceed twice its size
-    when it was last written as a whole, or it cannot be appended to.
+    False if the cache has to be written as a whole: it is no longer `before`, it would exceed twice its size when last
+    written as a whole, or it cannot be appended to.
     """
     if not before.parts:
         return False
@@ -328,27 +322,21 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirect
     if before.parts[-1] + len(part) > 2 * before.parts[0]:
         return False
     try:
-        descriptor = calls.open(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW)
-        try:
+        with opened(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW) as descriptor:
             if calls.fstat(descriptor).st_size != before.parts[-1]:
                 return False
             write_all(descriptor, part)
-        finally:
-            calls.close(descriptor)
     except OSError:
         return False
     return True
 
 
 def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> None:
-    """Replace the cache at `path`; not synced, and no failure if it cannot: the cache only saves time."""
+    """Replace the cache at `path` if possible, without a sync: the cache only saves time."""
     draft = f"{os.fspath(path)}-{os.urandom(6).hex()}.tmp"
     try:
-        descriptor = calls.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600)
-        try:
+        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600) as descriptor:
             _write(descriptor, device, known)
-        finally:
-            calls.close(descriptor)
         calls.replace(draft, path)
     except BaseException as error:
         with suppress(OSError):
@@ -374,7 +362,4 @@ def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> Non
 
 def _records(known: Iterable[KnownDirectory]) -> Iterator[bytes]:
     for path, identity, body in known:
-        yield _RECORD.pack(len(path), len(identity), len(body))
-        yield path
-        yield identity
-        yield body
+        yield from (_RECORD.pack(len(path), len(identity), len(body)), path, identity, body)
