@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from holdfast.errors import AlreadyExists, IoFailure, NotDurable, NotFound, NotWritable, PathEscape
@@ -59,7 +58,7 @@ def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, dir_f
 
 
 def entry_exists(path: str | os.PathLike[str]) -> bool:
-    """Whether anything has this path, a dangling link included."""
+    """Whether `path` exists, dangling links included."""
     try:
         calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -85,7 +84,7 @@ def close_quietly(fd: int) -> None:
 
 
 class Closing:
-    """A base for classes that a `with` block closes."""
+    """Base of classes that a `with` block closes."""
 
     __slots__ = ()
 
@@ -95,9 +94,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -173,9 +170,8 @@ class Directory(Closing):
             raise _no_directory(where) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
-                raise PathEscape(
-                    f"{where} is a symbolic link; following it could lead out of {self.shown}", path=where
-                ) from None
+                problem = f"is a symbolic link; following it could lead out of {self.shown}"
+                raise PathEscape(f"{where} {problem}", path=where) from None
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int = 0o777) -> bool:

@@ -7,14 +7,20 @@ import errno
 import os
 import sys
 
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 NOREPLACE = 1
 EXCHANGE = 2
 
 _CURRENT_DIRECTORY = -100 if sys.platform == "linux" else -2  # AT_FDCWD
 
 
-def _unsupported() -> OSError:
-    return OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+def _unsupported(*_: object) -> NoReturn:
+    """Stands in for calls that a system does not have."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 if sys.platform == "win32":
@@ -22,14 +28,10 @@ if sys.platform == "win32":
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename without replacing, which is all that Windows can do."""
         if how != NOREPLACE:
-            raise _unsupported()
+            _unsupported()
         os.rename(source, target)
 
-    def flock(descriptor: int, operation: int) -> int:
-        raise _unsupported()
-
-    def sync_filesystem(descriptor: int) -> None:
-        raise _unsupported()
+    flock = sync_filesystem = _unsupported
 
     def start_writing(descriptor: int, offset: int, length: int) -> None:
         """Do nothing: Windows has no such call."""
@@ -37,21 +39,15 @@ if sys.platform == "win32":
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
 
-    if sys.platform == "darwin":
-        _RENAME = "renameatx_np"
-        _FLAGS = {NOREPLACE: 4, EXCHANGE: 2}  # RENAME_EXCL, RENAME_SWAP
-    else:
-        _RENAME = "renameat2"
-        _FLAGS = {NOREPLACE: 1, EXCHANGE: 2}
-
-    _rename = getattr(_libc, _RENAME, None)
+    _FLAGS = {NOREPLACE: 4 if sys.platform == "darwin" else 1, EXCHANGE: 2}  # RENAME_EXCL and RENAME_SWAP on macOS
+    _rename = getattr(_libc, "renameatx_np" if sys.platform == "darwin" else "renameat2", None)
     if _rename is not None:
         _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename in `directory` (an open descriptor, or None for paths); `how` is NOREPLACE or EXCHANGE."""
         if _rename is None:
-            raise _unsupported()
+            _unsupported()
         at = _CURRENT_DIRECTORY if directory is None else directory
         if _rename(at, os.fsencode(source), at, os.fsencode(target), _FLAGS[how]) != 0:
             code = ctypes.get_errno()

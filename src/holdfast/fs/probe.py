@@ -76,14 +76,10 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
     JuiceFS is safe if it is mounted without caches: its locks do reach other machines.
     """
     kind = filesystem_kind(directory) if kind is None else kind
-    if kind == JUICEFS:
-        return _juicefs_problems(settings_of(directory))
-    if is_network(kind):
-        return [f"it is a network file system ({kind}): locks may not reach other machines"]
-    return []
-
-
-def _juicefs_problems(settings: MountSettings | None) -> list[str]:
+    if kind != JUICEFS:
+        problem = f"it is a network file system ({kind}): locks may not reach other machines"
+        return [problem] if is_network(kind) else []
+    settings = settings_of(directory)
     if settings is None:
         return [JUICEFS_UNKNOWN]
     found = []

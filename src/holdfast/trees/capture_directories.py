@@ -15,15 +15,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Closing, close_quietly
 from holdfast.fs.mounts import filesystem_kind, is_network, mounts_beneath
 from holdfast.trees.capture_files import Base, CaptureStats, FileCapture, KnownFiles, OpenDirectory
-from holdfast.trees.manifest import (
-    Meta,
-    encode_body,
-    encode_entry,
-    encode_extras,
-    encode_xattrs,
-    mtime_of_directory,
-    raw_entries,
-)
+from holdfast.trees.manifest import Meta, encode_body, encode_entry, encode_extras, mtime_of_directory, raw_entries
 from holdfast.trees.payload import KIND_WORDS, Payload, link_path, meta_of, read_xattrs
 from holdfast.trees.scan import (
     NO_MARK,
@@ -248,7 +240,7 @@ class DirectoryCapture:
         self.stats.lose(path, lost)
         own = meta_of(listing.own)
         self.files.link_unchanged(directory, linked)
-        body = encode_body(own, encode_extras(xattrs=encode_xattrs(xattrs)), [*filter(None, entries)])
+        body = encode_body(own, encode_extras(xattrs=xattrs), [*filter(None, entries)])
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
         blanked = without_recent(head + b"".join(kept), listing, self._now)
         return CapturedDirectory(path, os.fsencode(path), listing.identity, blanked, body, watched=watched)
@@ -288,7 +280,7 @@ class DirectoryCapture:
                 calls.symlink(destination, name, dir_fd=directory.target)
                 self.payload.attributes.finish_other(directory.target, name, meta, xattrs)
         self.stats.files += 1
-        extras = encode_extras(target=os.fsencode(destination), xattrs=encode_xattrs(xattrs))
+        extras = encode_extras(target=os.fsencode(destination), xattrs=xattrs)
         return encode_entry(meta, os.fsencode(name), extras=extras)
 
     def _special(self, path: str, name: str, status: os.stat_result) -> bytes:

@@ -19,17 +19,7 @@ from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, close_quietly, opened
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
-from holdfast.trees.walker import (
-    GONE,
-    TreeWalker,
-    joined,
-    open_directory,
-    remove_tree,
-    shown,
-    unreadable,
-    unwritable,
-    writing,
-)
+from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, writing
 
 _PROGRAM = "juicefs"
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
@@ -203,11 +193,12 @@ def clone_directory(source: str, payload: str) -> None:
     with TreeWalker(source) as walker, TreeWalker(payload) as one, TreeWalker(payload) as other:
         for (first_path, first), *others in _hard_links(walker):
             for path, name in others:
-                try:
-                    _link_again(one.enter(first_path), first, other.enter(path), name)
-                except OSError as error:
-                    if error.errno not in GONE:  # if gone, the check for changes finds it
-                        raise unwritable(other.where(path, name), error) from error
+                with writing(other.where(path, name)):
+                    try:
+                        _link_again(one.enter(first_path), first, other.enter(path), name)
+                    except OSError as error:
+                        if error.errno not in GONE:  # if gone, the check for changes finds it
+                            raise
 
 
 def _unable(engine: Engine, source: str, why: str) -> EngineUnavailable:

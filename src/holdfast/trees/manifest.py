@@ -87,6 +87,10 @@ class ManifestEntry(NamedTuple):
     def name(self) -> bytes:
         return self.path.rpartition(b"/")[2]
 
+    @property
+    def meta(self) -> Meta:
+        return Meta(self.kind.encode(), self.mode, self.uid, self.gid, self.mtime_ns)
+
     def as_record(self) -> dict[str, object]:
         """Fields for JSON. Backslashes and bytes that are not UTF-8 are written as `\\xNN`."""
         fields: dict[str, object] = {"path": escaped(self.path), "kind": self.kind, "mode": f"{self.mode:04o}"}
@@ -109,20 +113,23 @@ def escaped(name: bytes) -> str:
 
 
 def encode_extras(
-    *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
+    *,
+    first_link: bytes = b"",
+    target: bytes | None = None,
+    device: int | None = None,
+    xattrs: Xattrs = (),
+    raw_xattrs: bytes = b"",
 ) -> bytes:
-    """The extras of an entry; `xattrs` comes from `encode_xattrs`."""
+    """The extras of an entry; `raw_xattrs` are attributes that are already encoded."""
+    if xattrs:
+        raw_xattrs = b"".join([_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs)])
     encoded = None if device is None else _DEVICE.pack(device)
-    extras = ((b"H", first_link or None), (b"L", target), (b"R", encoded), (b"X", xattrs or None))
+    extras = ((b"H", first_link or None), (b"L", target), (b"R", encoded), (b"X", raw_xattrs or None))
     found = b""
     for tag, value in extras:
         if value is not None:
             found += _EXTRA.pack(tag, len(value)) + value
     return found
-
-
-def encode_xattrs(xattrs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs))
 
 
 def encode_entry(meta: Meta, name: bytes, size: int = 0, digest: bytes = b"", extras: bytes = b"") -> bytes:
@@ -184,7 +191,6 @@ class Manifest:
         return hashlib.sha256(self._content).hexdigest()
 
     def body(self, path: bytes) -> bytes | None:
-        """The body of a directory; None if there is none."""
         found = self._bodies.get(path)
         return None if found is None else self._content[found[0] : found[1]]
 
@@ -192,11 +198,10 @@ class Manifest:
         return len(self._bodies)
 
     def paths(self) -> Iterator[bytes]:
-        """The directories, each before those below it."""
+        """The directories, each before its subdirectories."""
         return iter(self._bodies)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """The path and the body of each directory."""
         for path, (start, end) in self._bodies.items():
             yield path, self._content[start:end]
 
@@ -230,7 +235,7 @@ class Manifest:
 
 
 def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
-    """Every entry of a tree: each directory, the entries in it, then the directories below it."""
+    """Every entry of a tree: each directory, its other entries, then its subdirectories."""
     manifest = Manifest.read(tree)
     for path, body in manifest.records():
         try:
@@ -242,7 +247,6 @@ def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
 
 
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:
-    """The entry of the directory with this body."""
     (kind, mode, uid, gid, mtime), xattrs = meta_of_directory(body)
     return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, xattrs=xattrs)
 
@@ -310,7 +314,6 @@ _NO_EXTRAS = bytes(4)
 
 
 def is_plain_file(raw: bytes) -> bool:
-    """Whether it is a file without extras."""
     return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
 
 
@@ -346,13 +349,13 @@ def without_first_link(raw: bytes) -> bytes:
     at = _extras_at(raw)
     if len(raw) == at or b"H" not in (extras := decode_extras(raw[at:])):
         return raw
-    return _with_extras(raw, encode_extras(xattrs=extras.get(b"X", b"")))
+    return _with_extras(raw, encode_extras(raw_xattrs=extras.get(b"X", b"")))
 
 
 def with_first_link(raw: bytes, first: bytes) -> bytes:
     """The entry of a further name of the file at the path `first`."""
     extras = decode_extras(raw[_extras_at(raw) :])
-    return _with_extras(raw, encode_extras(first_link=first, xattrs=extras.get(b"X", b"")))
+    return _with_extras(raw, encode_extras(first_link=first, raw_xattrs=extras.get(b"X", b"")))
 
 
 def _with_extras(raw: bytes, extras: bytes) -> bytes:

@@ -14,9 +14,9 @@ from typing import Self
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, Directory
-from holdfast.trees.manifest import BODY, ENTRY, ManifestEntry, Meta, Xattrs, meta_of_directory, mtime_of_directory
+from holdfast.trees.manifest import BODY, ENTRY, Meta, Xattrs, meta_of_directory, mtime_of_directory
 from holdfast.trees.scan import held_time
-from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable
+from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable, writing
 
 READ: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _WRITE: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
@@ -50,11 +50,6 @@ def meta_of(status: os.stat_result) -> Meta:
     return Meta(kind, mode & _MODE, status.st_uid, status.st_gid, held_time(status.st_mtime_ns))
 
 
-def meta_of_entry(entry: ManifestEntry) -> Meta:
-    """The same fields of a decoded entry."""
-    return Meta(entry.kind.encode(), entry.mode, entry.uid, entry.gid, entry.mtime_ns)
-
-
 def head_of_entry(status: os.stat_result) -> bytes:
     """The first `HEAD_OF_ENTRY` bytes of the entry with this status."""
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -77,9 +72,9 @@ def read_xattrs(target: int | str) -> tuple[Xattrs, list[str]]:
         return (), []
     found, lost = [], []
     for name in names:
-        if name in _LOCATION_LABELS:
-            continue
         try:
+            if name in _LOCATION_LABELS:
+                continue
             found.append((os.fsencode(name), calls.getxattr(target, name, follow_symlinks=follow)))
         except OSError:
             lost.append(f"extended attribute {name}")
@@ -105,10 +100,10 @@ def link_path(directory: int, name: str) -> str:
 
 
 class Attributes:
-    """What new entries below a directory get by default, and so what has to be set.
+    """The default attributes of new entries below a directory, which decide what has to be set.
 
-    In the payload of a snapshot (`kept`), the owner can read every file and no file is setuid or setgid; the
-    manifest has the original mode.
+    In the payload of a snapshot (`kept`), the owner can read every file and no file is setuid or setgid; the manifest
+    has the original mode.
     """
 
     def __init__(self, directory: os.stat_result | None, *, kept: bool) -> None:
@@ -119,15 +114,9 @@ class Attributes:
         self._uid, self._gid = (effective, -1) if directory is None else (directory.st_uid, directory.st_gid)
         self._denied = _PERMISSIONS if directory is None else _PERMISSIONS & ~directory.st_mode
 
-    def _file_mode(self, mode: int) -> int:
-        return mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
-
-    def _directory_mode(self, mode: int) -> int:
-        return mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
-
     def create(self, directory: int, name: str, mode: int) -> int:
         """Create a file that has `mode` in the manifest; return its descriptor."""
-        return calls.open(name, _WRITE, self._file_mode(mode) & _PERMISSIONS, dir_fd=directory)
+        return calls.open(name, _WRITE, (mode | stat.S_IRUSR if self._kept else mode) & _PERMISSIONS, dir_fd=directory)
 
     def finish_file(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a new file; return what the system refused."""
@@ -135,7 +124,7 @@ class Attributes:
         lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
         if xattrs:
             lost += _write_xattrs(descriptor, xattrs)
-        mode = self._file_mode(mode)
+        mode = mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
         if xattrs or mode & self._denied or mode & ~_PERMISSIONS:
             calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
@@ -144,21 +133,18 @@ class Attributes:
     def finish_directory(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a directory to which nothing more is added."""
         _, mode, uid, gid, mtime = meta
-        lost: list[str] = []
-        is_ours = uid == self._uid and gid == self._gid
-        if xattrs or not is_ours or self._directory_mode(mode) != _PERMISSIONS & ~self._denied:
-            lost = [] if is_ours else self._chown(descriptor, uid, gid)
+        lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
+        mode = mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
+        if xattrs or uid != self._uid or gid != self._gid or mode != _PERMISSIONS & ~self._denied:
             lost += _write_xattrs(descriptor, xattrs)
-            calls.chmod(descriptor, self._directory_mode(mode))
+            calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
         return lost
 
     def finish_other(self, directory: int, name: str, meta: Meta, xattrs: Xattrs = ()) -> list[str]:
         """Complete a symbolic link or a special file, without following or opening it."""
         kind, mode, uid, gid, mtime = meta
-        lost = []
-        if uid != self._uid or gid != self._gid:
-            lost = self._chown(name, uid, gid, directory)
+        lost = [] if uid == self._uid and gid == self._gid else self._chown(name, uid, gid, directory)
         if xattrs:
             lost += _write_xattrs(link_path(directory, name), xattrs)
         if kind != b"l":
@@ -193,12 +179,9 @@ class Payload(Closing):
 
     @classmethod
     def begin(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
-        """Create the directory."""
-        try:
+        with writing(path):
             calls.mkdir(path)
             created_as = calls.stat(path)
-        except OSError as error:
-            raise unwritable(os.fspath(path), error) from error
         return cls(TreeWalker(path), created_as, kept=kept)
 
     def enter(self, path: str) -> int:
@@ -229,7 +212,7 @@ class Payload(Closing):
     def finish_parent(self, path: str, body: bytes) -> None:
         """Complete a directory that exists only as a parent of others: private content stays private.
 
-        It gets another time than its record has, because it lacks the files: nobody may share it.
+        It gets another time than in its record, because it lacks the files: no tree may share it.
         """
         self.finish_directory(path, body)
         time = 0 if mtime_of_directory(body) else 1_000_000_000
@@ -246,7 +229,7 @@ class Payload(Closing):
 
     @contextmanager
     def changing(self, path: str, name: str = "") -> Iterator[None]:
-        """Turn an `OSError` of the block into the failure to write there."""
+        """Raise the failure to write there for an `OSError` of the block."""
         try:
             yield
         except OSError as error:
@@ -259,8 +242,8 @@ class Payload(Closing):
 class EarlySync:
     """Syncs a tree in a thread, so that less is left for the end.
 
-    The system reports a disk error only once, to the first sync. So the capture asks for the error here
-    before it marks the tree as complete.
+    The system reports a disk error only once, to the first sync. So the capture asks for the error here before it marks
+    the tree as complete.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -297,5 +280,5 @@ class EarlySync:
             raise self._failure
 
     def close(self) -> None:
-        """Wait for the sync, whatever its result: something else has failed."""
+        """Wait for the sync, and ignore its failure: another one is on its way."""
         self._thread.join()

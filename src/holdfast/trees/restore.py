@@ -25,15 +25,7 @@ from holdfast.trees.manifest import (
     plain_file,
     raw_entries,
 )
-from holdfast.trees.payload import (
-    HEAD_OF_BODY,
-    HEAD_OF_ENTRY,
-    KIND_WORDS,
-    Attributes,
-    head_of_body,
-    head_of_entry,
-    meta_of_entry,
-)
+from holdfast.trees.payload import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, Attributes, head_of_body, head_of_entry
 from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
 from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
@@ -194,7 +186,7 @@ class _Restore:
                 lost = []
             elif entry.kind == "f":
                 self.bytes += entry.size
-                new = NewFile(name, name, meta_of_entry(entry), entry.xattrs)
+                new = NewFile(name, name, entry.meta, entry.xattrs)
                 lost = self._file(pair, new, entry.size, here, into)
                 if first is not None:
                     lost.append(f"hard link to {shown(first)}")
@@ -234,7 +226,7 @@ class _Restore:
             return
         try:
             here = target.enter(new_path)
-            lost = self._attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
+            lost = self._attributes.finish_directory(here, entry.meta, entry.xattrs)
         except OSError as error:
             raise unwritable(target.where(new_path), error) from error
         self._lose(path, lost)
@@ -253,7 +245,7 @@ class _Restore:
             try:
                 new_name = self.destination.name
                 if entry.kind == "f":
-                    new = NewFile(name, new_name, meta_of_entry(entry), entry.xattrs)
+                    new = NewFile(name, new_name, entry.meta, entry.xattrs)
                     lost = self._file(pair, new, entry.size, here, into)
                 else:
                     lost = _other(entry, into, new_name, self._attributes)
@@ -324,7 +316,7 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
             calls.mknod(name, _KINDS[entry.kind] | 0o600, entry.device, dir_fd=into)
         except (PermissionError, KeyError):
             return [KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be created"]
-    return attributes.finish_other(into, name, meta_of_entry(entry), entry.xattrs)
+    return attributes.finish_other(into, name, entry.meta, entry.xattrs)
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -249,8 +249,6 @@ _CHUNK = 4 << 20
 
 
 class KnownDirectory(NamedTuple):
-    """A record of the cache."""
-
     path: bytes
     identity: bytes
     body: bytes
