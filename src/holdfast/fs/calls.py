@@ -54,8 +54,7 @@ if sys.platform == "win32":
 
         return shutil.disk_usage(path).free
 
-    def fsync(descriptor: int) -> None:
-        os.fsync(descriptor)
+    fsync = os.fsync
 
     def sync_directory(descriptor: int) -> None:
         """Do nothing: NTFS journals names, and a directory cannot be opened for this."""

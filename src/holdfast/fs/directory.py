@@ -118,7 +118,6 @@ class Directory(Closing):
         return Path(self.shown)
 
     def where(self, name: str) -> str:
-        """The path of `name`, for messages."""
         return f"{self.shown}/{name}"
 
     @classmethod

@@ -135,7 +135,11 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
 
 def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | None:
     """The content; None if the file has vanished since it was opened."""
-    fd = _open_to_read(directory, name)
+    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
+    try:
+        fd = _open(directory, name, flags | _NOATIME, 0, action="read")
+    except NotWritable:  # O_NOATIME is for the owner only
+        fd = _open(directory, name, flags, 0, action="read")
     try:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -361,14 +365,6 @@ def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str
         if error.errno == errno.ELOOP:
             raise PathEscape(f"cannot {action} {where}: it is a symbolic link", path=where) from None
         raise io_failure(action, where, error) from error
-
-
-def _open_to_read(directory: Directory, name: str) -> int:
-    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
-    try:
-        return _open(directory, name, flags | _NOATIME, 0, action="read")
-    except NotWritable:  # O_NOATIME is for the owner only
-        return _open(directory, name, flags, 0, action="read")
 
 
 def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:

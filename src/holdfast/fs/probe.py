@@ -54,20 +54,15 @@ def settings_of(path: Path) -> MountSettings | None:
         try:
             if calls.stat(config, follow_symlinks=False).st_ino < _OWN_INODES:
                 continue  # a user's file of the same name
-            return _parse_settings(strictjson.decode(durable.read(config, limit=1 << 20), source=name))
+            found = strictjson.decode(durable.read(config, limit=1 << 20), source=name)
+            seconds = {option: float(found.get(key) or 0) / 1e9 for key, option in _CACHES.items()}
+            seconds["open-cache"] = float(found["Meta"].get("OpenCache") or 0) / 1e9
+            seconds["readdir-cache"] = seconds["attr-cache"] if found.get("ReaddirCache") else 0.0
+            remembers = {option: value for option, value in seconds.items() if value > 0}
+            return MountSettings(remembers, bool(found["Chunk"].get("Writeback")))
         except (OSError, Failure, AttributeError, KeyError, TypeError, ValueError):
             continue
     return None
-
-
-def _parse_settings(config: object) -> MountSettings:
-    if not isinstance(config, dict):
-        raise TypeError("not the settings of a mount")
-    seconds = {option: float(config.get(name) or 0) / 1e9 for name, option in _CACHES.items()}
-    seconds["open-cache"] = float(config["Meta"].get("OpenCache") or 0) / 1e9
-    seconds["readdir-cache"] = seconds["attr-cache"] if config.get("ReaddirCache") else 0.0
-    remembers = {option: value for option, value in seconds.items() if value > 0}
-    return MountSettings(remembers, bool(config["Chunk"].get("Writeback")))
 
 
 def network_problems(directory: Path, kind: str | None = None) -> list[str]:

@@ -129,7 +129,7 @@ class _Capture:
             worker = start_scan_worker(self.stack, scanned, cache, watch)
         self.base = None if base is None else self._open_base(base)
         known = StatCache.read(cache, self.device)
-        payload = None if is_whole(self.engine) else Payload.begin(self.tree / PAYLOAD, kept=True)
+        payload = None if is_whole(self.engine) else Payload(self.tree / PAYLOAD)
         if payload is not None:
             self.stack.enter_context(payload)
         directories = DirectoryCapture(

@@ -26,7 +26,7 @@ from holdfast.trees.manifest import (
     without_first_link,
 )
 from holdfast.trees.payload import HEAD_OF_ENTRY, READ, Payload, head_of_entry, meta_of, read_xattrs
-from holdfast.trees.scan import NO_MARK, Listing, Progress, is_recent, mark_of
+from holdfast.trees.scan import NO_MARK, Listing, Progress, is_recent, mark_of, names_in
 from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import GONE, NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
@@ -132,7 +132,7 @@ class FileCapture:
         same: dict[str, bytes] = {}
         size, before, raws, in_base = 0, known.marks, known.raw, known.base_raw
         others = self._not_to_link(listing)
-        every = zip(listing.encoded_names(), listing.names, marks, listing.sizes_and_times(), strict=True)
+        every = zip(names_in(listing.identity), listing.names, marks, listing.sizes_and_times(), strict=True)
         for encoded, name, mark, (length, _) in every:
             if before.get(encoded) != mark:
                 continue

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
@@ -169,20 +168,14 @@ class Attributes:
 
 
 class Payload(Closing):
-    """A new directory that is filled, with the attributes of its entries."""
+    """The new directory of a snapshot's files, with the attributes of its entries."""
 
-    def __init__(self, walker: TreeWalker, created_as: os.stat_result, *, kept: bool) -> None:
-        """`created_as` is the status of its top just after it was created; `kept` if it is a snapshot's."""
-        self.walker = walker
-        self.attributes = Attributes(created_as, kept=kept)
-        self._created = {""}
-
-    @classmethod
-    def begin(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         with writing(path):
             calls.mkdir(path)
-            created_as = calls.stat(path)
-        return cls(TreeWalker(path), created_as, kept=kept)
+            self.attributes = Attributes(calls.stat(path), kept=True)
+        self.walker = TreeWalker(path)
+        self._created = {""}
 
     def enter(self, path: str) -> int:
         """The descriptor of a directory of the payload, valid until the next call."""

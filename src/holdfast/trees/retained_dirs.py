@@ -278,7 +278,6 @@ class _Freed:
         self._bytes[turn] += size
 
     def add_name(self, turn: int, status: os.stat_result) -> None:
-        """Add one of the names of a file."""
         if status.st_nlink == 1:
             self.add(turn, allocated(status))
             return

@@ -68,9 +68,6 @@ class Listing(NamedTuple):
     newest: int
     linked: bool
 
-    def encoded_names(self) -> list[bytes]:
-        return _names_in(self.identity)
-
     def marks(self) -> list[bytes]:
         identity, size = self.identity, MARK.size
         return [identity[at : at + size] for at in range(self._marks_at(), len(identity), size)]
@@ -101,7 +98,10 @@ def scan_directory(descriptor: int) -> Listing:
     try:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     except FileNotFoundError:
-        found = list(_still_existing(entries))
+        found = []
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
     found.sort()
     directories.sort()
     names = [name for name, _ in found]
@@ -122,15 +122,6 @@ def scan_directory(descriptor: int) -> Listing:
     newest = max([each.st_ctime_ns for each in statuses], default=0)
     linked = max([each.st_nlink for each in statuses], default=1) > 1
     return Listing(own, directories, names, statuses, identity, newest, linked)
-
-
-def _still_existing(entries: list[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
-    for entry in entries:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        yield entry.name, status
 
 
 def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> bytes:
@@ -178,7 +169,8 @@ def count_in(identity: bytes) -> int:
     return int(_HEAD.unpack_from(identity)[-3])
 
 
-def _names_in(identity: bytes) -> list[bytes]:
+def names_in(identity: bytes) -> list[bytes]:
+    """The encoded names of the entries that are not directories."""
     *_, count, length, _ = _HEAD.unpack_from(identity)
     return identity[_HEAD.size : _HEAD.size + length].split(b"\0") if count else []
 
@@ -194,7 +186,7 @@ def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
     *_, count, length, directories = _HEAD.unpack_from(identity)
     start, size = _HEAD.size + length + directories, MARK.size
     marks = [identity[at : at + size] for at in range(start, start + count * size, size)]
-    return dict(zip(_names_in(identity), marks, strict=True))
+    return dict(zip(names_in(identity), marks, strict=True))
 
 
 def is_of(identity: bytes, own: os.stat_result) -> bool:

@@ -180,7 +180,6 @@ class Stored(Closing):
         return self._other(location.tree).enter(os.fsdecode(location.path))
 
     def status(self, path: bytes) -> os.stat_result:
-        """The status of a directory. Raises `OSError`."""
         location = self.shared.get(path)
         top = os.fsencode(self.own.root if location is None else self._top(location.tree))
         inside = path if location is None else location.path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ _PERMISSIONS = 0o777
 
 
 class Problem(NamedTuple):
-    """A problem of a tree. `what` is one word, `detail` a sentence for people."""
+    """A problem of a tree: a word and a sentence for people."""
 
     path: str
     what: str
@@ -104,14 +105,12 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     if stored is None:
         return
     with stored:
-        lost_trees = [
-            name
-            for name in sorted({each.tree for each in stored.shared.values()})
-            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name))
-        ]
-        for name in lost_trees:
-            yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
-        if lost_trees:
+        is_whole = True
+        for name in sorted({each.tree for each in stored.shared.values()}):
+            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name)):
+                is_whole = False
+                yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
+        if not is_whole:
             return
         try:
             files = _names(stored.enter(""))
@@ -153,15 +152,13 @@ def _check_payload(tree: Path, manifest: Manifest, bodies: dict[bytes, dict[byte
     stored = yield from _opened(tree)
     if stored is None:
         return
-    below: dict[bytes, set[bytes]] = {path: set() for path in bodies}
+    below: defaultdict[bytes, set[bytes]] = defaultdict(set)
     for path in bodies:
-        if path:
-            parent, _, name = path.rpartition(b"/")
-            below.setdefault(parent, set()).add(name)
+        parent, _, name = path.rpartition(b"/")
+        below[parent].add(name)
     with stored:
         for path, entries in bodies.items():
-            body = manifest.body(path) or b""
-            if directory_of(path, body).kind != "m":
+            if directory_of(path, manifest.body(path) or b"").kind != "m":
                 yield from _check_directory(stored, path, entries, below[path])
 
 
@@ -277,9 +274,7 @@ def _order(one: tuple[bytes, bytes] | None, other: tuple[bytes, bytes] | None) -
     if one is None or other is None:
         return 1 if one is None else -1
     mine, yours = one[0].split(b"/"), other[0].split(b"/")
-    if one[0] == other[0]:
-        return 0
-    return -1 if not one[0] or (other[0] and mine < yours) else 1
+    return (mine > yours) - (mine < yours)
 
 
 def _all(record: tuple[bytes, bytes], what: str) -> Iterator[Change]:

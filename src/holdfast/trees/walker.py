@@ -36,7 +36,6 @@ def joined(path: str, name: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """The directory of a path and the name in it."""
     directory, _, name = path.rpartition("/")
     return directory, name
 
@@ -163,7 +162,6 @@ class Walker(Closing):
         return self._open[0]
 
     def where(self, path: str, name: str = "") -> str:
-        """The full path of an entry, for messages."""
         return "/".join(filter(None, (self.root, path, name)))
 
     def close(self) -> None:
