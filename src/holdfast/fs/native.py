@@ -106,7 +106,6 @@ else:
         _ANY_CHANGE = 0xFC6  # content or status; moved, created, deleted; itself deleted or moved
 
         def inotify_watch_directory(descriptor: int, directory: int) -> int:
-            """Watch an open directory for every change."""
             return inotify_watch(descriptor, b"/proc/self/fd/%d" % directory, _ANY_CHANGE)
 
         def inotify_watch_here(descriptor: int) -> int:

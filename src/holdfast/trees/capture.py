@@ -22,15 +22,7 @@ from holdfast.trees.copy import hash_file
 from holdfast.trees.engines import Engine, choose_engine, clone_whole, differing, is_whole
 from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, Manifest, write_manifest
 from holdfast.trees.payload import READ, EarlySync, Payload
-from holdfast.trees.scan import (
-    KnownDirectory,
-    Progress,
-    StatCache,
-    append_to_cache,
-    marks_by_name,
-    scan_directory,
-    write_cache,
-)
+from holdfast.trees.scan import Progress, StatCache, append_to_cache, marks_by_name, scan_directory, write_cache
 from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
 from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, writing
 
@@ -192,9 +184,8 @@ class _Capture:
         if changed:
             named = [shown(path) or "." for path in changed[:_MOST_NAMED]]
             more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
-            raise ConsistencyUnavailable(
-                f"{self.source.root} changed while it was captured: {', '.join(named)}{more}", paths=named
-            )
+            message = f"{self.source.root} changed while it was captured: {', '.join(named)}{more}"
+            raise ConsistencyUnavailable(message, paths=named)
 
     def _sync_early(self) -> None:
         """Start to sync the directories written so far, if there are many."""
@@ -238,15 +229,9 @@ class _Capture:
             self._early_sync.finish()
 
     def _write_ready(self, captured: Captured) -> None:
-        fields = {
-            "format": 1,
-            "payload_hash": captured.payload_hash,
-            "engine": str(captured.engine),
-            "files": captured.files,
-            "directories": captured.directories,
-            "bytes": captured.bytes,
-            HOMES: any(each.shared is not None for each in self.captured),
-        }
+        fields = {"format": 1, "payload_hash": captured.payload_hash, "engine": str(captured.engine)}
+        fields |= {"files": captured.files, "directories": captured.directories, "bytes": captured.bytes}
+        fields[HOMES] = any(each.shared is not None for each in self.captured)
         with writing(self.tree / READY):
             write_file(self.tree / READY, strictjson.encode(fields) + b"\n")
 
@@ -261,8 +246,8 @@ def _make_tree(tree: Path) -> int:
         return calls.stat(tree).st_ctime_ns
 
 
-def _known(captured: list[CapturedDirectory]) -> Iterator[KnownDirectory]:
-    return (KnownDirectory(each.encoded, each.kept, each.body) for each in captured if each.kept)
+def _known(captured: list[CapturedDirectory]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    return ((each.encoded, each.kept, each.body) for each in captured if each.kept)
 
 
 def _clock_offset() -> float:

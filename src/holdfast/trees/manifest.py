@@ -58,8 +58,6 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 
 class Meta(NamedTuple):
-    """The fields of every kind of entry."""
-
     kind: bytes
     mode: int
     uid: int
@@ -112,23 +110,18 @@ def escaped(name: bytes) -> str:
     return name.replace(b"\\", rb"\x5c").decode("utf-8", "backslashreplace")
 
 
-def encode_extras(
-    *,
-    first_link: bytes = b"",
-    target: bytes | None = None,
-    device: int | None = None,
-    xattrs: Xattrs = (),
-    raw_xattrs: bytes = b"",
-) -> bytes:
-    """The extras of an entry; `raw_xattrs` are attributes that are already encoded."""
+def _extra(tag: bytes, value: bytes) -> bytes:
+    return _EXTRA.pack(tag, len(value)) + value
+
+
+def encode_extras(*, target: bytes | None = None, device: int | None = None, xattrs: Xattrs = ()) -> bytes:
+    """The extras of an entry, except for the path of a first link."""
+    found = b"" if target is None else _extra(b"L", target)
+    if device is not None:
+        found += _extra(b"R", _DEVICE.pack(device))
     if xattrs:
-        raw_xattrs = b"".join([_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs)])
-    encoded = None if device is None else _DEVICE.pack(device)
-    extras = ((b"H", first_link or None), (b"L", target), (b"R", encoded), (b"X", raw_xattrs or None))
-    found = b""
-    for tag, value in extras:
-        if value is not None:
-            found += _EXTRA.pack(tag, len(value)) + value
+        each = [_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs)]
+        found += _extra(b"X", b"".join(each))
     return found
 
 
@@ -347,20 +340,15 @@ def is_same_file(raw: bytes, other: bytes) -> bool:
 def without_first_link(raw: bytes) -> bytes:
     """The entry as if the file had one name."""
     at = _extras_at(raw)
-    if len(raw) == at or b"H" not in (extras := decode_extras(raw[at:])):
-        return raw
-    return _with_extras(raw, encode_extras(raw_xattrs=extras.get(b"X", b"")))
+    return raw if len(raw) == at or b"H" not in decode_extras(raw[at:]) else with_first_link(raw, b"")
 
 
 def with_first_link(raw: bytes, first: bytes) -> bytes:
-    """The entry of a further name of the file at the path `first`."""
-    extras = decode_extras(raw[_extras_at(raw) :])
-    return _with_extras(raw, encode_extras(first_link=first, raw_xattrs=extras.get(b"X", b"")))
-
-
-def _with_extras(raw: bytes, extras: bytes) -> bytes:
-    length = len(extras).to_bytes(4, "little")
-    return raw[:_EXTRAS_LENGTH_AT] + length + raw[ENTRY.size : _extras_at(raw)] + extras
+    """The entry of a further name of the file at the path `first`; of the only name if that is empty."""
+    at = _extras_at(raw)
+    xattrs = decode_extras(raw[at:]).get(b"X")
+    extras = (_extra(b"H", first) if first else b"") + (_extra(b"X", xattrs) if xattrs else b"")
+    return raw[:_EXTRAS_LENGTH_AT] + len(extras).to_bytes(4, "little") + raw[ENTRY.size : at] + extras
 
 
 def _extras_at(raw: bytes) -> int:

@@ -267,7 +267,6 @@ class EarlySync:
         return syncing
 
     def finish(self) -> None:
-        """Wait for the sync, and raise its failure."""
         self.close()
         if self._failure is not None:
             raise self._failure

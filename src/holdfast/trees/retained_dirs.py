@@ -11,7 +11,6 @@ Only files that no tree needs are deleted here: directories are moved into a tra
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections import defaultdict
@@ -22,19 +21,10 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, entry_exists, io_failure
+from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
 from holdfast.trees.shared_dirs import read_shared_directories
-from holdfast.trees.walker import (
-    TreeWalker,
-    allocated,
-    joined,
-    make_movable,
-    make_writable,
-    refuse_mounts,
-    remove_tree,
-    shown,
-)
+from holdfast.trees.walker import TreeWalker, allocated, joined, make_writable, move_away, refuse_mounts, shown
 
 TIMES = "times"
 """In a tree while it is trimmed: the times of directories that are about to lose a subdirectory."""
@@ -151,7 +141,7 @@ def readable_manifest(tree: Path) -> Manifest | None:
 
 
 class TrashDirectory:
-    """A new directory on the filesystem of the retained trees, for what is to be removed."""
+    """A new directory on the filesystem of the retained trees, whose content is to be removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -167,7 +157,7 @@ def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
 
     Refuses a tree with a mount in it. An interrupted trim is finished by the next one.
     """
-    try:
+    with failing_to("trim", shown(os.fspath(tree))):
         with TreeWalker(tree) as walker:
             refuse_mounts(walker.top(), os.fspath(tree), "trimmed")
             if need:
@@ -181,8 +171,6 @@ def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
                     calls.rename(tree / name, trash.free_path())
                 else:
                     calls.unlink(tree / name)
-    except OSError as error:
-        raise io_failure("trim", shown(os.fspath(tree)), error) from error
 
 
 def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash: TrashDirectory) -> None:
@@ -195,7 +183,7 @@ def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            _move_out(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
+            move_away(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
         _restore_time(here, times.pop(each.path, None))
     for path, time in times.items():  # of a trim that was killed
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -223,18 +211,6 @@ def _note_times(tree: Path, walker: TreeWalker, need: Collection[bytes], excess:
 def _restore_time(directory: int, time: int | None) -> None:
     if time is not None and calls.fstat(directory).st_mtime_ns != time:
         calls.utime(directory, ns=(time, time))
-
-
-def _move_out(here: int, name: str, target: Path, where: Path) -> None:
-    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
-    with contextlib.suppress(FileNotFoundError):
-        make_movable(here, name)
-        try:
-            calls.rename(name, target, src_dir_fd=here)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            remove_tree(where)
 
 
 _NEVER = 1 << 62
@@ -268,8 +244,6 @@ def reclaimable_sizes(trees: Sequence[Path], need: Need, retained: Iterable[Path
 
 
 class _Freed:
-    """The bytes that each turn frees."""
-
     def __init__(self) -> None:
         self._bytes: defaultdict[int, int] = defaultdict(int)
         self._inodes: dict[tuple[int, int], list[int]] = {}

@@ -73,7 +73,6 @@ class Listing(NamedTuple):
         return [identity[at : at + size] for at in range(self._marks_at(), len(identity), size)]
 
     def sizes_and_times(self) -> list[tuple[int, int]]:
-        """The size and the change time of each of `names`."""
         marks = MARK.iter_unpack(memoryview(self.identity)[self._marks_at() :])
         return [(size, changed) for _, _, size, _, changed in marks]
 
@@ -152,7 +151,7 @@ def is_recent(changed: int, now: int) -> bool:
     return changed >= now - (_TICK if changed % _SECOND else _COARSE_TICK)
 
 
-def is_identity(content: bytes) -> bool:
+def is_sound(content: bytes) -> bool:
     """Whether the lengths in `content` fit."""
     if len(content) < _HEAD.size:
         return False
@@ -182,7 +181,6 @@ def directories_in(identity: bytes) -> list[str]:
 
 
 def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
-    """The mark of each entry that is not a directory."""
     *_, count, length, directories = _HEAD.unpack_from(identity)
     start, size = _HEAD.size + length + directories, MARK.size
     marks = [identity[at : at + size] for at in range(start, start + count * size, size)]
@@ -238,6 +236,10 @@ _TAIL = struct.Struct("<II")
 _END = 0xFFFFFFFF
 _END_MARK = b"\xff" * 4
 _CHUNK = 4 << 20
+
+
+Record = tuple[bytes, bytes, bytes]
+"""A record of the cache: the path, the identity and the body of a directory."""
 
 
 class KnownDirectory(NamedTuple):
@@ -299,7 +301,7 @@ class StatCache:
         return at + _TAIL.size
 
 
-def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirectory]) -> bool:
+def append_to_cache(path: Path, before: StatCache, changed: Iterable[Record]) -> bool:
     """Append the changed records to the cache at `path`, which was `before` when it was read.
 
     False if the cache has to be written as a whole: it is no longer `before`, it would exceed twice its size when last
@@ -321,7 +323,7 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirect
     return True
 
 
-def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> None:
+def write_cache(path: Path, device: int, known: Iterable[Record]) -> None:
     """Replace the cache at `path` if possible, without a sync: the cache only saves time."""
     draft = f"{os.fspath(path)}-{os.urandom(6).hex()}.tmp"
     try:
@@ -335,7 +337,7 @@ def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> Non
             raise
 
 
-def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> None:
+def _write(descriptor: int, device: int, known: Iterable[Record]) -> None:
     write_all(descriptor, _MAGIC + _DEVICE.pack(device))
     checksum, parts, size = 0, list[bytes](), 0
     for each in _records(known):
@@ -350,6 +352,6 @@ def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> Non
     write_all(descriptor, chunk + _TAIL.pack(_END, zlib.crc32(chunk, checksum)))
 
 
-def _records(known: Iterable[KnownDirectory]) -> Iterator[bytes]:
+def _records(known: Iterable[Record]) -> Iterator[bytes]:
     for path, identity, body in known:
         yield from (_RECORD.pack(len(path), len(identity), len(body)), path, identity, body)

@@ -17,16 +17,7 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, write_all
-from holdfast.trees.scan import (
-    Listing,
-    StatCache,
-    directories_in,
-    held_time,
-    inode_of,
-    is_foreign,
-    is_identity,
-    scan_directory,
-)
+from holdfast.trees.scan import StatCache, directories_in, held_time, inode_of, is_foreign, is_sound, scan_directory
 from holdfast.trees.walker import Walker, joined, read_whole
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
@@ -35,7 +26,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from holdfast.trees.capture_directories import SourceWatch
-    from holdfast.trees.scan import KnownDirectory
+    from holdfast.trees.scan import KnownDirectory, Listing
     from holdfast.trees.walker import TreeWalker
 
 REPORT = struct.Struct("<IIiqQ")
@@ -222,7 +213,7 @@ class ScanWorker(Closing):
         path = os.fsdecode(encoded)
         if watched := number >= 0 and self._watch is not None:
             self._watch.paths[number] = path
-        if not is_identity(identity):
+        if not is_sound(identity):
             return
         known = self.cache.known(inode_of(identity))
         if known is not None and known.identity != identity:

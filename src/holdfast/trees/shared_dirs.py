@@ -186,7 +186,6 @@ class Stored(Closing):
         return calls.stat(top + b"/" + inside if inside else top, follow_symlinks=False)
 
     def where(self, path: str, name: str = "") -> str:
-        """The full path of an entry where it is stored."""
         location = self.shared.get(os.fsencode(path))
         if location is None:
             return self.own.where(path, name)
@@ -241,7 +240,6 @@ def share_tree(tree: Path, new_tree: Path) -> None:
 
 
 def link_or_copy_file(source: Path, target: Path) -> None:
-    """Link a file of a tree into another tree, or copy it."""
     try:
         calls.link(source, target, follow_symlinks=False)
     except OSError as error:

@@ -53,8 +53,7 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     """
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
-        bodies = {path: raw_entries(body) for path, body in manifest.records()}
-        yield from _check_payload(tree, manifest, bodies)
+        yield from _check_payload(tree, manifest)
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
@@ -148,18 +147,18 @@ def _names(directory: int) -> set[bytes]:
         return {os.fsencode(each.name) for each in listed}
 
 
-def _check_payload(tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]) -> Iterator[Problem]:
+def _check_payload(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     stored = yield from _opened(tree)
     if stored is None:
         return
     below: defaultdict[bytes, set[bytes]] = defaultdict(set)
-    for path in bodies:
+    for path in manifest.paths():
         parent, _, name = path.rpartition(b"/")
         below[parent].add(name)
     with stored:
-        for path, entries in bodies.items():
-            if directory_of(path, manifest.body(path) or b"").kind != "m":
-                yield from _check_directory(stored, path, entries, below[path])
+        for path, body in manifest.records():
+            if directory_of(path, body).kind != "m":
+                yield from _check_directory(stored, path, raw_entries(body), below[path])
 
 
 def _check_directory(stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]) -> Iterator[Problem]:

@@ -46,14 +46,12 @@ def shown(path: str) -> str:
 
 
 def unreadable(path: str, error: OSError) -> IoFailure:
-    """The failure for a path that must be read and cannot be."""
     if isinstance(error, PermissionError):
         return NotReadable("read", shown(path), error)
     return io_failure("read", shown(path), error)
 
 
 def unwritable(path: str, error: OSError) -> IoFailure:
-    """The failure for a path that must be written and cannot be."""
     return io_failure("write", shown(path), error)
 
 
@@ -206,7 +204,6 @@ def remove_tree(path: Path) -> bool:
 
 
 def refuse_mounts(top: int, where: str, action: str) -> None:
-    """Raise `Refused` if something is mounted below an open directory."""
     from holdfast.fs.mounts import mounts_beneath
 
     if mounted := mounts_beneath(top):
@@ -259,6 +256,18 @@ def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                     raise
+
+
+def move_away(here: int, name: str, target: Path, where: Path) -> None:
+    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
+    with contextlib.suppress(FileNotFoundError):
+        make_movable(here, name)
+        try:
+            calls.rename(name, target, src_dir_fd=here)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            remove_tree(where)
 
 
 def _unlink_files(here: int) -> list[str]:
@@ -319,7 +328,6 @@ def synced(directory: Path) -> Iterator[None]:
 
 
 def sync_tree(tree: Path) -> None:
-    """Bring to disk everything written to the filesystem of a tree."""
     with synced(tree):
         pass
 
