@@ -1,7 +1,7 @@
 """Every file system call of the package.
 
-All other modules write `calls.open(...)`, never `os.open(...)`, and a test of the source holds them to it. So
-a test can replace any name here to kill, fail, delay, shorten or record exactly that call everywhere.
+All other modules write `calls.open(...)`, never `os.open(...)`, which a test of the source enforces. So a test can
+replace any name here to kill, fail, delay, shorten or record exactly that call everywhere.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs tim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 open = os.open
 close = os.close
@@ -40,32 +41,25 @@ chmod = os.chmod
 utime = os.utime
 
 
-def _unsupported() -> OSError:
-    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+def _unsupported(*_: object, **__: object) -> Any:
+    """Stands in for calls that a system does not have."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 if sys.platform == "win32":
 
     def free_space(path: str | os.PathLike[str]) -> int:
-        """How many bytes users may still write on the file system of `path`."""
+        """The number of bytes that users may still write on the file system of `path`."""
         import shutil
 
         return shutil.disk_usage(path).free
 
-    def fsync(descriptor: int) -> None:
-        os.fsync(descriptor)
+    fsync = os.fsync
 
     def sync_directory(descriptor: int) -> None:
         """Do nothing: NTFS journals names, and a directory cannot be opened for this."""
 
-    def clone(target: int, source: int) -> None:
-        raise _unsupported()
-
-    def chown(path: str | int, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
-        raise _unsupported()
-
-    def mknod(path: str | bytes, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:
-        raise _unsupported()
+    clone = chown = mknod = _unsupported
 
     def read_into(descriptor: int, buffer: memoryview) -> int:
         """Read at most what `buffer` holds; return the number of bytes."""
@@ -90,8 +84,7 @@ else:
             """Write through to the disk: a plain fsync stops at the drive's cache here."""
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
-        def clone(target: int, source: int) -> None:
-            raise _unsupported()
+        clone = _unsupported
 
     else:
         fsync = os.fsync
@@ -136,17 +129,7 @@ else:
     def enlarge_pipe(descriptor: int, size: int) -> None:
         """Do nothing: other systems have no such call."""
 
-    def listxattr(path: str | int, *, follow_symlinks: bool = True) -> list[str]:
-        raise _unsupported()
-
-    def getxattr(path: str | int, attribute: str, *, follow_symlinks: bool = True) -> bytes:
-        raise _unsupported()
-
-    def setxattr(path: str | int, attribute: str, value: bytes, *, follow_symlinks: bool = True) -> None:
-        raise _unsupported()
-
-    def snapshot_subvolume(parent: int, name: bytes, source: int) -> None:
-        raise _unsupported()
+    listxattr = getxattr = setxattr = snapshot_subvolume = _unsupported
 
 
 def sync_filesystem(descriptor: int) -> None:
@@ -184,21 +167,17 @@ def flock_interruptible(descriptor: int, operation: int) -> int:
     return native.flock(descriptor, operation)
 
 
-CHANGING = tuple(
-    (
-        "open close write ftruncate fsync sync_directory sync_filesystem link rename replace "
-        "rename_noreplace rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod "
-        "chown utime setxattr flock flock_interruptible"
-    ).split()
+CHANGING = (
+    *"open close write ftruncate fsync sync_directory sync_filesystem link rename replace rename_noreplace".split(),
+    *"rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod chown utime setxattr".split(),
+    *"flock flock_interruptible".split(),
 )
-"""The calls that change what is on disk, or who holds a lock."""
-READING = tuple(
-    (
-        "read read_into start_writing enlarge_pipe lseek fstat stat access scandir listdir chdir readlink "
-        "realpath listxattr getxattr free_space"
-    ).split()
+"""The calls that change the disk, or the holder of a lock."""
+READING = (
+    *"read read_into start_writing enlarge_pipe lseek fstat stat access scandir listdir chdir readlink".split(),
+    *"realpath listxattr getxattr free_space".split(),
 )
-"""The others."""
+"""The other calls."""
 
 
 # --- Questions about one path -------------------------------------------------------------------------
@@ -209,7 +188,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether something is at `path`, links followed; what this user may not see does not exist."""
+    """Whether `path` exists, links followed; False also if this user may not see it."""
     try:
         stat(path)
     except OSError:
@@ -218,7 +197,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 
 def is_directory(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a directory, not a link to one; what this user may not see is none."""
+    """Whether `path` is a directory, not a link to one; False also if this user may not see it."""
     try:
         return (stat(path, follow_symlinks=False).st_mode & _KIND) == _DIRECTORY
     except OSError:

@@ -13,8 +13,8 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from holdfast.errors import AlreadyExists, IoFailure, NotDurable, NotFound, NotWritable, PathEscape
@@ -38,8 +38,27 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
 
 
+@contextlib.contextmanager
+def failing_to(action: str, path: object) -> Iterator[None]:
+    """Raise the `io_failure` of `action` on `path` for an `OSError` of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise io_failure(action, path, error) from error
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a file for the block; closing one that was written to may raise."""
+    fd = calls.open(path, flags, mode, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        (calls.close if flags & (os.O_WRONLY | os.O_RDWR) else close_quietly)(fd)
+
+
 def entry_exists(path: str | os.PathLike[str]) -> bool:
-    """Whether anything has this path, a dangling link included."""
+    """Whether `path` exists, dangling links included."""
     try:
         calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -65,7 +84,7 @@ def close_quietly(fd: int) -> None:
 
 
 class Closing:
-    """A base for classes that a `with` block closes."""
+    """Base of classes that a `with` block closes."""
 
     __slots__ = ()
 
@@ -75,9 +94,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -86,7 +103,7 @@ witness: Callable[[Directory], object] | None = None
 
 
 class Directory(Closing):
-    """One directory, held open. Lookups go through the descriptor, on Windows through the path."""
+    """One open directory. Lookups go through the descriptor, on Windows through the path."""
 
     __slots__ = ("fd", "shown")
 
@@ -101,7 +118,6 @@ class Directory(Closing):
         return Path(self.shown)
 
     def where(self, name: str) -> str:
-        """The path of `name`, for messages."""
         return f"{self.shown}/{name}"
 
     @classmethod
@@ -153,16 +169,15 @@ class Directory(Closing):
             raise _no_directory(where) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
-                raise PathEscape(
-                    f"{where} is a symbolic link; following it could lead out of {self.shown}", path=where
-                ) from None
+                problem = f"is a symbolic link; following it could lead out of {self.shown}"
+                raise PathEscape(f"{where} {problem}", path=where) from None
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int = 0o777) -> bool:
         """Make the directory `name` durably; False if it already exists.
 
-        The process that made an existing one may have died before the name was durable: a caller that
-        relies on it syncs this directory too.
+        The process that made an existing directory may have died before its name was durable: a caller that relies on
+        it syncs this directory too.
         """
         try:
             calls.mkdir(self.at(name), mode, dir_fd=self.fd)
@@ -177,11 +192,11 @@ class Directory(Closing):
         return True
 
     def at(self, name: str) -> str:
-        """What names `name` in a system call with `dir_fd=self.fd`."""
+        """The first argument of a system call on `name` with `dir_fd=self.fd`."""
         return name if self.fd is not None else self.where(name)
 
     def status(self, name: str) -> os.stat_result | None:
-        """The status of `name` itself (a link is not followed), or None if there is none."""
+        """The status of `name` (a link is not followed), or None if it does not exist."""
         try:
             return calls.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -192,11 +207,9 @@ class Directory(Closing):
     def is_link(self, name: str) -> bool:
         """Whether `name` is a symbolic link (on Windows also a junction)."""
         status = self.status(name)
-        if status is None:
-            return False
-        if sys.platform == "win32" and status.st_file_attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT:
+        if sys.platform == "win32" and status and status.st_file_attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT:
             return True
-        return stat.S_ISLNK(status.st_mode)
+        return status is not None and stat.S_ISLNK(status.st_mode)
 
     def is_directory(self, name: str) -> bool:
         """Whether `name` is a directory, not a link to one."""
@@ -223,7 +236,6 @@ class Directory(Closing):
             calls.sync_directory(self.fd)
 
     def close(self) -> None:
-        """Close the descriptor; idempotent."""
         fd = self.fd
         if fd is not None and fd >= 0:
             self.fd = -1  # not None: using a closed directory is an error, not the current directory
@@ -246,11 +258,7 @@ class Directory(Closing):
 
 def make_directories(path: Path, *, mode: int = 0o777) -> None:
     """Make `path` and its missing parents, each name durable before the next is made."""
-    missing: list[Path] = []
-    here = path
-    while not entry_exists(here):
-        missing.append(here)
-        here = here.parent
+    missing = list(takewhile(lambda each: not entry_exists(each), (path, *path.parents)))
     for each in reversed(missing):
         with Directory.open(each.parent) as parent:
             parent.make(each.name, mode=mode)
@@ -277,9 +285,8 @@ def move(source: Path, target: Path) -> None:
     try:
         although_read_only(lambda: _rename(source, target), {source: target})
     except FileNotFoundError:
-        raise NotFound(
-            f"there is no {source}, or no directory {target.parent} to move it to", path=str(source)
-        ) from None
+        problem = f"it or the directory {target.parent} does not exist"
+        raise NotFound(f"cannot move {source}: {problem}", path=str(source)) from None
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise AlreadyExists(f"{target} already exists", path=str(target)) from None
@@ -288,9 +295,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path]) -> None:
-    """Rename directories, making read-only ones writable meanwhile: a new parent is written into them.
+    """Rename directories, making read-only ones writable meanwhile: a rename writes the new parent into them.
 
-    `going` maps each of them to its target. All that a crash can do is leave one writable.
+    `going` maps each directory to its target. At worst, a crash leaves one writable.
     """
     try:
         rename()

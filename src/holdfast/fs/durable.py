@@ -1,9 +1,9 @@
 """Files that are written whole or not at all, and that survive a power cut.
 
 Each function names its commit point. A crash before it leaves the old state, a crash after it the new one; a
-leftover draft has a hidden name that nobody reads. When a function returns, its effect is on the disk. A sync
-that fails is never repeated (the kernel may have dropped the data and called the pages clean): the draft is
-discarded and the operation fails.
+leftover draft has a hidden name that no reader opens. When a function returns, its effect is on the disk. A sync that
+fails is never repeated (the kernel may have dropped the data and called the pages clean): the draft is discarded and
+the operation fails.
 
 Functions that end in `_in` work in an open `Directory`; the others open the parent of a path first.
 """
@@ -30,7 +30,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, io_failure, write_all
+from holdfast.fs.directory import Directory, close_quietly, failing_to, io_failure, write_all
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -86,10 +86,9 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0
 def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None) -> Appended:
     """Add `record` as one line to the file `name`, whose lock the caller holds.
 
-    A line exists once it has its newline: readers ignore what follows the last one, and an append cuts off
-    and returns a tail that a crash has torn. Commit point: the sync. A failed write is taken back. With
-    `at`, the lines must end exactly there. A file with a line has a durable name, because only this
-    function makes lines.
+    A line exists once it has its newline: readers ignore the bytes after the last one, and an append cuts off and
+    returns a tail that a crash has torn. Commit point: the sync. A failed write is undone. With `at`, the lines must
+    end exactly there. A file with a line has a durable name, because only this function makes lines.
     """
     if b"\n" in record:
         raise Refused(f"cannot append to {directory.where(name)}: the record contains a line break")
@@ -125,8 +124,7 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
 def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
     """The content of the regular file `name`; `TooLarge` if it has more than `limit` bytes.
 
-    On some network file systems an open file vanishes when another machine replaces it: then the name is
-    looked up again.
+    On some network file systems an open file vanishes when another machine replaces it; its name is looked up again.
     """
     for _ in range(_MOST_LOOKUPS):
         content = _read_found(directory, name, limit)
@@ -137,7 +135,11 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
 
 def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | None:
     """The content; None if the file has vanished since it was opened."""
-    fd = _open_to_read(directory, name)
+    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
+    try:
+        fd = _open(directory, name, flags | _NOATIME, 0, action="read")
+    except NotWritable:  # O_NOATIME is for the owner only
+        fd = _open(directory, name, flags, 0, action="read")
     try:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -164,10 +166,9 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
     except NotFound:
         return b""
     try:
-        calls.lseek(fd, after, os.SEEK_SET)
-        content = _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
-    except OSError as error:
-        raise io_failure("read", directory.where(name), error) from error
+        with failing_to("read", directory.where(name)):
+            calls.lseek(fd, after, os.SEEK_SET)
+            content = _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
     finally:
         close_quietly(fd)
     return content[: content.rfind(b"\n") + 1]
@@ -210,18 +211,12 @@ def new_mark() -> str:
 
 
 def draft_name(name: str, mark: str) -> str:
-    """The private name of a draft of `name`; hidden, because nobody is to read it."""
+    """The private name of a draft of `name`; hidden from readers."""
     return f".{name}-{mark}.tmp"
 
 
 def write_draft(
-    directory: Directory,
-    name: str,
-    content: bytes,
-    *,
-    mode: int = 0o666,
-    durable: bool = True,
-    mark: str | None = None,
+    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True, mark: str | None = None
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 
@@ -271,13 +266,13 @@ def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], ma
 
 
 def discard(directory: Directory, draft: str) -> None:
-    """Remove a draft that will not be published; one that cannot be removed stays behind as litter."""
+    """Remove a draft that will not be published, if possible."""
     with contextlib.suppress(OSError):
         calls.unlink(directory.at(draft), dir_fd=directory.fd)
 
 
 def publish(directory: Directory, draft: str, name: str) -> None:
-    """Rename the draft to `name`, replacing what has that name; discard the draft on failure."""
+    """Rename the draft to `name`, replacing an existing file; discard the draft on failure."""
     try:
         calls.replace(directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
     except BaseException as error:
@@ -292,9 +287,8 @@ def publish_new(
 ) -> None:
     """Give the draft its name unless that is taken: by a link or, without links, by a rename.
 
-    A draft that cannot be published is discarded, except with `keep_if_taken` if its name is taken.
-    A caller that does this `often` prefers the rename, which changes fewer blocks than a link and an
-    unlink, but takes time to load.
+    A draft that cannot be published is discarded, except with `keep_if_taken` if its name is taken. A caller that does
+    this `often` prefers the rename, which changes fewer blocks than a link and an unlink, but takes time to load.
     """
     try:
         if not (often and rename_new(directory, draft, name)):
@@ -340,7 +334,7 @@ def rename_new(directory: Directory, draft: str, name: str) -> bool:
 
 
 def sync_names(directory: Directory, name: str = "") -> None:
-    """Let what was created, renamed or removed in the directory survive a power cut."""
+    """Make creations, renames and removals in the directory survive a power cut."""
     try:
         directory.sync()
     except OSError as error:
@@ -367,18 +361,10 @@ def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str
     except OSError as error:
         where = directory.where(name)
         if error.errno == errno.ENOENT:
-            raise NotFound(f"there is no file {where}", path=where) from None
+            raise NotFound(f"the file {where} does not exist", path=where) from None
         if error.errno == errno.ELOOP:
             raise PathEscape(f"cannot {action} {where}: it is a symbolic link", path=where) from None
         raise io_failure(action, where, error) from error
-
-
-def _open_to_read(directory: Directory, name: str) -> int:
-    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
-    try:
-        return _open(directory, name, flags | _NOATIME, 0, action="read")
-    except NotWritable:  # O_NOATIME is for the owner only
-        return _open(directory, name, flags, 0, action="read")
 
 
 def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:
@@ -397,7 +383,7 @@ def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> b
 
 
 def _cut_back(fd: int, end: int, where: str) -> None:
-    """Take back durably what a failed append may have written: its writer learns that it failed."""
+    """Durably undo a failed append, whose writer learns of the failure."""
     try:
         calls.ftruncate(fd, end)
         calls.fsync(fd)
@@ -406,8 +392,8 @@ def _cut_back(fd: int, end: int, where: str) -> None:
 
 
 def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
-    """Where the last complete line ends, and the torn bytes after it."""
-    try:
+    """The offset at which the last complete line ends, and the torn bytes after it."""
+    with failing_to("read", where):
         start, tail = calls.lseek(fd, 0, os.SEEK_END), b""
         while start > 0:
             size = min(4096, start)
@@ -417,16 +403,11 @@ def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
             cut = tail.rfind(b"\n")
             if cut >= 0:
                 return start + cut + 1, tail[cut + 1 :]
-    except OSError as error:
-        raise io_failure("read", where, error) from error
     return 0, tail
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
     content = b""
-    while len(content) < size:
-        chunk = calls.read(fd, size - len(content))
-        if not chunk:
-            break
+    while len(content) < size and (chunk := calls.read(fd, size - len(content))):
         content += chunk
     return content

@@ -1,4 +1,4 @@
-"""What is mounted where: the kind of file system behind a path, and the mounts below a directory."""
+"""The mounts of this system: the kind of file system behind a path, and the mounts below a directory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def device_number(device: int, *, base: str = "d") -> str:
 
 
 def mount_point(path: str | os.PathLike[str]) -> str | None:
-    """Where the file system of `path` has its root; None where that is unknown."""
+    """The root of the file system of `path`; None if unknown."""
     try:
         device = device_number(calls.stat(path).st_dev)
     except OSError:
@@ -56,7 +56,7 @@ def mount_point(path: str | os.PathLike[str]) -> str | None:
 
 
 def mounts_beneath(directory: int) -> frozenset[str]:
-    """The mount points below an open directory, relative to it; empty where that is unknown."""
+    """The mount points below an open directory, relative to it; empty if unknown."""
     try:
         mounts, top = _mounts(), calls.readlink(f"/proc/self/fd/{directory}").rstrip("/") + "/"
     except OSError:
@@ -90,7 +90,7 @@ def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
 
 
 def _mounts() -> list[_Mount]:
-    """The kernel's table of mounts; empty where there is none."""
+    """The kernel's table of mounts; empty if it has none."""
     try:
         text = calls.read_small(_MOUNTINFO, _MOST_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
@@ -100,9 +100,6 @@ def _mounts() -> list[_Mount]:
         before, separator, after = line.partition(" - ")
         if separator:
             fields = before.split()
-            found.append(_Mount(fields[2], fields[3], _unescaped(fields[4]), after.split()[0]))
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            found.append(_Mount(fields[2], fields[3], point, after.split()[0]))
     return found
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

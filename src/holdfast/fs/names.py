@@ -30,19 +30,16 @@ def safe_name(text: str, *, what: str = "name") -> str:
     import unicodedata
 
     name = unicodedata.normalize("NFC", text)
-    if not name:
-        problem = "is empty"
-    elif len(name) > MAX_NAME:
-        problem = f"has {len(name)} characters, more than {MAX_NAME}"
-    elif "/" in name or "\\" in name:
-        problem = "contains a path separator"
-    elif any(ord(character) < 32 or ord(character) == 127 for character in name):
-        problem = "contains a control character"
-    elif not _SAFE.fullmatch(name):
-        problem = "contains characters other than letters, digits, '.', '_' and '-'"
-    elif name == "." or ".." in name:
-        problem = "is '.' or contains '..'"
-    else:
+    problems = {
+        "is empty": not name,
+        f"has {len(name)} characters, more than {MAX_NAME}": len(name) > MAX_NAME,
+        "contains a path separator": "/" in name or "\\" in name,
+        "contains a control character": any(ord(character) < 32 or ord(character) == 127 for character in name),
+        "contains characters other than letters, digits, '.', '_' and '-'": not _SAFE.fullmatch(name),
+        "is '.' or contains '..'": name == "." or ".." in name,
+    }
+    problem = next((each for each, is_found in problems.items() if is_found), None)
+    if problem is None:
         return name
     raise NameInvalid(f"the {what} {_quoted(text)} {problem}", what=what, name=_quoted(text), problem=problem)
 
@@ -63,9 +60,8 @@ def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise UsageFailure(
-                f"the {what} {_quoted(text)} is not valid UTF-8", hint="Write it in UTF-8.", what=what
-            ) from None
+            message = f"the {what} {_quoted(text)} is not valid UTF-8"
+            raise UsageFailure(message, hint="Write it in UTF-8.", what=what) from None
     return text
 
 

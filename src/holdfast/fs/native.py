@@ -7,14 +7,20 @@ import errno
 import os
 import sys
 
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 NOREPLACE = 1
 EXCHANGE = 2
 
 _CURRENT_DIRECTORY = -100 if sys.platform == "linux" else -2  # AT_FDCWD
 
 
-def _unsupported() -> OSError:
-    return OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+def _unsupported(*_: object) -> NoReturn:
+    """Stands in for calls that a system does not have."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 if sys.platform == "win32":
@@ -22,14 +28,10 @@ if sys.platform == "win32":
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename without replacing, which is all that Windows can do."""
         if how != NOREPLACE:
-            raise _unsupported()
+            _unsupported()
         os.rename(source, target)
 
-    def flock(descriptor: int, operation: int) -> int:
-        raise _unsupported()
-
-    def sync_filesystem(descriptor: int) -> None:
-        raise _unsupported()
+    flock = sync_filesystem = _unsupported
 
     def start_writing(descriptor: int, offset: int, length: int) -> None:
         """Do nothing: Windows has no such call."""
@@ -37,21 +39,15 @@ if sys.platform == "win32":
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
 
-    if sys.platform == "darwin":
-        _RENAME = "renameatx_np"
-        _FLAGS = {NOREPLACE: 4, EXCHANGE: 2}  # RENAME_EXCL, RENAME_SWAP
-    else:
-        _RENAME = "renameat2"
-        _FLAGS = {NOREPLACE: 1, EXCHANGE: 2}
-
-    _rename = getattr(_libc, _RENAME, None)
+    _FLAGS = {NOREPLACE: 4 if sys.platform == "darwin" else 1, EXCHANGE: 2}  # RENAME_EXCL and RENAME_SWAP on macOS
+    _rename = getattr(_libc, "renameatx_np" if sys.platform == "darwin" else "renameat2", None)
     if _rename is not None:
         _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename in `directory` (an open descriptor, or None for paths); `how` is NOREPLACE or EXCHANGE."""
         if _rename is None:
-            raise _unsupported()
+            _unsupported()
         at = _CURRENT_DIRECTORY if directory is None else directory
         if _rename(at, os.fsencode(source), at, os.fsencode(target), _FLAGS[how]) != 0:
             code = ctypes.get_errno()
@@ -85,10 +81,7 @@ else:
     _harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
 
     def set_interrupting_handler(signal_number: int) -> bool:
-        """Let a signal that nobody uses interrupt system calls, and do nothing else; False if it is in use.
-
-        The handler is a C function without effect, so no Python code runs when the signal arrives.
-        """
+        """Let an unused signal interrupt system calls, without running Python code; False if it is in use."""
         previous = _set_handler(signal_number, _harmless)
         if previous not in (None, _harmless.value):  # None is SIG_DFL
             _set_handler(signal_number, previous)
@@ -113,7 +106,6 @@ else:
         _ANY_CHANGE = 0xFC6  # content or status; moved, created, deleted; itself deleted or moved
 
         def inotify_watch_directory(descriptor: int, directory: int) -> int:
-            """Watch an open directory for every change."""
             return inotify_watch(descriptor, b"/proc/self/fd/%d" % directory, _ANY_CHANGE)
 
         def inotify_watch_here(descriptor: int) -> int:

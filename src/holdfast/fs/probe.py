@@ -1,7 +1,7 @@
-"""What the file system of a directory really does, found out by trying.
+"""Probes of what the file system of a directory really does.
 
-Documentation and mount options say what a file system should do; two machines that both get a lock say
-otherwise. So each ability is tried once, in a scratch directory that is removed afterwards.
+Documentation and mount options say what a file system should do; two machines that both get a lock say otherwise. So
+each ability is tried once, in a scratch directory that is then removed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure, FilesystemUnsafe
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, opened
 from holdfast.fs.mounts import filesystem_kind, is_network, mount_point
 
 JUICEFS = "fuse.juicefs"
 SAFE_OPTIONS = "--attr-cache 0 --entry-cache 0 --dir-entry-cache 0"
-"""How to mount JuiceFS so that every machine sees at once what the others have written."""
-
+"""Mount options with which every machine of a JuiceFS sees the others' writes at once."""
 JUICEFS_UNKNOWN = (
     "it is a JuiceFS whose settings cannot be read (only root may): if this mount caches names, as it "
     f"does by default, machines may read stale records in spite of locks (mount with {SAFE_OPTIONS})"
@@ -55,20 +54,15 @@ def settings_of(path: Path) -> MountSettings | None:
         try:
             if calls.stat(config, follow_symlinks=False).st_ino < _OWN_INODES:
                 continue  # a user's file of the same name
-            return _parse_settings(strictjson.decode(durable.read(config, limit=1 << 20), source=name))
+            found = strictjson.decode(durable.read(config, limit=1 << 20), source=name)
+            seconds = {option: float(found.get(key) or 0) / 1e9 for key, option in _CACHES.items()}
+            seconds["open-cache"] = float(found["Meta"].get("OpenCache") or 0) / 1e9
+            seconds["readdir-cache"] = seconds["attr-cache"] if found.get("ReaddirCache") else 0.0
+            remembers = {option: value for option, value in seconds.items() if value > 0}
+            return MountSettings(remembers, bool(found["Chunk"].get("Writeback")))
         except (OSError, Failure, AttributeError, KeyError, TypeError, ValueError):
             continue
     return None
-
-
-def _parse_settings(config: object) -> MountSettings:
-    if not isinstance(config, dict):
-        raise TypeError("not the settings of a mount")
-    seconds = {option: float(config.get(name) or 0) / 1e9 for name, option in _CACHES.items()}
-    seconds["open-cache"] = float(config["Meta"].get("OpenCache") or 0) / 1e9
-    seconds["readdir-cache"] = seconds["attr-cache"] if config.get("ReaddirCache") else 0.0
-    remembers = {option: value for option, value in seconds.items() if value > 0}
-    return MountSettings(remembers, bool(config["Chunk"].get("Writeback")))
 
 
 def network_problems(directory: Path, kind: str | None = None) -> list[str]:
@@ -77,14 +71,10 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
     JuiceFS is safe if it is mounted without caches: its locks do reach other machines.
     """
     kind = filesystem_kind(directory) if kind is None else kind
-    if kind == JUICEFS:
-        return _juicefs_problems(settings_of(directory))
-    if is_network(kind):
-        return [f"it is a network file system ({kind}): locks may not reach other machines"]
-    return []
-
-
-def _juicefs_problems(settings: MountSettings | None) -> list[str]:
+    if kind != JUICEFS:
+        problem = f"it is a network file system ({kind}): locks may not reach other machines"
+        return [problem] if is_network(kind) else []
+    settings = settings_of(directory)
     if settings is None:
         return [JUICEFS_UNKNOWN]
     found = []
@@ -130,7 +120,7 @@ class Capabilities(NamedTuple):
 
 
 def find_capabilities(directory: Path) -> Capabilities:
-    """Find out what the file system of `directory`, which must be writable, can do."""
+    """Probe the file system of `directory`, which must be writable."""
     kind = filesystem_kind(directory)
     with _scratch(directory) as scratch:
         path = scratch.path
@@ -151,16 +141,11 @@ def find_capabilities(directory: Path) -> Capabilities:
 
 
 def require_safe(directory: Path, *, records_elsewhere: bool = False) -> Capabilities:
-    """Probe, and refuse a file system on which the promises would not hold."""
+    """Probe the file system of `directory`; raise `FilesystemUnsafe` if it breaks a promise."""
     found = find_capabilities(directory)
-    problems = found.troubles(records_elsewhere=records_elsewhere)
-    if problems:
-        raise FilesystemUnsafe(
-            f"the file system of {directory} is not safe: {'; '.join(problems)}",
-            path=str(directory),
-            kind=found.kind,
-            troubles=problems,
-        )
+    if problems := found.troubles(records_elsewhere=records_elsewhere):
+        message = f"the file system of {directory} is not safe: {'; '.join(problems)}"
+        raise FilesystemUnsafe(message, path=str(directory), kind=found.kind, troubles=problems)
     return found
 
 
@@ -189,12 +174,11 @@ def _works(attempt: Callable[[], object]) -> bool:
 def _renames_without_replacing(scratch: Directory) -> bool:
     durable.create_in(scratch, "b", b"one")
     durable.create_in(scratch, "taken", b"two")
-    try:
-        calls.rename_noreplace(scratch.at("b"), scratch.at("taken"), directory=scratch.fd)
-    except FileExistsError:
-        return durable.read_in(scratch, "taken") == b"two"
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        try:
+            calls.rename_noreplace(scratch.at("b"), scratch.at("taken"), directory=scratch.fd)
+        except FileExistsError:
+            return durable.read_in(scratch, "taken") == b"two"
     return False
 
 
@@ -207,15 +191,11 @@ def _exchanges(scratch: Directory) -> bool:
 
 
 def _clones(path: Path) -> bool:
-    source = calls.open(path / "a", os.O_RDONLY)
-    try:
-        target = calls.open(path / "cloned", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            return _works(lambda: calls.clone(target, source))
-        finally:
-            calls.close(target)
-    finally:
-        calls.close(source)
+    with (
+        opened(path / "a", os.O_RDONLY) as source,
+        opened(path / "cloned", os.O_RDWR | os.O_CREAT | os.O_EXCL) as target,
+    ):
+        return _works(lambda: calls.clone(target, source))
 
 
 _TRY_LOCK = """
@@ -235,14 +215,10 @@ except OSError:
 
 def _excludes_processes(path: Path) -> bool:
     """Whether a lock keeps another process out, and lets it in once it is released."""
-    fd = calls.open(path, os.O_RDWR)
-    try:
-        if not _works(lambda: _lock(fd)):
+    with opened(path, os.O_RDWR) as fd:
+        if not _works(lambda: _lock(fd)) or _other_process_gets(path):
             return False
-        while_held = _other_process_gets(path)
-    finally:
-        calls.close(fd)
-    return not while_held and _other_process_gets(path)
+    return _other_process_gets(path)
 
 
 def _lock(fd: int) -> None:

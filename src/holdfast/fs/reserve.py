@@ -1,9 +1,9 @@
 """Disk space set aside for commands that must work on a full disk.
 
-Collecting garbage, releasing a lease and renewing one all write a little. On a full disk they would fail,
-and nothing could free it. So some files of random bytes lie ready to be deleted. Such a command first tries
-without them; if the disk, the quota or the inodes are used up, the files go and it tries once more. Another
-writer may be faster: then the second attempt fails too.
+Collecting garbage, releasing a lease and renewing one all write a little. On a full disk they would fail, and nothing
+could free it. So a reserve of files with random bytes exists to be deleted. Such a command first tries without; if the
+disk, the quota or the inodes are used up, it deletes the files and tries once more. Another writer may be faster: then
+the second attempt fails too.
 """
 
 from __future__ import annotations
@@ -32,22 +32,19 @@ Result = TypeVar("Result")
 
 def is_full(failure: Failure) -> bool:
     """Whether only space was missing; a sync that failed leaves doubt and is never repeated."""
-    return (
-        isinstance(failure, IoFailure)
-        and not isinstance(failure, NotDurable)
-        and failure.facts.get("errno") in NO_SPACE
-    )
+    is_certain = isinstance(failure, IoFailure) and not isinstance(failure, NotDurable)
+    return is_certain and failure.facts.get("errno") in NO_SPACE
 
 
 class Reserve:
-    """The spare files in one directory; when they are gone, `caches` are deleted, which costs only time."""
+    """The spare files in one directory; after them, `caches` can be deleted, which costs only time."""
 
     def __init__(self, directory: Path, *, caches: Path | None = None) -> None:
         self.directory = directory
         self.caches = caches
 
     def fill(self) -> bool:
-        """Create the missing files, if there is room; whether all exist now. Never raises."""
+        """Create the missing files as far as there is room; return whether all exist. Never raises."""
         try:
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(self.directory)
@@ -59,7 +56,7 @@ class Reserve:
         return True
 
     def refill(self) -> None:
-        """Create again the files that were used, if there is room, where they existed before."""
+        """Recreate the used files of an existing reserve as far as there is room."""
         with contextlib.suppress(OSError):
             if len(calls.listdir(self.directory)) < FILES:
                 self.fill()
@@ -78,15 +75,15 @@ class Reserve:
             close_quietly(descriptor)
 
     def release(self) -> bool:
-        """Delete the spare files or, if there are none, the caches; whether there was anything."""
+        """Delete the spare files or, without any, the caches; return whether anything was deleted."""
         names = [str(number) for number in range(FILES)]
-        return _delete(self.directory, names) or (self.caches is not None and _delete_all(self.caches))
+        with contextlib.suppress(OSError):
+            caches = self.caches
+            return _delete(self.directory, names) or (caches is not None and _delete(caches, calls.listdir(caches)))
+        return False
 
     def relieve(self, work: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
-        """Do `work`, which may be repeated; on a full disk free the reserve and try `again` (or `work`).
-
-        Afterwards the reserve is filled again as far as there is room.
-        """
+        """Do `work`; on a full disk, delete the reserve, try `again` (or `work`), and refill the reserve."""
         try:
             return work()
         except IoFailure as failure:
@@ -105,10 +102,3 @@ def _delete(directory: Path, names: Iterable[str]) -> bool:
             calls.unlink(directory / name)
             deleted = True
     return deleted
-
-
-def _delete_all(directory: Path) -> bool:
-    try:
-        return _delete(directory, calls.listdir(directory))
-    except OSError:
-        return False

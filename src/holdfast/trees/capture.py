@@ -1,7 +1,7 @@
-"""Capturing a directory as a tree: its payload, its manifest, and last the mark that both are complete.
+"""Capture of a directory as a tree: its payload, its manifest, and last the mark that both are complete.
 
-The steps have the numbers of docs/protocols/snapshot-trees.md. Nothing is synced or visible to others: the
-caller syncs once and publishes the tree by renaming it.
+The steps have the numbers of docs/protocols/snapshot-trees.md. Nothing is synced or visible to others: the caller syncs
+once and publishes the tree by renaming it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,16 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import close_quietly
-from holdfast.trees.capture_directories import (
-    CapturedDirectory,
-    DirectoryCapture,
-    SourceWatch,
-    start_scan_worker,
-)
+from holdfast.fs.directory import opened
+from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture, SourceWatch, start_scan_worker
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
 from holdfast.trees.engines import Engine, choose_engine, clone_whole, differing, is_whole
 from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, Manifest, write_manifest
 from holdfast.trees.payload import READ, EarlySync, Payload
-from holdfast.trees.scan import (
-    KnownDirectory,
-    Progress,
-    StatCache,
-    append_to_cache,
-    marks_by_name,
-    scan_directory,
-    write_cache,
-)
+from holdfast.trees.scan import Progress, StatCache, append_to_cache, marks_by_name, scan_directory, write_cache
 from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
-from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, unwritable
+from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, writing
 
 _CLOCK_STEP = 0.02
 _MANY_OBJECTS = 100_000
@@ -72,21 +59,17 @@ def capture_best(
 ) -> Captured:
     """Capture `source` as the new tree `tree`, which will be stored on the filesystem of `beside`.
 
-    Uses the `wanted` engine or fails; without one, the best. Some engines find out only when they are used
-    that the filesystem cannot do it: then the next best one is used.
+    Uses the `wanted` engine or fails; by default the best one. If that turns out not to work, the next best is used.
     """
-
-    def attempt(engine: Engine) -> Captured:
-        return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)
-
     engine = choose_engine(source, beside, wanted)
     try:
-        return attempt(engine)
+        return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)
     except EngineUnavailable:
         if wanted is not None:
             raise
     remove_tree(tree)
-    return attempt(choose_engine(source, beside, but=engine))
+    engine = choose_engine(source, beside, but=engine)
+    return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)
 
 
 def capture(
@@ -101,10 +84,10 @@ def capture(
 ) -> Captured:
     """Capture the directory `source` as the new tree `tree`: `payload/`, `manifest`, and last `.READY`.
 
-    `base` is the tree of another snapshot, beside which this one will stand: unchanged directories are shared
-    with it; in others, unchanged files are hard-linked. `cache` is the stat cache of the source; it is
-    updated. With `quiesced`, the tree shows the source as of one instant, or `ConsistencyUnavailable` is
-    raised; without, each file is as it was at some instant. On failure, the caller removes the tree.
+    `base` is the tree of another snapshot in the same directory: unchanged directories are shared with it; in others,
+    unchanged files are hard-linked. `cache` is the stat cache of the source; it is updated. With `quiesced`, the tree
+    holds the source as of one instant, or `ConsistencyUnavailable` is raised; without, each file is as it was at some
+    instant. On failure, the caller removes the tree.
     """
     with ExitStack() as stack:
         stack.enter_context(_rare_garbage_collection())
@@ -136,12 +119,11 @@ class _Capture:
         worker = None
         if base is not None or is_whole(self.engine):
             worker = start_scan_worker(self.stack, scanned, cache, watch)
-        if base is not None:
-            self.base = self._open_base(base)
+        self.base = None if base is None else self._open_base(base)
         known = StatCache.read(cache, self.device)
-        payload: Payload | None = None
-        if not is_whole(self.engine):
-            payload = self.stack.enter_context(Payload.begin(self.tree / PAYLOAD, kept=True))
+        payload = None if is_whole(self.engine) else Payload(self.tree / PAYLOAD)
+        if payload is not None:
+            self.stack.enter_context(payload)
         directories = DirectoryCapture(
             scanned,
             cache=known,
@@ -154,10 +136,11 @@ class _Capture:
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
-        self._capture_directories(directories)  # 3. every directory: shared as a whole, or read
+        self.captured += directories.capture_all()  # 3. every directory: shared as a whole, or read
+        if not self.captured:
+            raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
         if clones_later:
-            records = ((each.encoded, each.body) for each in self.captured)
-            stats.changed += differing(self._clone(), records)
+            stats.changed += differing(self._clone(), ((each.encoded, each.body) for each in self.captured))
         if watch is not None:
             self._require_no_change(watch, stats)  # 4. everything was so at one instant
         self._sync_early()
@@ -171,13 +154,8 @@ class _Capture:
         self._write_ready(result)  # 8. complete
         return result
 
-    def _capture_directories(self, directories: DirectoryCapture) -> None:
-        self.captured += directories.capture_all()
-        if not self.captured:
-            raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
-
     def _clone(self) -> TreeWalker:
-        """Clone the source as a whole; return the clone, which does not change any more."""
+        """Clone the source as a whole; return the clone, which no longer changes."""
         payload = self.tree / PAYLOAD
         clone_whole(self.engine, self.source.root, os.fspath(payload))
         return self.stack.enter_context(TreeWalker(payload))
@@ -195,8 +173,8 @@ class _Capture:
     def _require_no_change(self, watch: SourceWatch, stats: CaptureStats) -> None:
         """Refuse a source that changed since the capture began.
 
-        The watch reports changes after the scan, and a change before it left a time that is not older than
-        the beginning. Where one of the two is not reliable, scan again.
+        The watch reports changes after the scan; an earlier change left a time that is not older than the beginning.
+        Where one of the two is not reliable, scan again.
         """
         everything = stats.any_recent or abs(_clock_offset() - self._clock_offset) > _CLOCK_STEP
         if not stats.changed:
@@ -206,12 +184,11 @@ class _Capture:
         if changed:
             named = [shown(path) or "." for path in changed[:_MOST_NAMED]]
             more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
-            raise ConsistencyUnavailable(
-                f"{self.source.root} changed while it was captured: {', '.join(named)}{more}", paths=named
-            )
+            message = f"{self.source.root} changed while it was captured: {', '.join(named)}{more}"
+            raise ConsistencyUnavailable(message, paths=named)
 
     def _sync_early(self) -> None:
-        """Start to sync what was written so far, if it is much."""
+        """Start to sync the directories written so far, if there are many."""
         created = 0 if is_whole(self.engine) else sum(each.shared is None for each in self.captured)
         self._early_sync = EarlySync.start(self.tree) if created >= _WORTH_SYNCING_EARLY else None
         if self._early_sync is not None:
@@ -222,13 +199,10 @@ class _Capture:
         write_shared_directories(self.tree, ((each.encoded, each.shared) for each in self.captured if each.shared))
         base = self.base
         if base is not None and self._equals(base):
-            try:
+            with writing(self.tree / MANIFEST):
                 link_or_copy_file(base.stored.tree / MANIFEST, self.tree / MANIFEST)
-            except OSError as error:
-                raise unwritable(os.fspath(self.tree / MANIFEST), error) from error
             return base.manifest.payload_hash
-        records = ((each.encoded, each.body) for each in self.captured)
-        return write_manifest(self.tree / MANIFEST, records)
+        return write_manifest(self.tree / MANIFEST, ((each.encoded, each.body) for each in self.captured))
 
     def _equals(self, base: Base) -> bool:
         """Whether the base has all directories, at the same paths."""
@@ -255,39 +229,29 @@ class _Capture:
             self._early_sync.finish()
 
     def _write_ready(self, captured: Captured) -> None:
-        fields = {
-            "format": 1,
-            "payload_hash": captured.payload_hash,
-            "engine": str(captured.engine),
-            "files": captured.files,
-            "directories": captured.directories,
-            "bytes": captured.bytes,
-            HOMES: any(each.shared is not None for each in self.captured),
-        }
-        try:
+        fields = {"format": 1, "payload_hash": captured.payload_hash, "engine": str(captured.engine)}
+        fields |= {"files": captured.files, "directories": captured.directories, "bytes": captured.bytes}
+        fields[HOMES] = any(each.shared is not None for each in self.captured)
+        with writing(self.tree / READY):
             write_file(self.tree / READY, strictjson.encode(fields) + b"\n")
-        except OSError as error:
-            raise unwritable(os.fspath(self.tree / READY), error) from error
 
 
 def _make_tree(tree: Path) -> int:
     """Create the directory of the tree, if necessary; return the time by the clock of its filesystem."""
-    try:
+    with writing(tree):
         try:
             calls.mkdir(tree)
         except FileExistsError:
             calls.utime(tree)
         return calls.stat(tree).st_ctime_ns
-    except OSError as error:
-        raise unwritable(os.fspath(tree), error) from error
 
 
-def _known(captured: list[CapturedDirectory]) -> Iterator[KnownDirectory]:
-    return (KnownDirectory(each.encoded, each.kept, each.body) for each in captured if each.kept)
+def _known(captured: list[CapturedDirectory]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    return ((each.encoded, each.kept, each.body) for each in captured if each.kept)
 
 
 def _clock_offset() -> float:
-    """Changes by as much as somebody sets the wall clock."""
+    """The wall clock minus the monotonic clock: a difference means that the wall clock was set."""
     clock = SystemClock()
     return clock.wall() - clock.monotonic()
 
@@ -296,8 +260,8 @@ def _clock_offset() -> float:
 def _rare_garbage_collection() -> Iterator[None]:
     """Let the interpreter collect reference cycles rarely.
 
-    The records of all directories live until the end. Traversing them again and again would find nothing, and
-    take time that grows faster than their number.
+    The records of all directories live until the end. Traversing them repeatedly would find nothing, and take time that
+    grows faster than their number.
     """
     import gc
 
@@ -312,11 +276,8 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-# --- The second scan --------------------------------------------------------------------------------
-
-
 def scan_again(source: TreeWalker, captured: Iterable[CapturedDirectory], stats: CaptureStats) -> None:
-    """Add to `stats.changed` whatever is no longer as it was captured."""
+    """Add to `stats.changed` the paths that changed since they were captured."""
     with TreeWalker(source.root) as walker:
         for each in captured:
             if each.identity:
@@ -343,11 +304,8 @@ def _changed(walker: TreeWalker, captured: CapturedDirectory) -> list[str]:
 def _is_unchanged(walker: TreeWalker, recent: RecentFile) -> bool:
     """Read a file again whose times cannot show whether it changed."""
     try:
-        reading = calls.open(recent.name, READ, dir_fd=walker.enter(recent.path))
-        try:
+        with opened(recent.name, READ, dir_fd=walker.enter(recent.path)) as reading:
             return hash_file(reading, calls.fstat(reading).st_size).digest == recent.digest
-        finally:
-            close_quietly(reading)
     except OSError as error:
         if error.errno not in GONE:
             raise unreadable(walker.where(recent.path, recent.name), error) from error

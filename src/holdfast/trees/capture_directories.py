@@ -1,4 +1,4 @@
-"""Capturing a source directory by directory: unchanged directories are shared, the others are read."""
+"""Capture of a source directory by directory: unchanged directories are shared, the others are read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Closing, close_quietly
 from holdfast.fs.mounts import filesystem_kind, is_network, mounts_beneath
 from holdfast.trees.capture_files import Base, CaptureStats, FileCapture, KnownFiles, OpenDirectory
-from holdfast.trees.manifest import (
-    Meta,
-    encode_body,
-    encode_entry,
-    encode_extras,
-    encode_xattrs,
-    mtime_of_directory,
-    raw_entries,
-)
+from holdfast.trees.manifest import Meta, encode_body, encode_entry, encode_extras, mtime_of_directory, raw_entries
 from holdfast.trees.payload import KIND_WORDS, Payload, link_path, meta_of, read_xattrs
 from holdfast.trees.scan import (
     NO_MARK,
@@ -39,7 +31,7 @@ from holdfast.trees.scan import (
     scan_directory,
     without_recent,
 )
-from holdfast.trees.shared_dirs import SharedDirectory, Stored
+from holdfast.trees.shared_dirs import SharedDirectory
 from holdfast.trees.walker import GONE, TreeWalker, joined, shown, unreadable
 
 if TYPE_CHECKING:
@@ -109,9 +101,9 @@ class DirectoryCapture:
             self._worker.stop()
 
     def _capture_ahead(self, worker: ScanWorker) -> None:
-        """Capture what the worker has reported meanwhile, which lets the worker get further.
+        """Capture directories that the worker has reported meanwhile, which lets the worker get further.
 
-        Only directories that the walk is sure to reach: a vanished directory must leave nothing behind.
+        Only those that the walk is sure to reach: a vanished directory must leave nothing behind.
         """
         for path, report in worker.arrived():
             if path in self._expected:
@@ -133,7 +125,8 @@ class DirectoryCapture:
             own = calls.fstat(here)
             if is_foreign(path, own, self._device, self._mounts):
                 return self._mount_point(path), []
-            watched = self._watches(here, path)
+            watch, many = self._watch, self.stats.files >= _WORTH_WATCHING
+            watched = watch is not None and (many or watch.descriptor != _CLOSED) and watch.add(here, path)
             listing = scan_directory(here)
         except OSError as error:
             if error.errno not in GONE:
@@ -149,11 +142,6 @@ class DirectoryCapture:
         if is_recent(newest, self._now):
             self.stats.any_recent = True
 
-    def _watches(self, here: int, path: str) -> bool:
-        if self._watch is None or (self.stats.files < _WORTH_WATCHING and not self._watch.has_begun):
-            return False
-        return self._watch.add(here, path)
-
     def _mount_point(self, path: str) -> CapturedDirectory:
         """Record only that it exists: its content belongs to another filesystem."""
         self.stats.lose(path, ["another filesystem is mounted there"])
@@ -163,12 +151,10 @@ class DirectoryCapture:
         body = encode_body(Meta(b"m", 0, 0, 0, 0), b"", [])
         return CapturedDirectory(path, os.fsencode(path), b"", b"", body)
 
-    # --- Unchanged directories -------------------------------------------------------------------------
-
     def _unchanged(self, path: str, listing: Listing, watched: bool) -> CapturedDirectory | None:
-        """A directory that is as the cache has it, and that another tree stores; None if it has to be read.
+        """A directory that equals its record in the cache, and that another tree stores; None if it has to be read.
 
-        Not one that has a file with several names: its record depends on where the other names are.
+        A directory with a hard-linked file is always read: its record depends on the location of the other names.
         """
         known = self._cache.known(listing.own.st_ino)
         if known is None or listing.linked or known.identity != listing.identity:
@@ -179,11 +165,15 @@ class DirectoryCapture:
         self.stats.files += len(listing.names)
         self.stats.bytes += sum([each.st_size for each in listing.statuses])
         if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
-            self._note_others(path, listing)
+            for name, status in zip(listing.names, listing.statuses, strict=True):
+                if not stat.S_ISREG(status.st_mode):
+                    self.stats.bytes -= status.st_size
+                    if not stat.S_ISLNK(status.st_mode):
+                        self._note_special(path, name, status)
         return captured
 
     def _reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
-        """A directory that the worker reported, as if scanned here; None if it has to be scanned here."""
+        """Capture a directory from the worker's report; None if it has to be scanned here."""
         if path in self._mounts:
             return None
         if report.known is not None:
@@ -212,7 +202,7 @@ class DirectoryCapture:
         return self._read(path, here, listing, report.watched)
 
     def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> CapturedDirectory | None:
-        """The directory as the cache has it; None if no other tree stores it as a whole."""
+        """Capture a directory from its record in the cache; None if no other tree stores it as a whole."""
         encoded = os.fsencode(path)
         shared: SharedDirectory | None = None
         if self.payload is not None:
@@ -223,23 +213,18 @@ class DirectoryCapture:
         return CapturedDirectory(path, encoded, identity, identity, known.body, shared, from_cache, watched)
 
     def _stored_in_base(self, path: bytes, known: KnownDirectory) -> SharedDirectory | None:
-        """Where the base stores this very directory."""
-        if self.base is not None:
-            manifest, stored = self.base
-            for candidate in (path, known.path):
-                if manifest.body(candidate) == known.body and _is_whole(stored, candidate, known.body):
+        """Where the base stores this very directory, with no name added or removed: its time would have changed."""
+        if self.base is None:
+            return None
+        manifest, stored = self.base
+        for candidate in (path, known.path):
+            try:
+                is_stored = manifest.body(candidate) == known.body
+                if is_stored and stored.status(candidate).st_mtime_ns == mtime_of_directory(known.body):
                     return stored.location(candidate)
+            except OSError:
+                continue
         return None
-
-    def _note_others(self, path: str, listing: Listing) -> None:
-        """Subtract the sizes of entries that are not files, and list the special ones."""
-        for name, status in zip(listing.names, listing.statuses, strict=True):
-            if not stat.S_ISREG(status.st_mode):
-                self.stats.bytes -= status.st_size
-                if not stat.S_ISLNK(status.st_mode):
-                    self._note_special(path, name, status)
-
-    # --- Directories that have to be read --------------------------------------------------------------
 
     def _read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
         target = -1 if self.payload is None else self.payload.make(path)
@@ -255,19 +240,15 @@ class DirectoryCapture:
         self.stats.lose(path, lost)
         own = meta_of(listing.own)
         self.files.link_unchanged(directory, linked)
-        body = encode_body(own, encode_extras(xattrs=encode_xattrs(xattrs)), [*filter(None, entries)])
+        body = encode_body(own, encode_extras(xattrs=xattrs), [*filter(None, entries)])
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
         blanked = without_recent(head + b"".join(kept), listing, self._now)
         return CapturedDirectory(path, os.fsencode(path), listing.identity, blanked, body, watched=watched)
 
     def _known(self, path: str, listing: Listing) -> KnownFiles:
         known = self._cache.known(listing.own.st_ino)
-        marks: dict[bytes, bytes] = {}
-        raw: dict[bytes, bytes] = {}
-        paths = [os.fsencode(path)]
-        if known is not None:
-            marks, raw = marks_by_name(known.identity), raw_entries(known.body)
-            paths.append(known.path)
+        marks, raw = ({}, {}) if known is None else (marks_by_name(known.identity), raw_entries(known.body))
+        paths = [os.fsencode(path)] if known is None else [os.fsencode(path), known.path]
         if self.base is not None:
             for candidate in paths:
                 body = self.base.manifest.body(candidate)
@@ -277,7 +258,7 @@ class DirectoryCapture:
         return KnownFiles(marks, raw, {}, "")
 
     def _entry(self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
-        """The entry of one name and the mark for the cache; no entry if it is gone."""
+        """The entry of one name and the mark for the cache; an empty entry if the name is gone."""
         try:
             if stat.S_ISREG(status.st_mode):
                 return self.files.capture(directory, name, status, mark)
@@ -299,7 +280,7 @@ class DirectoryCapture:
                 calls.symlink(destination, name, dir_fd=directory.target)
                 self.payload.attributes.finish_other(directory.target, name, meta, xattrs)
         self.stats.files += 1
-        extras = encode_extras(target=os.fsencode(destination), xattrs=encode_xattrs(xattrs))
+        extras = encode_extras(target=os.fsencode(destination), xattrs=xattrs)
         return encode_entry(meta, os.fsencode(name), extras=extras)
 
     def _special(self, path: str, name: str, status: os.stat_result) -> bytes:
@@ -318,14 +299,6 @@ class DirectoryCapture:
         self.stats.special.append(f"{shown(joined(path, name))}: {word}")
 
 
-def _is_whole(stored: Stored, path: bytes, body: bytes) -> bool:
-    """Whether nothing was added to a stored directory or removed from it: its time would have changed."""
-    try:
-        return stored.status(path).st_mtime_ns == mtime_of_directory(body)
-    except OSError:
-        return False
-
-
 def start_scan_worker(
     stack: ExitStack, source: TreeWalker, cache: Path | None, watch: SourceWatch | None = None
 ) -> ScanWorker | None:
@@ -341,8 +314,6 @@ def start_scan_worker(
     return None if worker is None else stack.enter_context(worker)
 
 
-# --- Watching ---------------------------------------------------------------------------------------
-
 _EVENT = struct.Struct("iIII")
 _OVERFLOW = 0x4000
 _EVENTS_AT_ONCE = 1 << 16
@@ -353,8 +324,9 @@ class SourceWatch(Closing):
     """Watches directories with inotify, each from the moment when it is added."""
 
     def __init__(self, root: str) -> None:
-        self._fd = _CLOSED
-        self._paths: dict[int, str] = {}
+        self.descriptor = _CLOSED
+        self.paths: dict[int, str] = {}
+        """By the number of the watch; a worker process adds watches to the same descriptor."""
         self._possible = sys.platform == "linux" and not is_network(filesystem_kind(root))
 
     def add(self, directory: int, path: str) -> bool:
@@ -367,31 +339,23 @@ class SourceWatch(Closing):
         if number < 0:  # too many
             self._possible = False
             return False
-        self._paths[number] = path
+        self.paths[number] = path
         return True
 
     def begin(self) -> int:
         """The inotify descriptor, which a worker process may share; less than 0 if watching is impossible."""
-        if sys.platform == "linux" and self._possible and self._fd == _CLOSED:
+        if sys.platform == "linux" and self._possible and self.descriptor == _CLOSED:
             from holdfast.fs import native
 
-            self._fd = native.inotify_open()
-        return self._fd
-
-    @property
-    def has_begun(self) -> bool:
-        return self._fd != _CLOSED
-
-    def adopt(self, number: int, path: str) -> None:
-        """Note the path of a watch that a worker process added to the same descriptor."""
-        self._paths[number] = path
+            self.descriptor = native.inotify_open()
+        return self.descriptor
 
     def changed(self) -> list[str]:
         """Paths with changes; perhaps not all of them."""
         found: list[str] = []
         with suppress(BlockingIOError):
-            while self._fd != _CLOSED and len(found) < _EVENTS_AT_ONCE:
-                found += self._events(calls.read(self._fd, _EVENTS_AT_ONCE))
+            while self.descriptor != _CLOSED and len(found) < _EVENTS_AT_ONCE:
+                found += self._events(calls.read(self.descriptor, _EVENTS_AT_ONCE))
         return found
 
     def _events(self, content: bytes) -> list[str]:
@@ -401,16 +365,16 @@ class SourceWatch(Closing):
             at += _EVENT.size
             name = content[at : at + length].rstrip(b"\0")
             at += length
-            path = None if mask & _OVERFLOW else self._paths.get(number)
+            path = None if mask & _OVERFLOW else self.paths.get(number)
             found.append("" if path is None else joined(path, os.fsdecode(name)))
         return [path.rstrip("/") for path in found]
 
     def close(self) -> None:
-        """Stop watching. The system takes some 10 ms for that, so a thread waits for it."""
-        if self._fd != _CLOSED:
+        """Stop watching, in a thread: the system takes some 10 ms for that."""
+        if self.descriptor != _CLOSED:
             import threading
 
-            descriptor, self._fd = self._fd, _CLOSED
+            descriptor, self.descriptor = self.descriptor, _CLOSED
             try:
                 threading.Thread(target=close_quietly, args=(descriptor,), daemon=True).start()
             except RuntimeError:  # no more threads

@@ -1,4 +1,4 @@
-"""Capturing the files of a source one by one: each is read once, and linked or copied into the payload."""
+"""Capture of the files of a source: each is read once, and linked or copied into the payload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from holdfast.trees.manifest import (
     digest_of,
     encode_entry,
     encode_extras,
-    encode_xattrs,
     is_like,
     is_plain_file,
     is_same_file,
@@ -27,7 +26,7 @@ from holdfast.trees.manifest import (
     without_first_link,
 )
 from holdfast.trees.payload import HEAD_OF_ENTRY, READ, Payload, head_of_entry, meta_of, read_xattrs
-from holdfast.trees.scan import NO_MARK, Listing, Progress, is_recent, mark_of
+from holdfast.trees.scan import NO_MARK, Listing, Progress, is_recent, mark_of, names_in
 from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import GONE, NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
@@ -43,7 +42,7 @@ class RecentFile(NamedTuple):
 
 
 class CaptureStats:
-    """Counts, and lists of what is unusual."""
+    """Counts, and lists of unusual entries."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.files = self.directories = self.bytes = self.stored_bytes = 0
@@ -55,13 +54,12 @@ class CaptureStats:
         self._progress = progress
 
     def count_directory(self) -> None:
-        """Count a directory, and report the progress."""
         self.directories += 1
         if self._progress is not None:
             self._progress(self.files, self.bytes)
 
     def lose(self, path: str, what: list[str]) -> None:
-        """Note what cannot be preserved of an entry."""
+        """Note the attributes of an entry that cannot be preserved."""
         self.not_preserved += [f"{shown(path) or '.'}: {each}" for each in what]
 
 
@@ -127,14 +125,14 @@ class FileCapture:
         self._first_links: dict[int, FirstLink] = {}
 
     def unchanged(self, directory: OpenDirectory, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
-        """The entries, by name, of files that did not change and can be linked: in general, most."""
+        """The entries, by name, of unchanged files that can be linked: in general, most."""
         known = directory.known
         if self._base is None or self._payload is None or not known.base_raw:
             return {}
         same: dict[str, bytes] = {}
         size, before, raws, in_base = 0, known.marks, known.raw, known.base_raw
         others = self._not_to_link(listing)
-        every = zip(listing.encoded_names(), listing.names, marks, listing.sizes_and_times(), strict=True)
+        every = zip(names_in(listing.identity), listing.names, marks, listing.sizes_and_times(), strict=True)
         for encoded, name, mark, (length, _) in every:
             if before.get(encoded) != mark:
                 continue
@@ -181,12 +179,11 @@ class FileCapture:
                 raise unreadable(self._source.where(path), error) from error
             captured = CapturedFile(b"", NO_MARK)
         if captured.entry != raw:
-            where = self._source.where(path)
-            raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
+            message = f"{shown(self._source.where(path))} changed while it was captured"
+            raise ConsistencyUnavailable(message, paths=[shown(path)])
         self._stats.stored_bytes += captured.stored
 
     def capture(self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
-        """The entry of one file, and the mark for the cache."""
         encoded, known = os.fsencode(name), directory.known
         recent = is_recent(status.st_ctime_ns, self._now)
         first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
@@ -208,7 +205,7 @@ class FileCapture:
         return entry, captured.mark
 
     def _known(self, directory: OpenDirectory, name: str, known: CapturedFile, first: FirstLink | None) -> CapturedFile:
-        """Capture a file that is as the cache has it."""
+        """Capture a file that equals its record in the cache."""
         if self._payload is None or self._link_first(directory, first, name, known.entry):
             return known
         if self._in_base(directory, name) == known.entry and self._link_base(directory, name):
@@ -239,10 +236,8 @@ class FileCapture:
         raw = directory.known.base_raw.get(os.fsencode(name), b"")
         return without_first_link(raw) if raw[:1] == b"f" else b""
 
-    # --- Reading and copying ---------------------------------------------------------------------------
-
     def _read(self, directory: OpenDirectory, name: str, *, like: bytes = b"") -> CapturedFile:
-        """Read a file; with `like`, only if it may have that entry, otherwise it has none."""
+        """Read a file; with `like`, return an empty entry at once if it cannot have that one."""
         reading = calls.open(name, READ, dir_fd=directory.here)
         try:
             status = _regular(reading)
@@ -312,13 +307,9 @@ class FileCapture:
             close_quietly(cloned)
 
     def _mark_after(self, reading: int, status: os.stat_result) -> bytes:
-        """The mark of a file that was read; none if it changed and is to be read again."""
+        """The mark of a file that was read; `NO_MARK` if it changed and has to be read again."""
         mark = mark_of(status)
-        if self._retry and mark_of(calls.fstat(reading)) != mark:
-            return NO_MARK
-        return mark
-
-    # --- Links -----------------------------------------------------------------------------------------
+        return NO_MARK if self._retry and mark_of(calls.fstat(reading)) != mark else mark
 
     def _link_base(self, directory: OpenDirectory, name: str) -> bool:
         """Link a file of the base; False if it has to be copied."""
@@ -352,10 +343,10 @@ class FileCapture:
 def _regular(descriptor: int) -> os.stat_result:
     status = calls.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise FileNotFoundError(errno.ENOENT, "it is no longer a file")
+        raise FileNotFoundError(errno.ENOENT, "no longer a file")
     return status
 
 
 def _entry(meta: Meta, name: str, content: Content, xattrs: Xattrs) -> bytes:
-    extras = encode_extras(xattrs=encode_xattrs(xattrs)) if xattrs else b""
+    extras = encode_extras(xattrs=xattrs) if xattrs else b""
     return encode_entry(meta, os.fsencode(name), content.size, content.digest, extras)

@@ -9,11 +9,12 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly, write_all
+from holdfast.fs.directory import Closing, close_quietly, write_all
 from holdfast.trees.manifest import Meta, Xattrs
 from holdfast.trees.payload import READ, Attributes
 from holdfast.trees.walker import allocated
@@ -25,20 +26,12 @@ _BLOCKS = 8
 _WORTH_A_THREAD = 16 << 20
 _WORTH_STARTING = 4 << 20
 _WORTH_A_CLONE = 128 << 10
-_NO_CLONE = (
-    errno.EOPNOTSUPP,
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.ENOTTY,
-    errno.EPERM,
-    errno.EISDIR,
-)
+_NO_CLONE = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EPERM, errno.EISDIR)
 _ZEROS = memoryview(bytes(_CHUNK))
 
 
 class Content(NamedTuple):
-    """What was read: its SHA-256, its size, and how many bytes were written."""
+    """The SHA-256 and the size of content that was read, and how many bytes were written."""
 
     digest: bytes
     size: int
@@ -126,7 +119,7 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     yield size, size
 
 
-class _Hashing:
+class _Hashing(Closing):
     """Provides the buffer to read into, and hashes each piece when it is added, if `hashed`."""
 
     def __init__(self, *, hashed: bool = True) -> None:
@@ -144,17 +137,13 @@ class _Hashing:
             self._digest.update(self._buffer[:count])
 
     def add_zeros(self, count: int) -> None:
-        """Add a hole."""
         for at in range(0, count if self._hashed else 0, len(_ZEROS)):
             self._digest.update(_ZEROS[: count - at])
 
     def digest(self) -> bytes:
         return self._digest.digest() if self._hashed else b""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         return
 
 
@@ -201,7 +190,7 @@ class _HashingThread(_Hashing):
         """Raises `RuntimeError` if no more threads are available."""
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         try:
             self._hand_over()
         finally:
@@ -210,14 +199,12 @@ class _HashingThread(_Hashing):
 
 
 def _hashing(size: int) -> _Hashing:
-    if size < _WORTH_A_THREAD:
-        return _Hashing()
-    hashing = _HashingThread()
-    try:
-        hashing.start()
-    except RuntimeError:
-        return _Hashing()
-    return hashing
+    if size >= _WORTH_A_THREAD:
+        with suppress(RuntimeError):
+            hashing = _HashingThread()
+            hashing.start()
+            return hashing
+    return _Hashing()
 
 
 def clone_file(source: int, target: int, size: int) -> bool:

@@ -1,7 +1,6 @@
 """Engines: the ways to store a directory in a snapshot, and which of them work for given directories.
 
-All produce the same payload and manifest. They differ in cost, and in whether blocks are shared with the
-source.
+All produce the same payload and manifest. They differ in cost, and in whether they share blocks with the source.
 """
 
 from __future__ import annotations
@@ -17,19 +16,10 @@ from pathlib import Path
 
 from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory, close_quietly
+from holdfast.fs.directory import Directory, close_quietly, opened
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
-from holdfast.trees.walker import (
-    GONE,
-    TreeWalker,
-    joined,
-    open_directory,
-    remove_tree,
-    shown,
-    unreadable,
-    unwritable,
-)
+from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, writing
 
 _PROGRAM = "juicefs"
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
@@ -63,13 +53,10 @@ def choose_engine(
     try:
         engine = Engine(requested)
     except ValueError:
-        known = ", ".join(Engine)
-        raise EngineUnavailable(f"there is no engine {requested!r}; known are {known}", engine=str(requested)) from None
-    why = _why_not(engine, source, beside)
-    if why:
-        raise EngineUnavailable(
-            f"the engine {engine} cannot be used for {source}: {why}", engine=str(engine), reason=why
-        )
+        message = f"unknown engine {requested!r}; the engines are {', '.join(Engine)}"
+        raise EngineUnavailable(message, engine=str(requested)) from None
+    if why := _why_not(engine, source, beside):
+        raise _unable(engine, os.fspath(source), why)
     return engine
 
 
@@ -93,9 +80,6 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
     return _found[key]
 
 
-# --- Probes -----------------------------------------------------------------------------------------
-
-
 def _juicefs(source: Path, beside: Path) -> str:
     if any(filesystem_kind(each) != probe.JUICEFS for each in (source, beside)):
         return "it is not on JuiceFS"
@@ -112,15 +96,13 @@ def _btrfs(source: Path, beside: Path) -> str:
     if filesystem_kind(source) != "btrfs" or filesystem_kind(beside) != "btrfs":
         return "it is not on btrfs"
     name = f".holdfast-probe-{os.urandom(6).hex()}"
-    why = ""
     with Directory.open(beside) as parent:
         try:
             _snapshot(os.fspath(source), parent, name)
         except OSError as error:
-            why = error.strerror or str(error)
-        else:
-            remove_tree(beside / name)
-    return why
+            return error.strerror or str(error)
+    remove_tree(beside / name)
+    return ""
 
 
 def _reflink(source: Path, beside: Path) -> str:
@@ -143,15 +125,11 @@ _PROBES = {
 
 
 def _clone(directory: int, one: str, other: str) -> None:
-    source = calls.open(one, os.O_RDONLY, dir_fd=directory)
-    try:
-        target = calls.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=directory)
-        try:
-            calls.clone(target, source)
-        finally:
-            calls.close(target)
-    finally:
-        close_quietly(source)
+    with (
+        opened(one, os.O_RDONLY, dir_fd=directory) as source,
+        opened(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=directory) as target,
+    ):
+        calls.clone(target, source)
 
 
 def _link(directory: int, one: str, other: str) -> None:
@@ -163,12 +141,9 @@ def _works_on_two_files(beside: Path, attempt: Callable[[int, str, str], None]) 
     other = f"{one}-2"
     directory = open_directory(os.fspath(beside))
     try:
-        try:
-            fresh = calls.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with writing(beside), opened(one, flags, 0o600, dir_fd=directory) as fresh:
             calls.write(fresh, bytes(4096))
-            calls.close(fresh)
-        except OSError as error:
-            raise unwritable(os.fspath(beside), error) from error
         try:
             attempt(directory, one, other)
         except OSError:
@@ -181,20 +156,14 @@ def _works_on_two_files(beside: Path, attempt: Callable[[int, str, str], None]) 
         close_quietly(directory)
 
 
-# --- Cloning a whole source -------------------------------------------------------------------------
-
-
 def clone_whole(engine: Engine, source: str, payload: str) -> None:
     """Make the new directory `payload` a clone of `source`."""
     if engine is not Engine.BTRFS_SUBVOLUME:
         clone_directory(source, payload)
         return
     parent, name = os.path.split(payload)
-    with Directory.open(parent) as directory:
-        try:
-            _snapshot(source, directory, name)
-        except OSError as error:
-            raise unwritable(payload, error) from error
+    with Directory.open(parent) as directory, writing(payload):
+        _snapshot(source, directory, name)
 
 
 def _snapshot(source: str, parent: Directory, name: str) -> None:
@@ -210,39 +179,31 @@ def _snapshot(source: str, parent: Directory, name: str) -> None:
 def clone_directory(source: str, payload: str) -> None:
     """Clone with `juicefs clone`, and restore the hard links.
 
-    Raises `EngineUnavailable` if JuiceFS cannot: for example, its SQL databases reject an extended attribute
-    without content. Other engines may work then.
+    Raises `EngineUnavailable` if JuiceFS cannot: for example, its SQL databases reject an empty extended attribute.
     """
+    command = [_PROGRAM, "clone", "--preserve", source, payload]
     try:
-        done = subprocess.run(
-            [_PROGRAM, "clone", "--preserve", source, payload],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=False)
     except OSError as error:
-        raise _unable(source, f"cannot run `{_PROGRAM}`: {error.strerror}") from error
+        raise _unable(Engine.JUICEFS_CLONE, source, f"cannot run `{_PROGRAM}`: {error.strerror}") from error
     if done.returncode != 0:
         output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no output"]
-        raise _unable(source, f"`juicefs clone` ended with status {done.returncode}: {output[0]}")
+        why = f"`juicefs clone` ended with status {done.returncode}: {output[0]}"
+        raise _unable(Engine.JUICEFS_CLONE, source, why)
     with TreeWalker(source) as walker, TreeWalker(payload) as one, TreeWalker(payload) as other:
         for (first_path, first), *others in _hard_links(walker):
             for path, name in others:
-                try:
-                    _link_again(one.enter(first_path), first, other.enter(path), name)
-                except OSError as error:
-                    if error.errno not in GONE:  # if gone, the check for changes finds it
-                        raise unwritable(other.where(path, name), error) from error
+                with writing(other.where(path, name)):
+                    try:
+                        _link_again(one.enter(first_path), first, other.enter(path), name)
+                    except OSError as error:
+                        if error.errno not in GONE:  # if gone, the check for changes finds it
+                            raise
 
 
-def _unable(source: str, why: str) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"the engine juicefs-clone cannot be used for {shown(source)}: {why}",
-        engine="juicefs-clone",
-        reason=why,
-    )
+def _unable(engine: Engine, source: str, why: str) -> EngineUnavailable:
+    message = f"the engine {engine} cannot be used for {shown(source)}: {why}"
+    return EngineUnavailable(message, engine=str(engine), reason=why)
 
 
 def _hard_links(walker: TreeWalker) -> list[list[tuple[str, str]]]:
@@ -282,11 +243,8 @@ def _link_again(first_directory: int, first: str, directory: int, name: str) -> 
     calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-# --- Comparing a clone with what was read -----------------------------------------------------------
-
-
 def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:
-    """The paths at which a clone differs from these manifest records, in any field that stat reports."""
+    """The paths at which a clone differs from these manifest records in a field that stat reports."""
     bodies = dict(records)
     return [
         shown(os.fsdecode(path))

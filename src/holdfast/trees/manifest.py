@@ -26,14 +26,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt
-from holdfast.fs import calls
-from holdfast.fs.directory import write_all
-from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, unwritable
+from holdfast.fs.directory import opened, write_all
+from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, writing
 
 PAYLOAD = "payload"
 MANIFEST = "manifest"
 READY = ".READY"
-"""Written last: a tree that has it is complete. Inside the payload, a file of this name is just a file."""
+"""Written last: a tree with it is complete. Inside the payload, this name has no meaning."""
 HOMES = "homes"
 """The list of shared directories; absent if there are none."""
 REMNANTS = "remnants"
@@ -59,8 +58,6 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 
 class Meta(NamedTuple):
-    """The fields of every kind of entry."""
-
     kind: bytes
     mode: int
     uid: int
@@ -88,16 +85,14 @@ class ManifestEntry(NamedTuple):
     def name(self) -> bytes:
         return self.path.rpartition(b"/")[2]
 
+    @property
+    def meta(self) -> Meta:
+        return Meta(self.kind.encode(), self.mode, self.uid, self.gid, self.mtime_ns)
+
     def as_record(self) -> dict[str, object]:
         """Fields for JSON. Backslashes and bytes that are not UTF-8 are written as `\\xNN`."""
-        fields: dict[str, object] = {
-            "path": escaped(self.path),
-            "kind": self.kind,
-            "mode": f"{self.mode:04o}",
-            "uid": self.uid,
-            "gid": self.gid,
-            "mtime_ns": self.mtime_ns,
-        }
+        fields: dict[str, object] = {"path": escaped(self.path), "kind": self.kind, "mode": f"{self.mode:04o}"}
+        fields |= {"uid": self.uid, "gid": self.gid, "mtime_ns": self.mtime_ns}
         if self.kind == "f":
             fields |= {"size": self.size, "sha256": self.sha256}
         if self.kind in ("c", "b"):
@@ -115,27 +110,19 @@ def escaped(name: bytes) -> str:
     return name.replace(b"\\", rb"\x5c").decode("utf-8", "backslashreplace")
 
 
-# --- Writing ----------------------------------------------------------------------------------------
+def _extra(tag: bytes, value: bytes) -> bytes:
+    return _EXTRA.pack(tag, len(value)) + value
 
 
-def encode_extras(
-    *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
-) -> bytes:
-    """The extras of an entry; `xattrs` comes from `encode_xattrs`."""
-    parts = []
-    if first_link:
-        parts.append(_EXTRA.pack(b"H", len(first_link)) + first_link)
-    if target is not None:
-        parts.append(_EXTRA.pack(b"L", len(target)) + target)
+def encode_extras(*, target: bytes | None = None, device: int | None = None, xattrs: Xattrs = ()) -> bytes:
+    """The extras of an entry, except for the path of a first link."""
+    found = b"" if target is None else _extra(b"L", target)
     if device is not None:
-        parts.append(_EXTRA.pack(b"R", _DEVICE.size) + _DEVICE.pack(device))
+        found += _extra(b"R", _DEVICE.pack(device))
     if xattrs:
-        parts.append(_EXTRA.pack(b"X", len(xattrs)) + xattrs)
-    return b"".join(parts)
-
-
-def encode_xattrs(xattrs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs))
+        each = [_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs)]
+        found += _extra(b"X", b"".join(each))
+    return found
 
 
 def encode_entry(meta: Meta, name: bytes, size: int = 0, digest: bytes = b"", extras: bytes = b"") -> bytes:
@@ -151,17 +138,10 @@ def write_manifest(path: str | os.PathLike[str], records: Iterable[tuple[bytes, 
     import hashlib
 
     digest = hashlib.sha256()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
-    try:
-        descriptor = calls.open(path, flags, 0o444)
-        try:
-            for chunk in _chunks(records):
-                digest.update(chunk)
-                write_all(descriptor, chunk)
-        finally:
-            calls.close(descriptor)
-    except OSError as error:
-        raise unwritable(os.fspath(path), error) from error
+    with writing(path), opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444) as descriptor:
+        for chunk in _chunks(records):
+            digest.update(chunk)
+            write_all(descriptor, chunk)
     return digest.hexdigest()
 
 
@@ -176,9 +156,6 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
             parts, size = [], 0
     parts.append(RECORD.pack(_END, count))
     yield b"".join(parts)
-
-
-# --- Reading ----------------------------------------------------------------------------------------
 
 
 class Manifest:
@@ -207,7 +184,6 @@ class Manifest:
         return hashlib.sha256(self._content).hexdigest()
 
     def body(self, path: bytes) -> bytes | None:
-        """The body of a directory; None if there is none."""
         found = self._bodies.get(path)
         return None if found is None else self._content[found[0] : found[1]]
 
@@ -215,11 +191,10 @@ class Manifest:
         return len(self._bodies)
 
     def paths(self) -> Iterator[bytes]:
-        """The directories, each before those below it."""
+        """The directories, each before its subdirectories."""
         return iter(self._bodies)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """The path and the body of each directory."""
         for path, (start, end) in self._bodies.items():
             yield path, self._content[start:end]
 
@@ -244,11 +219,8 @@ class Manifest:
     def _unknown(self) -> Corrupt:
         if self._content.startswith(_MAGIC_WORDS):
             version = self._content[len(_MAGIC_WORDS) :].partition(b"\n")[0][:20].decode("ascii", "replace")
-            return Corrupt(
-                f"{self.where} has format version {version}; this Holdfast knows version 1",
-                hint="Use the newer Holdfast that created this snapshot.",
-                path=self.where,
-            )
+            message = f"{self.where} has format version {version}; this Holdfast knows version 1"
+            return Corrupt(message, hint="Use the newer Holdfast that created this snapshot.", path=self.where)
         return self._broken("it has another first line")
 
     def _broken(self, why: str) -> Corrupt:
@@ -256,7 +228,7 @@ class Manifest:
 
 
 def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
-    """Every entry of a tree: each directory, the entries in it, then the directories below it."""
+    """Every entry of a tree: each directory, its other entries, then its subdirectories."""
     manifest = Manifest.read(tree)
     for path, body in manifest.records():
         try:
@@ -268,7 +240,6 @@ def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
 
 
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:
-    """The entry of the directory with this body."""
     (kind, mode, uid, gid, mtime), xattrs = meta_of_directory(body)
     return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, xattrs=xattrs)
 
@@ -304,21 +275,12 @@ def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
     kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
     end = ENTRY.size + length
     name = raw[ENTRY.size : end]
+    path = directory + b"/" + name if directory else name
+    digest = raw[end : end + DIGEST].hex() if kind == b"f" else ""
     found = decode_extras(raw[len(raw) - extras :]) if extras else {}
-    return ManifestEntry(
-        directory + b"/" + name if directory else name,
-        kind.decode(),
-        mode,
-        uid,
-        gid,
-        mtime,
-        size,
-        raw[end : end + DIGEST].hex() if kind == b"f" else "",
-        found.get(b"L", b""),
-        found.get(b"H", b""),
-        _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0,
-        decode_xattrs(found.get(b"X", b"")),
-    )
+    device = _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0
+    others = found.get(b"L", b""), found.get(b"H", b""), device, decode_xattrs(found.get(b"X", b""))
+    return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, size, digest, *others)
 
 
 def decode_extras(extras: bytes) -> dict[bytes, bytes]:
@@ -341,13 +303,10 @@ def decode_xattrs(value: bytes) -> Xattrs:
     return tuple(found)
 
 
-# --- Encoded entries of files -----------------------------------------------------------------------
-
 _NO_EXTRAS = bytes(4)
 
 
 def is_plain_file(raw: bytes) -> bool:
-    """Whether it is a file without extras."""
     return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
 
 
@@ -381,20 +340,15 @@ def is_same_file(raw: bytes, other: bytes) -> bool:
 def without_first_link(raw: bytes) -> bytes:
     """The entry as if the file had one name."""
     at = _extras_at(raw)
-    if len(raw) == at or b"H" not in (extras := decode_extras(raw[at:])):
-        return raw
-    return _with_extras(raw, encode_extras(xattrs=extras.get(b"X", b"")))
+    return raw if len(raw) == at or b"H" not in decode_extras(raw[at:]) else with_first_link(raw, b"")
 
 
 def with_first_link(raw: bytes, first: bytes) -> bytes:
-    """The entry of a further name of the file at the path `first`."""
-    extras = decode_extras(raw[_extras_at(raw) :])
-    return _with_extras(raw, encode_extras(first_link=first, xattrs=extras.get(b"X", b"")))
-
-
-def _with_extras(raw: bytes, extras: bytes) -> bytes:
-    length = len(extras).to_bytes(4, "little")
-    return raw[:_EXTRAS_LENGTH_AT] + length + raw[ENTRY.size : _extras_at(raw)] + extras
+    """The entry of a further name of the file at the path `first`; of the only name if that is empty."""
+    at = _extras_at(raw)
+    xattrs = decode_extras(raw[at:]).get(b"X")
+    extras = (_extra(b"H", first) if first else b"") + (_extra(b"X", xattrs) if xattrs else b"")
+    return raw[:_EXTRAS_LENGTH_AT] + len(extras).to_bytes(4, "little") + raw[ENTRY.size : at] + extras
 
 
 def _extras_at(raw: bytes) -> int:

@@ -9,22 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, Directory
-from holdfast.trees.manifest import (
-    BODY,
-    ENTRY,
-    ManifestEntry,
-    Meta,
-    Xattrs,
-    meta_of_directory,
-    mtime_of_directory,
-)
+from holdfast.trees.manifest import BODY, ENTRY, Meta, Xattrs, meta_of_directory, mtime_of_directory
 from holdfast.trees.scan import held_time
-from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable
+from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable, writing
 
 READ: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _WRITE: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
@@ -51,19 +42,11 @@ HEAD_OF_ENTRY = ENTRY.size - 6
 HEAD_OF_BODY = BODY.size - 8
 
 
-# --- From a status to the manifest ------------------------------------------------------------------
-
-
 def meta_of(status: os.stat_result) -> Meta:
     """The manifest's fields for an entry with this status."""
     mode = status.st_mode
     kind = _KINDS.get(mode & _KIND, b"?")
     return Meta(kind, mode & _MODE, status.st_uid, status.st_gid, held_time(status.st_mtime_ns))
-
-
-def meta_of_entry(entry: ManifestEntry) -> Meta:
-    """The same fields of a decoded entry."""
-    return Meta(entry.kind.encode(), entry.mode, entry.uid, entry.gid, entry.mtime_ns)
 
 
 def head_of_entry(status: os.stat_result) -> bytes:
@@ -77,9 +60,6 @@ def head_of_body(status: os.stat_result) -> bytes:
     return BODY.pack(*meta_of(status), 0, 0)[:HEAD_OF_BODY]
 
 
-# --- Extended attributes ----------------------------------------------------------------------------
-
-
 def read_xattrs(target: int | str) -> tuple[Xattrs, list[str]]:
     """The extended attributes of an open file, or of a path without following it; and the unreadable ones."""
     follow = isinstance(target, int)
@@ -91,9 +71,9 @@ def read_xattrs(target: int | str) -> tuple[Xattrs, list[str]]:
         return (), []
     found, lost = [], []
     for name in names:
-        if name in _LOCATION_LABELS:
-            continue
         try:
+            if name in _LOCATION_LABELS:
+                continue
             found.append((os.fsencode(name), calls.getxattr(target, name, follow_symlinks=follow)))
         except OSError:
             lost.append(f"extended attribute {name}")
@@ -118,14 +98,11 @@ def link_path(directory: int, name: str) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-# --- Attributes of new entries ----------------------------------------------------------------------
-
-
 class Attributes:
-    """What new entries below a directory get by default, and so what has to be set.
+    """The default attributes of new entries below a directory, which decide what has to be set.
 
-    In the payload of a snapshot (`kept`), the owner can read every file and no file is setuid or setgid; the
-    manifest has the original mode.
+    In the payload of a snapshot (`kept`), the owner can read every file and no file is setuid or setgid; the manifest
+    has the original mode.
     """
 
     def __init__(self, directory: os.stat_result | None, *, kept: bool) -> None:
@@ -136,15 +113,9 @@ class Attributes:
         self._uid, self._gid = (effective, -1) if directory is None else (directory.st_uid, directory.st_gid)
         self._denied = _PERMISSIONS if directory is None else _PERMISSIONS & ~directory.st_mode
 
-    def _file_mode(self, mode: int) -> int:
-        return mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
-
-    def _directory_mode(self, mode: int) -> int:
-        return mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
-
     def create(self, directory: int, name: str, mode: int) -> int:
         """Create a file that has `mode` in the manifest; return its descriptor."""
-        return calls.open(name, _WRITE, self._file_mode(mode) & _PERMISSIONS, dir_fd=directory)
+        return calls.open(name, _WRITE, (mode | stat.S_IRUSR if self._kept else mode) & _PERMISSIONS, dir_fd=directory)
 
     def finish_file(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a new file; return what the system refused."""
@@ -152,7 +123,7 @@ class Attributes:
         lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
         if xattrs:
             lost += _write_xattrs(descriptor, xattrs)
-        mode = self._file_mode(mode)
+        mode = mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
         if xattrs or mode & self._denied or mode & ~_PERMISSIONS:
             calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
@@ -161,21 +132,18 @@ class Attributes:
     def finish_directory(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a directory to which nothing more is added."""
         _, mode, uid, gid, mtime = meta
-        lost: list[str] = []
-        is_ours = uid == self._uid and gid == self._gid
-        if xattrs or not is_ours or self._directory_mode(mode) != _PERMISSIONS & ~self._denied:
-            lost = [] if is_ours else self._chown(descriptor, uid, gid)
+        lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
+        mode = mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
+        if xattrs or uid != self._uid or gid != self._gid or mode != _PERMISSIONS & ~self._denied:
             lost += _write_xattrs(descriptor, xattrs)
-            calls.chmod(descriptor, self._directory_mode(mode))
+            calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
         return lost
 
     def finish_other(self, directory: int, name: str, meta: Meta, xattrs: Xattrs = ()) -> list[str]:
         """Complete a symbolic link or a special file, without following or opening it."""
         kind, mode, uid, gid, mtime = meta
-        lost = []
-        if uid != self._uid or gid != self._gid:
-            lost = self._chown(name, uid, gid, directory)
+        lost = [] if uid == self._uid and gid == self._gid else self._chown(name, uid, gid, directory)
         if xattrs:
             lost += _write_xattrs(link_path(directory, name), xattrs)
         if kind != b"l":
@@ -199,27 +167,15 @@ class Attributes:
         return []
 
 
-# --- The payload ------------------------------------------------------------------------------------
-
-
 class Payload(Closing):
-    """A new directory that is filled, with the attributes of its entries."""
+    """The new directory of a snapshot's files, with the attributes of its entries."""
 
-    def __init__(self, walker: TreeWalker, created_as: os.stat_result, *, kept: bool) -> None:
-        """`created_as` is the status of its top just after it was created; `kept` if it is a snapshot's."""
-        self.walker = walker
-        self.attributes = Attributes(created_as, kept=kept)
-        self._created = {""}
-
-    @classmethod
-    def begin(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
-        """Create the directory."""
-        try:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with writing(path):
             calls.mkdir(path)
-            created_as = calls.stat(path)
-        except OSError as error:
-            raise unwritable(os.fspath(path), error) from error
-        return cls(TreeWalker(path), created_as, kept=kept)
+            self.attributes = Attributes(calls.stat(path), kept=True)
+        self.walker = TreeWalker(path)
+        self._created = {""}
 
     def enter(self, path: str) -> int:
         """The descriptor of a directory of the payload, valid until the next call."""
@@ -249,7 +205,7 @@ class Payload(Closing):
     def finish_parent(self, path: str, body: bytes) -> None:
         """Complete a directory that exists only as a parent of others: private content stays private.
 
-        It gets another time than its record has, because it lacks the files: nobody may share it.
+        It gets another time than in its record, because it lacks the files: no tree may share it.
         """
         self.finish_directory(path, body)
         time = 0 if mtime_of_directory(body) else 1_000_000_000
@@ -266,7 +222,7 @@ class Payload(Closing):
 
     @contextmanager
     def changing(self, path: str, name: str = "") -> Iterator[None]:
-        """Turn an `OSError` of the block into the failure to write there."""
+        """Raise the failure to write there for an `OSError` of the block."""
         try:
             yield
         except OSError as error:
@@ -279,8 +235,8 @@ class Payload(Closing):
 class EarlySync:
     """Syncs a tree in a thread, so that less is left for the end.
 
-    The system reports a disk error only once, to the first sync. So the capture asks for the error here
-    before it marks the tree as complete.
+    The system reports a disk error only once, to the first sync. So the capture asks for the error here before it marks
+    the tree as complete.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -311,11 +267,10 @@ class EarlySync:
         return syncing
 
     def finish(self) -> None:
-        """Wait for the sync, and raise its failure."""
         self.close()
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Wait for the sync, whatever its result: something else has failed."""
+        """Wait for the sync, and ignore its failure: another one is on its way."""
         self._thread.join()

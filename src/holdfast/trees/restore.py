@@ -1,4 +1,4 @@
-"""Restoring a tree: an independent, writable directory with its content, and swapping two directories."""
+"""Restoring a tree to an independent, writable directory, and swapping two directories."""
 
 from __future__ import annotations
 
@@ -25,27 +25,18 @@ from holdfast.trees.manifest import (
     plain_file,
     raw_entries,
 )
-from holdfast.trees.payload import (
-    HEAD_OF_BODY,
-    HEAD_OF_ENTRY,
-    KIND_WORDS,
-    Attributes,
-    head_of_body,
-    head_of_entry,
-    meta_of_entry,
-)
+from holdfast.trees.payload import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, Attributes, head_of_body, head_of_entry
 from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
 from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
 _A_TICK = 0.03
+_HINT = "Restore another snapshot, or bring it back from a copy."
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
 
 
 class Materialised(NamedTuple):
-    """What was restored."""
-
     files: int
     directories: int
     bytes: int
@@ -62,8 +53,8 @@ def materialise(
 ) -> Materialised:
     """Create `destination` with the content of the tree, or of the one path `only` of it.
 
-    Nothing is shared with the snapshot except blocks that the filesystem copies on write. `cache` is written
-    for the new directory, so that its first capture does not read it. Not synced.
+    Shares nothing with the snapshot except blocks that the filesystem copies on write. Writes `cache` for the new
+    directory, so that its first capture does not read it. Not synced.
     """
     _require_ready(tree)
     restore = _Restore(Manifest.read(tree), tree, destination, progress)
@@ -88,12 +79,8 @@ def _require_ready(tree: Path) -> None:
     try:
         calls.stat(tree / PAYLOAD, follow_symlinks=False)
     except FileNotFoundError:
-        raise Corrupt(
-            f"the files of the snapshot {tree.name} are gone",
-            hint="Restore another snapshot, or bring this directory back from a copy. "
-            "'holdfast doctor' lists what else is missing.",
-            path=str(tree / PAYLOAD),
-        ) from None
+        hint = f"{_HINT} 'holdfast doctor' lists what else is missing."
+        raise Corrupt(f"the files of the snapshot {tree.name} are gone", hint=hint, path=str(tree / PAYLOAD)) from None
 
 
 class _Pair(NamedTuple):
@@ -128,10 +115,7 @@ class _Restore:
         self.not_preserved: list[str] = []
         self._first_names: dict[bytes, str] = {}
 
-    # --- A directory with everything below it ----------------------------------------------------------
-
     def directory(self, top: bytes) -> None:
-        """Restore the directory `top` of the tree."""
         try:
             calls.mkdir(self.destination)
         except FileExistsError:
@@ -202,7 +186,7 @@ class _Restore:
                 lost = []
             elif entry.kind == "f":
                 self.bytes += entry.size
-                new = NewFile(name, name, meta_of_entry(entry), entry.xattrs)
+                new = NewFile(name, name, entry.meta, entry.xattrs)
                 lost = self._file(pair, new, entry.size, here, into)
                 if first is not None:
                     lost.append(f"hard link to {shown(first)}")
@@ -242,15 +226,12 @@ class _Restore:
             return
         try:
             here = target.enter(new_path)
-            lost = self._attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
+            lost = self._attributes.finish_directory(here, entry.meta, entry.xattrs)
         except OSError as error:
             raise unwritable(target.where(new_path), error) from error
         self._lose(path, lost)
 
-    # --- One file --------------------------------------------------------------------------------------
-
     def single(self, path: bytes) -> None:
-        """Restore one file of the tree."""
         directory, name = split(os.fsdecode(path))
         body = self.manifest.body(os.fsencode(directory))
         raw = raw_entries(body).get(os.fsencode(name)) if body is not None else None
@@ -264,7 +245,7 @@ class _Restore:
             try:
                 new_name = self.destination.name
                 if entry.kind == "f":
-                    new = NewFile(name, new_name, meta_of_entry(entry), entry.xattrs)
+                    new = NewFile(name, new_name, entry.meta, entry.xattrs)
                     lost = self._file(pair, new, entry.size, here, into)
                 else:
                     lost = _other(entry, into, new_name, self._attributes)
@@ -274,8 +255,6 @@ class _Restore:
                 raise unwritable(os.fspath(self.destination), error) from error
         self.files, self.bytes = 1, entry.size
         self._lose(path, lost)
-
-    # --- The cache for the first capture of the new directory ------------------------------------------
 
     def write_cache(self, cache: Path) -> None:
         """Record what was restored, once its times are old enough to be trusted."""
@@ -306,12 +285,8 @@ def _matches(body: bytes, listing: Listing) -> bool:
 
 
 def _missing(where: str) -> Corrupt:
-    where = shown(where)
-    return Corrupt(
-        f"{where} is missing in the snapshot",
-        hint="Restore another snapshot, or bring it back from a copy. 'holdfast verify' lists what else is lost.",
-        path=where,
-    )
+    hint = f"{_HINT} 'holdfast verify' lists what else is lost."
+    return Corrupt(f"{shown(where)} is missing in the snapshot", hint=hint, path=shown(where))
 
 
 def _relative(path: bytes, top: bytes) -> str:
@@ -341,7 +316,7 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
             calls.mknod(name, _KINDS[entry.kind] | 0o600, entry.device, dir_fd=into)
         except (PermissionError, KeyError):
             return [KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be created"]
-    return attributes.finish_other(into, name, meta_of_entry(entry), entry.xattrs)
+    return attributes.finish_other(into, name, entry.meta, entry.xattrs)
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -1,19 +1,16 @@
-"""Retained directories: what is left of a tree whose snapshot is gone, because other trees share it.
+"""Retained directories: the rest of a tree whose snapshot is gone, because other trees share it.
 
-The tree of a deleted snapshot is retained as a whole, then trimmed to the directories that the lists of all
-other trees name. A needed directory keeps all its files but no subdirectories, and keeps its time: otherwise
-it would not be shared again (see `capture_directories`). Moving a subdirectory out changes that time for a
-moment. So the times are noted in the tree first and put back; after a kill, the next trim puts them back.
-Without the note, nothing but the sharing is lost.
+The tree of a deleted snapshot is retained as a whole, then trimmed to the directories that the lists of all other trees
+name. A needed directory keeps all its files but no subdirectories, and keeps its time: otherwise it would not be shared
+again (see `capture_directories`). Moving a subdirectory out changes that time for a moment. So the times are noted in
+the tree first and restored; after a kill, the next trim restores them. Without the note, only the sharing is lost.
 
-Nothing is deleted here except files that no tree needs: directories are moved into a trash directory, with
-everything in them, and the caller removes that.
+Only files that no tree needs are deleted here: directories are moved into a trash directory, which the caller removes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections import defaultdict
@@ -24,19 +21,10 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, entry_exists, io_failure
+from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
 from holdfast.trees.shared_dirs import read_shared_directories
-from holdfast.trees.walker import (
-    TreeWalker,
-    allocated,
-    joined,
-    make_movable,
-    make_writable,
-    refuse_mounts,
-    remove_tree,
-    shown,
-)
+from holdfast.trees.walker import TreeWalker, allocated, joined, make_writable, move_away, refuse_mounts, shown
 
 TIMES = "times"
 """In a tree while it is trimmed: the times of directories that are about to lose a subdirectory."""
@@ -57,8 +45,8 @@ def needed(trees: Iterable[Path], *, complete: bool = True) -> Need:
 def needed_by_captures(trees: Iterable[Path]) -> Need:
     """The same for trees that are being captured.
 
-    A tree that is not complete needs nothing that its base does not need too, so its damaged list is ignored.
-    The list exists before `.READY`: if that exists, a damaged list is read once more.
+    An incomplete tree needs nothing that its base does not need too, so its damaged list is ignored. The list exists
+    before `.READY`: if that exists, a damaged list is read once more.
     """
     need: Need = {}
     for tree in trees:
@@ -71,20 +59,6 @@ def needed_by_captures(trees: Iterable[Path]) -> Need:
     return need
 
 
-def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """These directories and their parents."""
-    found: set[bytes] = set()
-    for path in paths:
-        parent = path
-        while parent not in found:
-            found.add(parent)
-            parent = parent.rpartition(b"/")[0]
-    return found
-
-
-# --- What a retained tree does not need to have -----------------------------------------------------
-
-
 class Excess(NamedTuple):
     """What no tree needs in one directory of a retained tree."""
 
@@ -94,7 +68,7 @@ class Excess(NamedTuple):
 
 
 def is_trimmed(tree: Path, need: Collection[bytes]) -> bool:
-    """Whether a retained tree has nothing except the needed directories. Changes nothing."""
+    """Whether a retained tree has only the needed directories. Changes nothing."""
     if not need or _others(tree):
         return False
     with TreeWalker(tree) as walker:
@@ -108,7 +82,7 @@ def _others(tree: Path) -> list[str]:
 
 
 def _inside(path: str) -> str:
-    """The path of a directory of the payload as seen from the tree: a link in place of either is refused."""
+    """The path of a directory of the payload, relative to the tree: a link in place of either is refused."""
     return joined(PAYLOAD, path) if path else PAYLOAD
 
 
@@ -124,19 +98,19 @@ def _list(walker: TreeWalker, path: str) -> list[tuple[str, bool]] | None:
 
 
 def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
-    kept = _with_parents(need)
-    for path in sorted(os.fsdecode(each) for each in kept):
+    kept: set[bytes] = set()  # the needed directories and their parents
+    for parent in need:
+        while parent not in kept:
+            kept.add(parent)
+            parent = parent.rpartition(b"/")[0]  # noqa: PLW2901 - upwards
+    for path in sorted(map(os.fsdecode, kept)):
         is_needed = os.fsencode(path) in need
         entries = _list(walker, path) or ()  # verifying a tree reports what is lost
         files = [name for name, is_directory in entries if not is_directory and not is_needed]
-        directories = [
-            name for name, is_directory in entries if is_directory and os.fsencode(joined(path, name)) not in kept
-        ]
+        below = [name for name, is_directory in entries if is_directory]
+        directories = [name for name in below if os.fsencode(joined(path, name)) not in kept]
         if files or directories:
             yield Excess(path, files, directories)
-
-
-# --- Whether it has everything needed ---------------------------------------------------------------
 
 
 def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> bool:
@@ -150,9 +124,7 @@ def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> boo
 
 def _has(walker: TreeWalker, path: bytes, manifest: Manifest | None) -> bool:
     body = None if manifest is None else manifest.body(path)
-    if manifest is not None and body is None:
-        return False
-    listed = _list(walker, os.fsdecode(path))
+    listed = None if manifest is not None and body is None else _list(walker, os.fsdecode(path))
     if listed is None:
         return False
     names = {os.fsencode(name) for name, _ in listed}
@@ -168,18 +140,14 @@ def readable_manifest(tree: Path) -> Manifest | None:
         return None
 
 
-# --- Trimming ---------------------------------------------------------------------------------------
-
-
 class TrashDirectory:
-    """A new directory on the filesystem of the retained trees, for what is to be removed."""
+    """A new directory on the filesystem of the retained trees, whose content is to be removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._count = 0
 
     def free_path(self) -> Path:
-        """A free path in it."""
         self._count += 1
         return self._path / f"bin-{self._count}"
 
@@ -187,9 +155,9 @@ class TrashDirectory:
 def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
     """Reduce a retained tree to the needed directories, and move the others into the trash.
 
-    Refuses a tree in which something is mounted. A trim that was interrupted is finished by the next one.
+    Refuses a tree with a mount in it. An interrupted trim is finished by the next one.
     """
-    try:
+    with failing_to("trim", shown(os.fspath(tree))):
         with TreeWalker(tree) as walker:
             refuse_mounts(walker.top(), os.fspath(tree), "trimmed")
             if need:
@@ -203,8 +171,6 @@ def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
                     calls.rename(tree / name, trash.free_path())
                 else:
                     calls.unlink(tree / name)
-    except OSError as error:
-        raise io_failure("trim", shown(os.fspath(tree)), error) from error
 
 
 def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash: TrashDirectory) -> None:
@@ -217,7 +183,7 @@ def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            _move_out(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
+            move_away(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
         _restore_time(here, times.pop(each.path, None))
     for path, time in times.items():  # of a trim that was killed
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -225,8 +191,12 @@ def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash
 
 
 def _note_times(tree: Path, walker: TreeWalker, need: Collection[bytes], excess: list[Excess]) -> dict[str, int]:
-    """The times of needed directories, as they were before a trim that was killed."""
-    noted = _noted_times(tree)
+    """Note the times of needed directories, as they were before a trim that was killed."""
+    try:
+        found = strictjson.decode(durable.read(tree / TIMES), source=os.fspath(tree / TIMES))
+        noted = {os.fsdecode(bytes.fromhex(path)): int(str(time)) for path, time in dict(found).items()}
+    except (Failure, TypeError, ValueError):
+        noted = {}
     times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
     for each in excess:
         if each.directories and os.fsencode(each.path) in need:
@@ -238,32 +208,10 @@ def _note_times(tree: Path, walker: TreeWalker, need: Collection[bytes], excess:
     return times
 
 
-def _noted_times(tree: Path) -> dict[str, int]:
-    try:
-        found = strictjson.decode(durable.read(tree / TIMES), source=os.fspath(tree / TIMES))
-        return {os.fsdecode(bytes.fromhex(path)): int(str(time)) for path, time in dict(found).items()}
-    except (Failure, TypeError, ValueError):
-        return {}
-
-
 def _restore_time(directory: int, time: int | None) -> None:
     if time is not None and calls.fstat(directory).st_mtime_ns != time:
         calls.utime(directory, ns=(time, time))
 
-
-def _move_out(here: int, name: str, target: Path, where: Path) -> None:
-    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
-    with contextlib.suppress(FileNotFoundError):
-        make_movable(here, name)
-        try:
-            calls.rename(name, target, src_dir_fd=here)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            remove_tree(where)
-
-
-# --- Reclaimable size -------------------------------------------------------------------------------
 
 _NEVER = 1 << 62
 
@@ -279,8 +227,8 @@ def tree_bytes(trees: Iterable[Path]) -> int:
 def reclaimable_sizes(trees: Sequence[Path], need: Need, retained: Iterable[Path] = ()) -> list[int]:
     """How many bytes are reclaimable by removing the first 0, 1, 2, ... of the trees. Never decreases.
 
-    `need` is what all other trees need of them and of the retained trees. An inode counts if all of its names
-    are in the trees. Blocks that clones share count for each clone.
+    `need` is what all other trees need of them and of the retained trees. An inode counts if all its names are in the
+    trees. Blocks that clones share count for each clone.
     """
     last_needed: defaultdict[str, dict[bytes, int]] = defaultdict(dict)  # the turn, by tree and path
     for turn, tree in enumerate(trees, 1):
@@ -296,8 +244,6 @@ def reclaimable_sizes(trees: Sequence[Path], need: Need, retained: Iterable[Path
 
 
 class _Freed:
-    """The bytes that each turn frees."""
-
     def __init__(self) -> None:
         self._bytes: defaultdict[int, int] = defaultdict(int)
         self._inodes: dict[tuple[int, int], list[int]] = {}
@@ -306,7 +252,6 @@ class _Freed:
         self._bytes[turn] += size
 
     def add_name(self, turn: int, status: os.stat_result) -> None:
-        """Add one of the names of a file."""
         if status.st_nlink == 1:
             self.add(turn, allocated(status))
             return

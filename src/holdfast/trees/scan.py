@@ -1,13 +1,13 @@
 """Scans of directories, and the cache of the last ones.
 
-The *identity* of a directory is one byte string: its own status, the names of everything in it, and of each
-entry that is not a directory its *mark*: inode, mode, size, modification and change time. Two scans with
-equal identities saw the same content, unless a file was changed so shortly before the first that a second
-change would have left the same time: such a file is *recent*.
+The *identity* of a directory is one byte string: its own status, the names of all its entries, and the *mark* of each
+entry that is not a directory: inode, mode, size, modification and change time. Two scans with equal identities saw the
+same content, unless a file changed so shortly before the first that a second change would have left the same time: such
+a file is *recent*.
 
-The stat cache stores the identity and the manifest body of every directory of a source. It only saves time: a
-missing, damaged or foreign cache is ignored, and a record is used only if the identity of the directory, or
-the mark of a file, is still the same.
+The stat cache stores the identity and the manifest body of every directory of a source. It only saves time: a missing,
+damaged or foreign cache is ignored, and a record is used only if the identity of the directory, or the mark of a file,
+is still the same.
 
     file   = "holdfast stat cache 2\\n", u64 device, part*
     part   = record*, u32 0xffffffff, u32 CRC-32 of its records
@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.directory import write_all
+from holdfast.fs.directory import opened, write_all
 from holdfast.trees.walker import NOFOLLOW, read_whole
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
@@ -53,9 +53,6 @@ Progress = Callable[[int, int], None]
 """Called now and then with the number of files and bytes processed so far."""
 
 
-# --- Scanning ---------------------------------------------------------------------------------------
-
-
 class Listing(NamedTuple):
     """The result of one scan; `names` and `statuses` are of the entries that are not directories, in order.
 
@@ -71,17 +68,11 @@ class Listing(NamedTuple):
     newest: int
     linked: bool
 
-    def encoded_names(self) -> list[bytes]:
-        """The names as the filesystem has them."""
-        return _names_in(self.identity)
-
     def marks(self) -> list[bytes]:
-        """The marks of `names`."""
         identity, size = self.identity, MARK.size
         return [identity[at : at + size] for at in range(self._marks_at(), len(identity), size)]
 
     def sizes_and_times(self) -> list[tuple[int, int]]:
-        """The size and the change time of each of `names`."""
         marks = MARK.iter_unpack(memoryview(self.identity)[self._marks_at() :])
         return [(size, changed) for _, _, size, _, changed in marks]
 
@@ -106,7 +97,10 @@ def scan_directory(descriptor: int) -> Listing:
     try:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     except FileNotFoundError:
-        found = list(_still_existing(entries))
+        found = []
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
     found.sort()
     directories.sort()
     names = [name for name, _ in found]
@@ -129,15 +123,6 @@ def scan_directory(descriptor: int) -> Listing:
     return Listing(own, directories, names, statuses, identity, newest, linked)
 
 
-def _still_existing(entries: list[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
-    for entry in entries:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        yield entry.name, status
-
-
 def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> bytes:
     """The head of an identity: the directory itself, and the lengths of what follows."""
     times = held_time(own.st_mtime_ns), held_time(own.st_ctime_ns)
@@ -145,7 +130,6 @@ def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> b
 
 
 def mark_of(status: os.stat_result) -> bytes:
-    """The mark of a file with this status."""
     times = held_time(status.st_mtime_ns), held_time(status.st_ctime_ns)
     return MARK.pack(status.st_ino, status.st_mode, status.st_size, *times)
 
@@ -167,10 +151,7 @@ def is_recent(changed: int, now: int) -> bool:
     return changed >= now - (_TICK if changed % _SECOND else _COARSE_TICK)
 
 
-# --- Identities -------------------------------------------------------------------------------------
-
-
-def is_identity(content: bytes) -> bool:
+def is_sound(content: bytes) -> bool:
     """Whether the lengths in `content` fit."""
     if len(content) < _HEAD.size:
         return False
@@ -179,7 +160,6 @@ def is_identity(content: bytes) -> bool:
 
 
 def inode_of(identity: bytes) -> int:
-    """The inode of the directory."""
     return int.from_bytes(identity[:8], "little")
 
 
@@ -188,24 +168,23 @@ def count_in(identity: bytes) -> int:
     return int(_HEAD.unpack_from(identity)[-3])
 
 
-def _names_in(identity: bytes) -> list[bytes]:
+def names_in(identity: bytes) -> list[bytes]:
+    """The encoded names of the entries that are not directories."""
     *_, count, length, _ = _HEAD.unpack_from(identity)
     return identity[_HEAD.size : _HEAD.size + length].split(b"\0") if count else []
 
 
 def directories_in(identity: bytes) -> list[str]:
-    """The names of the subdirectories."""
     *_, names, directories = _HEAD.unpack_from(identity)
     start = _HEAD.size + names
     return os.fsdecode(identity[start : start + directories]).split("\0") if directories else []
 
 
 def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
-    """The mark of each entry that is not a directory."""
     *_, count, length, directories = _HEAD.unpack_from(identity)
     start, size = _HEAD.size + length + directories, MARK.size
     marks = [identity[at : at + size] for at in range(start, start + count * size, size)]
-    return dict(zip(_names_in(identity), marks, strict=True))
+    return dict(zip(names_in(identity), marks, strict=True))
 
 
 def is_of(identity: bytes, own: os.stat_result) -> bool:
@@ -250,8 +229,6 @@ def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
     return bytes(kept)
 
 
-# --- Stat cache -------------------------------------------------------------------------------------
-
 _MAGIC = b"holdfast stat cache 2\n"
 _DEVICE = struct.Struct("<Q")
 _RECORD = struct.Struct("<III")
@@ -261,9 +238,11 @@ _END_MARK = b"\xff" * 4
 _CHUNK = 4 << 20
 
 
-class KnownDirectory(NamedTuple):
-    """A record of the cache."""
+Record = tuple[bytes, bytes, bytes]
+"""A record of the cache: the path, the identity and the body of a directory."""
 
+
+class KnownDirectory(NamedTuple):
     path: bytes
     identity: bytes
     body: bytes
@@ -294,7 +273,6 @@ class StatCache:
         return len(self._records)
 
     def known(self, inode: int) -> KnownDirectory | None:
-        """The record of the directory with this inode."""
         record = self._records.get(inode)
         if record is None:
             return None
@@ -323,11 +301,11 @@ class StatCache:
         return at + _TAIL.size
 
 
-def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirectory]) -> bool:
+def append_to_cache(path: Path, before: StatCache, changed: Iterable[Record]) -> bool:
     """Append the changed records to the cache at `path`, which was `before` when it was read.
 
-    False if the cache has to be written as a whole: it is no longer `before`, it would exceed twice its size
-    when it was last written as a whole, or it cannot be appended to.
+    False if the cache has to be written as a whole: it is no longer `before`, it would exceed twice its size when last
+    written as a whole, or it cannot be appended to.
     """
     if not before.parts:
         return False
@@ -336,27 +314,21 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirect
     if before.parts[-1] + len(part) > 2 * before.parts[0]:
         return False
     try:
-        descriptor = calls.open(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW)
-        try:
+        with opened(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW) as descriptor:
             if calls.fstat(descriptor).st_size != before.parts[-1]:
                 return False
             write_all(descriptor, part)
-        finally:
-            calls.close(descriptor)
     except OSError:
         return False
     return True
 
 
-def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> None:
-    """Replace the cache at `path`; not synced, and no failure if it cannot: the cache only saves time."""
+def write_cache(path: Path, device: int, known: Iterable[Record]) -> None:
+    """Replace the cache at `path` if possible, without a sync: the cache only saves time."""
     draft = f"{os.fspath(path)}-{os.urandom(6).hex()}.tmp"
     try:
-        descriptor = calls.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600)
-        try:
+        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600) as descriptor:
             _write(descriptor, device, known)
-        finally:
-            calls.close(descriptor)
         calls.replace(draft, path)
     except BaseException as error:
         with suppress(OSError):
@@ -365,7 +337,7 @@ def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> Non
             raise
 
 
-def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> None:
+def _write(descriptor: int, device: int, known: Iterable[Record]) -> None:
     write_all(descriptor, _MAGIC + _DEVICE.pack(device))
     checksum, parts, size = 0, list[bytes](), 0
     for each in _records(known):
@@ -380,9 +352,6 @@ def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> Non
     write_all(descriptor, chunk + _TAIL.pack(_END, zlib.crc32(chunk, checksum)))
 
 
-def _records(known: Iterable[KnownDirectory]) -> Iterator[bytes]:
+def _records(known: Iterable[Record]) -> Iterator[bytes]:
     for path, identity, body in known:
-        yield _RECORD.pack(len(path), len(identity), len(body))
-        yield path
-        yield identity
-        yield body
+        yield from (_RECORD.pack(len(path), len(identity), len(body)), path, identity, body)

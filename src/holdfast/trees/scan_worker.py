@@ -17,16 +17,7 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, write_all
-from holdfast.trees.scan import (
-    Listing,
-    StatCache,
-    directories_in,
-    held_time,
-    inode_of,
-    is_foreign,
-    is_identity,
-    scan_directory,
-)
+from holdfast.trees.scan import StatCache, directories_in, held_time, inode_of, is_foreign, is_sound, scan_directory
 from holdfast.trees.walker import Walker, joined, read_whole
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
@@ -35,7 +26,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from holdfast.trees.capture_directories import SourceWatch
-    from holdfast.trees.scan import KnownDirectory
+    from holdfast.trees.scan import KnownDirectory, Listing
     from holdfast.trees.walker import TreeWalker
 
 REPORT = struct.Struct("<IIiqQ")
@@ -50,7 +41,7 @@ _SENT_AT_ONCE = 1 << 13
 
 
 def serve(arguments: list[str]) -> None:
-    """Scan and report until everything is scanned, nobody reads the reports any more, or the parent ends."""
+    """Scan and report until everything is scanned, the pipe is closed, or the parent ends."""
     parent, device, inode, watch, root, *mounts = arguments
     if sys.platform == "linux":
         from holdfast.fs import native
@@ -60,49 +51,36 @@ def serve(arguments: list[str]) -> None:
         with Walker(root) as walker:
             top = calls.fstat(walker.enter(""))
             if (top.st_dev, top.st_ino) == (int(device), int(inode)) and os.getppid() == int(parent):
-                _Scan(walker, top.st_dev, int(watch), frozenset(mounts)).run(int(parent))
+                _scan(walker, top.st_dev, int(watch), frozenset(mounts), int(parent))
     except OSError:
         return  # the capturing process scans what was not reported
 
 
-class _Scan:
-    def __init__(self, walker: Walker, device: int, watch: int, mounts: frozenset[str]) -> None:
-        self._walker, self._device, self._watch, self._mounts = walker, device, watch, mounts
-
-    def run(self, parent: int) -> None:
-        """Scan everything, the last name first, and report it."""
-        waiting, size = [""], 0
-        unsent: list[bytes] = []
-        while waiting and os.getppid() == parent:
-            path = waiting.pop()
-            try:
-                number, listing = self._scan(path)
-            except OSError:
+def _scan(walker: Walker, device: int, watch: int, mounts: frozenset[str], parent: int) -> None:
+    """Watch and scan every directory of the source, the last name first, and report it."""
+    waiting, size, number = [""], 0, _NO_WATCH
+    unsent: list[bytes] = []
+    while waiting and os.getppid() == parent:
+        path = waiting.pop()
+        try:
+            here = walker.enter(path)
+            if is_foreign(path, calls.fstat(here), device, mounts):
                 continue
-            if listing is None:
-                continue
-            waiting += [joined(path, name) for name in listing.directories]
-            report = _report(path, number, listing)
-            if report:
-                unsent += report
-                size += len(listing.identity)
-            if size >= _SENT_AT_ONCE or not waiting:
-                write_all(_STDOUT, b"".join(unsent))
-                unsent, size = [], 0
+            if sys.platform == "linux" and watch >= 0:
+                from holdfast.fs import native
 
-    def _scan(self, path: str) -> tuple[int, Listing | None]:
-        """Watch a directory, then scan it; None if it does not belong to the source."""
-        here = self._walker.enter(path)
-        own = calls.fstat(here)
-        if is_foreign(path, own, self._device, self._mounts):
-            return _NO_WATCH, None
-        number = _NO_WATCH
-        if sys.platform == "linux" and self._watch >= 0:
-            from holdfast.fs import native
-
-            calls.chdir(here)  # nothing else in this process depends on the working directory
-            number = native.inotify_watch_here(self._watch)
-        return number, scan_directory(here)
+                calls.chdir(here)  # nothing else in this process depends on the working directory
+                number = native.inotify_watch_here(watch)
+            listing = scan_directory(here)
+        except OSError:
+            continue
+        waiting += [joined(path, name) for name in listing.directories]
+        if report := _report(path, number, listing):
+            unsent += report
+            size += len(listing.identity)
+        if size >= _SENT_AT_ONCE or not waiting:
+            write_all(_STDOUT, b"".join(unsent))
+            unsent, size = [], 0
 
 
 def _report(path: str, number: int, listing: Listing) -> list[bytes]:
@@ -163,7 +141,7 @@ class ScanWorker(Closing):
 
     @classmethod
     def start(cls, source: TreeWalker, watch: SourceWatch | None) -> ScanWorker | None:
-        """Start one; None if that is impossible, or no processor is idle."""
+        """Start a worker; None if that is impossible, or no processor is idle."""
         if sys.platform == "win32" or processors() < 2 or _is_busy():
             return None
         from holdfast.fs.mounts import mounts_beneath
@@ -184,8 +162,8 @@ class ScanWorker(Closing):
     def find(self, path: str) -> ScanReport | None:
         """The report of `path`, if it has arrived.
 
-        The worker scans everything that follows `path` in name order before `path`, except what is below. So
-        once it reports a directory without subdirectories, the two have met, and it is stopped.
+        The worker scans everything that follows `path` in name order before `path`, except its subdirectories. So once
+        it reports a directory without subdirectories, the two have met, and it is stopped.
         """
         report = self._reports.pop(path, None)
         if report is None and self._running:
@@ -202,12 +180,11 @@ class ScanWorker(Closing):
         """The reports that arrived since the last call and that `find` has not returned."""
         arrived, self._arrived = self._arrived, []
         for path in arrived:
-            report = self._reports.get(path)
-            if report is not None:
+            if (report := self._reports.get(path)) is not None:
                 yield path, report
 
     def _receive(self) -> None:
-        """Read what was sent, without waiting for more."""
+        """Read the reports that were sent, without waiting for more."""
         more = True
         while more:
             try:
@@ -234,10 +211,9 @@ class ScanWorker(Closing):
 
     def _note(self, encoded: bytes, identity: bytes, number: int, newest: int, size: int) -> None:
         path = os.fsdecode(encoded)
-        watched = number >= 0 and self._watch is not None
-        if watched and self._watch is not None:
-            self._watch.adopt(number, path)
-        if not is_identity(identity):
+        if watched := number >= 0 and self._watch is not None:
+            self._watch.paths[number] = path
+        if not is_sound(identity):
             return
         known = self.cache.known(inode_of(identity))
         if known is not None and known.identity != identity:
@@ -246,13 +222,12 @@ class ScanWorker(Closing):
         self._arrived.append(path)
 
     def stop(self) -> None:
-        """Kill the process. Its reports remain."""
+        """Kill the process, but keep its reports."""
         if self._running:
             self._running = False
             self._process.kill()
 
     def close(self) -> None:
-        """Stop it, and wait until it is gone."""
         self.stop()
         self._process.wait()
         if self._process.stdout is not None:

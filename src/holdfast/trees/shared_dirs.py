@@ -1,8 +1,8 @@
 """Shared directories: which directories of a tree other trees store, and where.
 
-A directory that is as it was in the base is not stored again. The tree records its location instead: the name
-of the tree that really stores it, never of one that only refers to another, and its path there. So whatever a
-tree needs of others is in its own list, and a tree that no list names is needed by none.
+A directory that is unchanged since the base is not stored again. The tree records its location instead: the name of the
+tree that stores it, never of one that only refers to another, and its path there. So a tree's own list names everything
+that it needs of others, and a tree that no list names is needed by none.
 
     file   = "holdfast homes 1\\n", u32 number of trees, tree*, record*, u32 0xffffffff, u32 CRC-32 of what is
              before these two
@@ -10,8 +10,8 @@ tree needs of others is in its own list, and a tree that no list names is needed
     record = u32 number of the tree from 0, u32 length of path, u32 length of the path there or 0xffffffff if
              it is the same, path, path there
 
-The other trees stand beside the one that names them or, once their snapshots are gone, among the retained
-directories. A directory without a record is in the tree's own payload; a tree without the file stores all.
+The other trees stand beside the one that names them or, once their snapshots are gone, among the retained directories.
+A directory without a record is in the tree's own payload; a tree without the file stores all.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import Closing, write_all
+from holdfast.fs.directory import Closing, opened, write_all
 from holdfast.fs.names import is_safe_name
 from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS, Manifest, directory_of
-from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, unwritable
+from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, writing
 
 _MAGIC = b"holdfast homes 1\n"
 _NUMBER = struct.Struct("<I")
@@ -50,13 +50,10 @@ class SharedDirectory(NamedTuple):
     path: bytes
 
 
-# --- The list of a tree -----------------------------------------------------------------------------
-
-
 def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes, SharedDirectory]:
-    """The directories of a tree that others store. Raises `Corrupt` if the list cannot be understood.
+    """The directories of a tree that others store. Raises `Corrupt` if the list is damaged.
 
-    Also if a `complete` tree has lost it: its `.READY` says whether there is one.
+    Also if a `complete` tree has lost it: its `.READY` says whether it has one.
     """
     where = f"{os.fspath(tree)}/{HOMES}"
     try:
@@ -132,22 +129,17 @@ def write_shared_directories(tree: Path, shared: Iterable[tuple[bytes, SharedDir
     names = [name.encode("ascii") for name in numbers]
     head = [_MAGIC, _NUMBER.pack(len(names)), *(_NUMBER.pack(len(name)) + name for name in names)]
     content = b"".join([*head, *records])
-    try:
+    with writing(tree / HOMES):
         write_file(tree / HOMES, content + _TAIL.pack(_END, zlib.crc32(content)))
-    except OSError as error:
-        raise unwritable(os.fspath(tree / HOMES), error) from error
-
-
-# --- The other trees --------------------------------------------------------------------------------
 
 
 def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
-    """Where another tree may be, beside `tree` or retained; this order finds it even if it is moved."""
+    """The paths at which another tree may be, beside `tree` or retained; this order finds it even if it is moved."""
     return tree.parent / name, tree.parent.parent / REMNANTS / name
 
 
 def tree_beside(tree: Path, name: str) -> Path:
-    """The one of the two that exists at this moment."""
+    """The one of `places_beside` that exists at this moment."""
     beside, retained = places_beside(tree, name)
     try:
         calls.stat(beside, follow_symlinks=False)
@@ -188,14 +180,12 @@ class Stored(Closing):
         return self._other(location.tree).enter(os.fsdecode(location.path))
 
     def status(self, path: bytes) -> os.stat_result:
-        """The status of a directory. Raises `OSError`."""
         location = self.shared.get(path)
         top = os.fsencode(self.own.root if location is None else self._top(location.tree))
         inside = path if location is None else location.path
         return calls.stat(top + b"/" + inside if inside else top, follow_symlinks=False)
 
     def where(self, path: str, name: str = "") -> str:
-        """The full path of an entry where it is stored."""
         location = self.shared.get(os.fsencode(path))
         if location is None:
             return self.own.where(path, name)
@@ -203,29 +193,24 @@ class Stored(Closing):
 
     def _top(self, name: str) -> str:
         """The payload of another tree, looked up once: a history may have many."""
-        top = self._tops.get(name)
-        if top is None:
-            top = self._tops[name] = os.fspath(tree_beside(self.tree, name) / PAYLOAD)
-        return top
+        if name not in self._tops:
+            self._tops[name] = os.fspath(tree_beside(self.tree, name) / PAYLOAD)
+        return self._tops[name]
 
     def _other(self, name: str) -> TreeWalker:
-        walker = self._others.get(name)
-        if walker is None:
-            walker = self._open(name)
-            if len(self._others) >= _MOST_OPEN:
-                self._others.pop(next(iter(self._others))).close()
-            self._others[name] = walker
-        return walker
-
-    def _open(self, name: str) -> TreeWalker:
+        if name in self._others:
+            return self._others[name]
         missing: Failure | None = None
         for path in places_beside(self.tree, name):
             try:
                 walker = TreeWalker(path / PAYLOAD)
-                self._tops[name] = walker.root
-                return walker
             except Failure as failure:
                 missing = failure
+                continue
+            if len(self._others) >= _MOST_OPEN:
+                self._others.pop(next(iter(self._others))).close()
+            self._others[name], self._tops[name] = walker, walker.root
+            return walker
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from missing
 
     def close(self) -> None:
@@ -234,15 +219,13 @@ class Stored(Closing):
         self._others.clear()
 
 
-# --- Sharing a whole tree ---------------------------------------------------------------------------
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def share_tree(tree: Path, new_tree: Path) -> None:
     """Create `new_tree`, which will stand beside `tree`, with the same content: it records the locations."""
     manifest = Manifest.read(tree)
-    try:
+    with writing(new_tree):
         calls.mkdir(new_tree)
         calls.mkdir(new_tree / PAYLOAD)
         with Stored(tree) as stored:
@@ -254,12 +237,9 @@ def share_tree(tree: Path, new_tree: Path) -> None:
             write_file(new_tree / READY, strictjson.encode({**fields, HOMES: True}) + b"\n")
         else:  # a damaged one stays as it is
             link_or_copy_file(tree / READY, new_tree / READY)
-    except OSError as error:
-        raise unwritable(os.fspath(new_tree), error) from error
 
 
 def link_or_copy_file(source: Path, target: Path) -> None:
-    """Link a file of a tree into another tree, or copy it."""
     try:
         calls.link(source, target, follow_symlinks=False)
     except OSError as error:
@@ -270,8 +250,5 @@ def link_or_copy_file(source: Path, target: Path) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Create a read-only file of a tree. Raises `OSError`."""
-    descriptor = calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444) as descriptor:
         write_all(descriptor, content)
-    finally:
-        calls.close(descriptor)

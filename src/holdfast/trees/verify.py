@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ _PERMISSIONS = 0o777
 
 
 class Problem(NamedTuple):
-    """A problem of a tree. `what` is one word, `detail` a sentence for people."""
+    """A problem of a tree: a word and a sentence for people."""
 
     path: str
     what: str
@@ -52,8 +53,7 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     """
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
-        bodies = {path: raw_entries(body) for path, body in manifest.records()}
-        yield from _check_payload(tree, manifest, bodies)
+        yield from _check_payload(tree, manifest)
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
@@ -104,14 +104,12 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     if stored is None:
         return
     with stored:
-        lost_trees = [
-            name
-            for name in sorted({each.tree for each in stored.shared.values()})
-            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name))
-        ]
-        for name in lost_trees:
-            yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
-        if lost_trees:
+        is_whole = True
+        for name in sorted({each.tree for each in stored.shared.values()}):
+            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name)):
+                is_whole = False
+                yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
+        if not is_whole:
             return
         try:
             files = _names(stored.enter(""))
@@ -149,20 +147,18 @@ def _names(directory: int) -> set[bytes]:
         return {os.fsencode(each.name) for each in listed}
 
 
-def _check_payload(tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]) -> Iterator[Problem]:
+def _check_payload(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     stored = yield from _opened(tree)
     if stored is None:
         return
-    below: dict[bytes, set[bytes]] = {path: set() for path in bodies}
-    for path in bodies:
-        if path:
-            parent, _, name = path.rpartition(b"/")
-            below.setdefault(parent, set()).add(name)
+    below: defaultdict[bytes, set[bytes]] = defaultdict(set)
+    for path in manifest.paths():
+        parent, _, name = path.rpartition(b"/")
+        below[parent].add(name)
     with stored:
-        for path, entries in bodies.items():
-            body = manifest.body(path) or b""
+        for path, body in manifest.records():
             if directory_of(path, body).kind != "m":
-                yield from _check_directory(stored, path, entries, below[path])
+                yield from _check_directory(stored, path, raw_entries(body), below[path])
 
 
 def _check_directory(stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]) -> Iterator[Problem]:
@@ -224,8 +220,6 @@ def _problem(path: bytes, what: str, detail: str) -> Problem:
     return Problem(shown(os.fsdecode(path)) or ".", what, detail)
 
 
-# --- Comparing --------------------------------------------------------------------------------------
-
 _Records = Iterator[tuple[bytes, bytes]]
 
 
@@ -279,9 +273,7 @@ def _order(one: tuple[bytes, bytes] | None, other: tuple[bytes, bytes] | None) -
     if one is None or other is None:
         return 1 if one is None else -1
     mine, yours = one[0].split(b"/"), other[0].split(b"/")
-    if one[0] == other[0]:
-        return 0
-    return -1 if not one[0] or (other[0] and mine < yours) else 1
+    return (mine > yours) - (mine < yours)
 
 
 def _all(record: tuple[bytes, bytes], what: str) -> Iterator[Change]:

@@ -11,7 +11,7 @@ from itertools import count
 
 from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, Directory, close_quietly, io_failure
+from holdfast.fs.directory import Closing, Directory, close_quietly, failing_to, io_failure, opened
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
@@ -30,16 +30,12 @@ _DEEP = 4096
 _REMOVED_LEVELS = 256
 
 
-# --- Paths and failures -----------------------------------------------------------------------------
-
-
 def joined(path: str, name: str) -> str:
     """The path of `name` in the directory `path` of a tree; "" is the root."""
     return f"{path}/{name}" if path else name
 
 
 def split(path: str) -> tuple[str, str]:
-    """The directory of a path and the name in it."""
     directory, _, name = path.rpartition("/")
     return directory, name
 
@@ -50,15 +46,18 @@ def shown(path: str) -> str:
 
 
 def unreadable(path: str, error: OSError) -> IoFailure:
-    """The failure for a path that must be read and cannot be."""
     if isinstance(error, PermissionError):
         return NotReadable("read", shown(path), error)
     return io_failure("read", shown(path), error)
 
 
 def unwritable(path: str, error: OSError) -> IoFailure:
-    """The failure for a path that must be written and cannot be."""
     return io_failure("write", shown(path), error)
+
+
+def writing(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
+    """Raise the failure to write `path` for an `OSError` of the block."""
+    return failing_to("write", shown(os.fspath(path)))
 
 
 def open_directory(path: str) -> int:
@@ -77,14 +76,11 @@ def _open_root(path: str) -> int:
 
 def read_whole(path: str) -> bytes:
     """All of a file that fits into memory. Raises `OSError`."""
-    descriptor = calls.open(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
-    try:
+    with opened(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as descriptor:
         parts = []
         while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-    finally:
-        close_quietly(descriptor)
 
 
 def allocated(status: os.stat_result) -> int:
@@ -94,14 +90,11 @@ def allocated(status: os.stat_result) -> int:
     return status.st_blocks * _BLOCK
 
 
-# --- Walking ----------------------------------------------------------------------------------------
-
-
 class Walker(Closing):
     """Opens directories below a root; the ancestors of the current one stay open.
 
-    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some
-    descriptors are kept, so neither their number nor the length of a path limits the depth.
+    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some descriptors are
+    kept, so neither their number nor the length of a path limits the depth.
     """
 
     _open_root = staticmethod(_open_root)
@@ -169,7 +162,6 @@ class Walker(Closing):
         return self._open[0]
 
     def where(self, path: str, name: str = "") -> str:
-        """The full path of an entry, for messages."""
         return "/".join(filter(None, (self.root, path, name)))
 
     def close(self) -> None:
@@ -186,14 +178,11 @@ class TreeWalker(Walker):
     _open_root = staticmethod(open_directory)
 
 
-# --- Removing ---------------------------------------------------------------------------------------
-
-
 def remove_tree(path: Path) -> bool:
-    """Remove `path` with everything in it; False if nothing was there.
+    """Remove `path` with everything in it; False if it did not exist.
 
-    Refuses a tree in which something is mounted. Makes read-only directories writable first, as far as that
-    is allowed. A removal that was interrupted is finished by the next one.
+    Refuses a tree with a mount in it. Makes read-only directories writable first, as far as permitted. An interrupted
+    removal is finished by the next one.
     """
     where = os.fspath(path)
     try:
@@ -217,17 +206,15 @@ def remove_tree(path: Path) -> bool:
 
 
 def refuse_mounts(top: int, where: str, action: str) -> None:
-    """Raise `Refused` if something is mounted below an open directory."""
     from holdfast.fs.mounts import mounts_beneath
 
     if mounted := mounts_beneath(top):
-        raise Refused(
-            f"{shown(where)} is not {action}: something is mounted at {shown(min(mounted))} in it", path=where
-        )
+        message = f"{shown(where)} is not {action}: something is mounted at {shown(min(mounted))} in it"
+        raise Refused(message, path=where)
 
 
 def _empty(top: int, numbers: Iterator[int]) -> bool:
-    """Remove what is below an open directory, down to a limit; whether deeper directories are left.
+    """Empty an open directory down to a depth limit; return whether deeper directories are left.
 
     Those are moved up to the top, so neither descriptors nor the stack grow with the depth.
     """
@@ -273,21 +260,30 @@ def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
                     raise
 
 
+def move_away(here: int, name: str, target: Path, where: Path) -> None:
+    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
+    with contextlib.suppress(FileNotFoundError):
+        make_movable(here, name)
+        try:
+            calls.rename(name, target, src_dir_fd=here)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            remove_tree(where)
+
+
 def _unlink_files(here: int) -> list[str]:
     """Remove everything except directories; return the names of the directories."""
-    below: list[str] = []
     unlink = calls.unlink
     with calls.scandir(here) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_directory in names:
-        if is_directory:
-            below.append(name)
-        else:
+        if not is_directory:
             try:
                 unlink(name, dir_fd=here)
             except FileNotFoundError:
                 continue
-    return below
+    return [name for name, is_directory in names if is_directory]
 
 
 def _open_writable(name: str, here: int | None) -> int:
@@ -321,15 +317,12 @@ def make_movable(here: int, name: str) -> None:
         calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
 
 
-# --- Syncing ----------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def synced(directory: Path) -> Iterator[None]:
-    """Everything that this block writes to the filesystem of `directory` is on disk after it; one syncfs.
+    """Bring everything that this block writes to the filesystem of `directory` to disk, with one syncfs.
 
-    The descriptor is opened before the block: the system reports a disk error to every descriptor that was
-    open at the time, but to later ones only if nobody has seen it.
+    The descriptor is opened before the block: the system reports a disk error to every descriptor that was open at the
+    time, but to later ones only if it has not been reported yet.
     """
     with Directory.open(directory) as opened:
         yield
@@ -337,16 +330,11 @@ def synced(directory: Path) -> Iterator[None]:
 
 
 def sync_tree(tree: Path) -> None:
-    """Bring to disk everything written to the filesystem of a tree."""
     with synced(tree):
         pass
 
 
 def sync_filesystem(directory: Directory, where: Path) -> None:
-    """Sync the filesystem of an open directory."""
-    if directory.fd is None:
-        return
-    try:
-        calls.sync_filesystem(directory.fd)
-    except OSError as error:
-        raise io_failure("sync", where, error) from error
+    if directory.fd is not None:
+        with failing_to("sync", where):
+            calls.sync_filesystem(directory.fd)
