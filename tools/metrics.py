@@ -49,7 +49,13 @@ COMMANDS = {
     "ledger append": Command(("ledger", "append", '{"type":"note"}'), 25, setup=(("ledger", "init"),)),
 }
 
-REASONS: dict[str, str] = {}
+REASONS: dict[str, str] = {
+    "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
+    "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
+    "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
+    "holdfast.mcp.tools": "the list that clients read, apart from the server that answers",
+    "holdfast.store.memory": "a store of its own: the model that the others are compared with",
+}
 """Why a module under 150 lines with one importer is a file of its own: module -> reason in one line."""
 
 
