@@ -174,7 +174,7 @@ def test_certificates_are_shown_to_etcd_and_checked(
         assert "tls=true" in plain.value.hint
         with pytest.raises(StoreUnavailable) as silent:
             EtcdStore(f"{etcd_server.url}/work?tls=true", timeout=0.3).read(INDEX)
-        assert "does not use TLS" in silent.value.hint
+        assert "without TLS" in silent.value.hint
         with pytest.raises(SettingInvalid):
             EtcdStore(f"etcd://{server.endpoint}/work?cert={certificates}/none.pem")
     finally:
