@@ -1,12 +1,12 @@
-"""Kill an operation at each of its file system calls, or let that call fail, and judge what is left.
+"""Crash sweeps: kill an operation at each of its file system calls, or make that call fail, and check what is left.
 
-A `Scenario` says what was there, what is done to it and what may be there afterwards. `kill_points`
-runs it once for each call in a child that dies by SIGKILL just before the call, just after it, or
-halfway through a write. `error_points` runs it in this process, once for each call and error.
+A `Scenario` prepares a directory, runs an operation on it, and checks the result. `kill_points` runs it once
+per call, in a child that dies by SIGKILL just before the call, just after it, or halfway through a write.
+`error_points` runs it in this process, once per call and error.
 
-Everything goes through `holdfast.fs.calls`, so whatever is built on that module can be swept. The
-index of a violation names the same call again: `run_killed` and `run_faulted` repeat one point in a
-directory of your choice and leave it there to be looked at.
+Every call goes through `holdfast.fs.calls`, so anything built on that module can be swept. A violation has the
+index of its call: `run_killed` and `run_faulted` repeat that one point in a directory of your choice, and leave
+the directory for inspection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a power cut may leave: what was on the disk for certain, and every subset of the rest.
+"""A model of a disk: every state that a power cut may leave after each step of a recorded operation.
 
-A `Trace` says what an operation did, event by event. A `Disk` takes these events and knows after each
-one every `State` that may be found when the power comes back; the rules are those of `powercut`.
+A `Trace` lists what an operation did, event by event. A `Disk` takes these events and knows, after each of them,
+every `State` that may exist when the power returns. `powercut` states the rules.
 """
 
 from __future__ import annotations

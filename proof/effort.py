@@ -1,7 +1,7 @@
-"""How much a run tries: all of it in `make proof`, a random share of it in `make test`.
+"""How much a run tries: everything in `make proof`, a random share of it in `make test`.
 
-`HOLDFAST_ROUNDS` is the share, from 0 to 1; `HOLDFAST_SEED` makes a run choose the same again. A test
-asks for `rounds(200)`, a sweep for a share of its points. Both say in the summary what they used.
+`HOLDFAST_ROUNDS` is the share, from 0 to 1. `HOLDFAST_SEED` repeats the choices of an earlier run. A test asks for
+`rounds(200)`, a sweep for a share of its points. The summary of the run reports both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Getting between an operation and its file system calls: to fail them, to end it there, to watch.
+"""Interposition: gets between an operation and its file system calls, to fail them, to kill it there, or to watch.
 
-`interposed` hands every call of `holdfast.fs.calls` to a function that decides what becomes of it.
-The fates decide by the number of the call: `Faulty` lets one fail, `Deadly` ends the operation there.
+`interposed` passes every call of `holdfast.fs.calls` to a function that decides its outcome. A `Fate` decides by
+the number of the call: `Faulty` makes one fail, `Deadly` ends the operation there.
 """
 
 from __future__ import annotations

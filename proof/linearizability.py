@@ -1,14 +1,14 @@
-"""Whether what many processes saw could have come from one thing that does one operation at a time.
+"""Linearizability checker: could the recorded answers come from one object that does one operation at a time?
 
-Each process records its operations: what was asked, what was answered, when. A history of them is
-*linearizable* if every operation can be given a moment between its call and its return so that, done
-one after the other in that order, they give the answers that were seen. An operation that never
-returned, because its process was killed or was told `OutcomeUnknown`, may have happened at any moment
-after its call, or not at all; if it is known when its process ended, not after that.
+Each process records its operations: what it asked, what was answered, and when. A history is *linearizable* if each
+operation can be assigned an instant between its call and its return such that, done one after the other in that
+order, the operations give the recorded answers. An operation that never returned, because its process was killed
+or got `OutcomeUnknown`, may have happened at any instant after its call, or not at all; if the end of its process
+is known, not after that.
 
-The search is that of Wing and Gong, with a memo on (what is done, state). It has a bound, and a search
-that reaches it is `UNDECIDED`, never a silent success. A history that is not linearizable is explained
-by the first operation whose answer cannot be placed: up to just before its return all was well.
+The search is that of Wing and Gong, with a memo on (operations done, state). It is bounded, and a search that
+reaches its bound is `UNDECIDED`, never a silent success. For a history that is not linearizable, the checker names
+the first operation whose answer has no place: up to just before its return, the history was linearizable.
 """
 
 from __future__ import annotations

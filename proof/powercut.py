@@ -1,19 +1,19 @@
-"""Try every state that a power cut may leave behind: record an operation once, then take it apart.
+"""Power cuts: records an operation once, then checks every state that a power cut may leave at any point of it.
 
-The operation of a `Scenario` runs once, for real, and its calls are recorded. Then for a cut after
-each of them every state that may be on the disk is built and checked. The rules are those that
-POSIX promises, not what one file system happens to do:
+The operation of a `Scenario` runs once, for real, and its calls are recorded. Then, for a cut after each call,
+every state that may be on the disk is built and checked. The rules are what POSIX promises, not what one file
+system happens to do:
 
-1. What was there before the operation is on the disk.
-2. A file's content is on the disk as of its last fsync. Of what was written or cut off since, any
-   part may be there too, in order, down to half of one write. So a new file may be empty.
-3. A change of names is on the disk once a directory that it touches was synced. Of the other
-   changes any subset may be there, as far as each is possible after those before it.
-4. A rename is one change, both halves or none, also between two directories.
-5. A name that is on the disk has its inode, even if the name it was made under is not.
+1. Everything that existed before the operation is on the disk.
+2. The content of a file is on the disk as of its last fsync. Of later writes and truncations, any prefix may be on
+   the disk too, down to half of one write. So a new file may be empty.
+3. A change of names is on the disk once a directory that it touches was synced. Of the other changes, any subset
+   may be on the disk, as far as each is possible after the earlier ones.
+4. A rename is one change, both halves or neither, even between two directories.
+5. A name that is on the disk has its inode, even if the name it was created under is not.
 
-Syncing a file does not sync its name. Not modelled: writes of one file that overtake each other,
-and file systems that show zeros or old blocks where content did not arrive.
+Syncing a file does not sync its name. Not modelled: writes to one file that overtake each other, and file systems
+that show zeros or old blocks where content did not arrive.
 """
 
 from __future__ import annotations

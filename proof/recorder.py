@@ -1,4 +1,4 @@
-"""Recording what an operation does to a directory: each call is made, and what it changed is noted."""
+"""Records what an operation does to a directory: makes each call, and notes what it changed."""
 
 from __future__ import annotations
 

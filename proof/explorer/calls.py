@@ -1,4 +1,4 @@
-"""Making the calls of tasks in the real directory, and saying what of their results is always the same."""
+"""Makes the calls of tasks in the real directory, and reduces their results to what every execution shares."""
 
 from __future__ import annotations
 

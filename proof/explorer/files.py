@@ -1,8 +1,8 @@
-"""The directory that is explored: its prepared image, names for its inodes, and who has what open.
+"""The explored directory: its prepared image, stable names for its inodes, and which task has what open.
 
-Nothing here differs from one execution to the next if the tasks did the same: inodes are called by
-where they lay at first or by which task created them as its how-manieth, and descriptors are numbers
-of our own, used once and never again, so that a dead task's leftovers can close nobody's file.
+Everything here is the same in two executions if the tasks did the same. An inode is named by its first path, or by
+the task that created it and a count. Descriptors are our own numbers and are never reused, so the leftovers of a
+dead task cannot close another task's file.
 """
 
 from __future__ import annotations

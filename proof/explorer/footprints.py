@@ -1,11 +1,10 @@
-"""What each file system call looks at and changes, and which calls of different tasks can meet there.
+"""Footprints: what each file system call reads and changes, and which calls of different tasks can meet there.
 
-A call touches *things*: a name in a directory, the content of an inode, the lock on it, the list of
-a directory's names, the number of an inode's links. Two calls that touch no common thing, or only
-look at it, give the same whichever comes first. Adding and removing *different* names changes a list
-in ways that commute too: lists and numbers of links are met only by those who look at them.
+A call touches *things*: a name in a directory, the content of an inode, the lock on it, the list of names in a
+directory, the link count of an inode. Two calls commute if they touch no common thing, or only read it. Adding and
+removing *different* names of one directory also commute: only calls that read the list, or the link count, meet them.
 
-Not modelled are times, and the size and the number of links of a directory.
+Not modelled: times, and the size and link count of a directory.
 """
 
 from __future__ import annotations

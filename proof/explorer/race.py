@@ -1,4 +1,4 @@
-"""What is explored, and what is found: races, schedules as text, violations."""
+"""A race to explore, schedules as text, and the violations that were found."""
 
 from __future__ import annotations
 

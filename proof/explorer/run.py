@@ -1,13 +1,12 @@
-"""One execution of a few tasks, each in a thread of its own, of which exactly one runs at a time.
+"""One execution of a few tasks, each in its own thread, of which exactly one runs at a time.
 
-A task runs until its next file system call and is parked just before it; then the guide chooses who
-goes on, or who dies. A task stands for a process. When it is killed, its files are closed and its
-locks are free, as after SIGKILL; its thread stays parked until the execution is over, and what its
-cleanup then tries has no effect.
+A task runs until its next file system call and is parked just before it. Then the guide chooses which task
+continues, or dies. A task stands for a process: when it is killed, its files are closed and its locks are
+released, as after SIGKILL. Its thread stays parked until the execution is over, and its cleanup has no effect.
 
-What differs between two runs of a program is made the same for tasks: random bytes are counted, the
-clocks stand still and move only by the task's own sleeps, directories are listed in order. Calls
-outside of the directory (`/proc`), and those of threads that are no tasks, are not touched.
+Everything that differs between two runs of a program is made deterministic for tasks: random bytes are counted,
+clocks stand still and advance only by the task's own sleeps, directories are listed in order. Calls outside the
+directory (`/proc`), and calls of threads that are not tasks, are left alone.
 """
 
 from __future__ import annotations

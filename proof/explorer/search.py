@@ -1,4 +1,4 @@
-"""The search through all schedules: what can be chosen where, what was seen before, what was found."""
+"""The search through all schedules: the choices at each point, the states visited, the violations found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Follower:
         return able[0] if able else _late(run)
 
 
-class _Scout:
+class _Probe:
     """A guide that stops, or kills, one task before one of its changes, to see where others meet it then.
 
     What it does not see, the search will; but then it has to begin again.
@@ -166,7 +166,7 @@ class Search:
         for task in range(len(self._race.tasks)):
             for kill in [False, True][: 1 + min(self._race.kills, 1)]:
                 for change in count():
-                    scout = _Scout(self._conflicts, task, change, kill=kill)
+                    scout = _Probe(self._conflicts, task, change, kill=kill)
                     image.restore(directory)
                     self._race.execute(directory, scout, self._histories)
                     if not scout.arrived:

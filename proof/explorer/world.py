@@ -1,8 +1,8 @@
-"""The world that tasks of an exploration live in: their own file system calls, clocks, chance, memory.
+"""The world of a task: its own file system calls, clocks, random numbers and process-wide memory.
 
-While the world is there, a thread that is somebody (see `current`) is asked about each of these; for
-all other threads nothing changes. What the package remembers once per process (its caches, a lock)
-each task has for itself: it stands for a process that has just begun.
+While the world exists, each of these is replaced for threads that are tasks (see `current`); for other threads,
+nothing changes. Each task has its own copy of what the package keeps per process (caches, a lock), because it
+stands for a process that has just started.
 """
 
 from __future__ import annotations
