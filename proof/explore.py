@@ -60,7 +60,7 @@ ALL_CALLS = (*calls.CHANGING, *calls.READING)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One schedule, run again. The result of a task that waits for ever is None."""
+    """One schedule, run again. The result of a task that waits forever is None."""
 
     problem: str | None
     results: tuple[Result | None, ...]
@@ -69,11 +69,11 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What was found. `exhausted` is False if not every schedule was tried, and `capped` says why.
+    """The result. `exhausted` is False if not every schedule was tried, and `capped` says why.
 
-    `schedules` are the executions since the search began for the last time.
-    `states` are the distinct states at which there was a choice, somebody had just died, or all was
-    over; of a chain of states without a choice only the end counts.
+    `schedules` counts the executions since the last restart of the search.
+    `states` counts the distinct states at which there was a choice, a task had just died, or everything had
+    ended; of a chain of states without a choice, only the last one counts.
     """
 
     schedules: int
@@ -85,14 +85,14 @@ class Exploration:
     deadlocks: list[Violation] = field(default_factory=list)
 
     def require_clean(self, *, at_least: int = 1) -> None:
-        """Raise an AssertionError unless all was tried, at least so many states, and nothing was found."""
+        """Raise an AssertionError unless everything was tried, at least that many states, and nothing was found."""
         if self.violations or self.deadlocks or not self.exhausted or self.states < at_least:
             raise AssertionError(f"{self}\n(at least {at_least} states were asked for)")
 
     def replay(self, schedule: str, directory: Path | None = None) -> Replayed:
-        """Run one schedule again; in an empty `directory` of your choice, which is left to be looked at.
+        """Run one schedule again; in an empty `directory` of your choice, which is left for inspection.
 
-        Where the schedule ends too early, the tasks go on one after the other.
+        If the schedule ends too early, the tasks continue one after the other.
         """
         if directory is None:
             with scratch() as base, fresh(base) as made:
@@ -124,15 +124,15 @@ def explore(
     most_schedules: int = 20_000,
     most_violations: int = 100,
 ) -> Exploration:
-    """Try all schedules of the tasks, with at most so many `kills` and waits that end with `timeouts`.
+    """Try all schedules of the tasks, with at most that many `kills`, and waits that end with `timeouts`.
 
-    `prepare` builds the directory, once. `check` raises if the directory and the results of the tasks
-    do not fit together when all have ended, `invariant` if the directory is wrong at any moment. An
+    `prepare` builds the directory, once. When all tasks have ended, `check` raises if the directory and the
+    results of the tasks do not fit together; `invariant` raises if the directory is wrong at any point. An
     AssertionError in a task counts too.
 
-    With `names`, tasks are switched at these calls only (and at locks): less than everything is tried
-    then, by your own choice. Unless it is `reduced`, calls that nobody can notice are tried in every
-    order too: far slower, and nothing else may come of it.
+    With `names`, tasks are switched only at these calls (and at locks): the search is then incomplete by
+    choice. Without `reduced`, invisible calls are tried in every order too: far slower, with the same
+    result.
     """
     if sys.platform == "win32":
         raise NotImplementedError("there is no flock on Windows")
@@ -156,9 +156,9 @@ def explore(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Until the end of the block, no objects are collected in the middle of somebody's calls.
+    """Inside the block, no garbage is collected in the middle of a task's calls.
 
-    Those that dead tasks left behind go at the end, while they still cannot touch anything.
+    The leftovers of dead tasks are collected at the end, while they still cannot touch anything.
     """
     enabled = gc.isenabled()
     gc.disable()

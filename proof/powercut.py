@@ -67,10 +67,10 @@ def power_cuts(
 ) -> Report:
     """Record the operation once, then check every state that a power cut after each call may leave.
 
-    The report's points are the different states. A state that may be left by several cuts is checked
-    once for each set of promises. Sweeps that share `checked` do not check again what one of them has.
-    With `since_mark` only the cuts after the first `mark` are tried: what is before it is swept elsewhere.
-    With a `share` below 1, so many of the states are checked, chosen by `effort.SEED`.
+    The points of the report are the distinct states. A state that several cuts may leave is checked
+    once for each set of promises. Sweeps that share `checked` do not repeat each other's checks.
+    With `since_mark`, only the cuts after the first `mark` are tried: the part before it is swept elsewhere.
+    With a `share` below 1, only that share of the states is checked, chosen by `effort.SEED`.
     """
     with _recorded(scenario) as (trace, base):
         cuts = _cuts(trace, limit)
@@ -79,9 +79,9 @@ def power_cuts(
 
 
 def redundant_syncs(scenario: Scenario, *, limit: int = LIMIT) -> list[Call]:
-    """The syncs that the operation could do without, for all that the scenario's check can tell.
+    """The syncs that the operation could do without, as far as the check of the scenario can tell.
 
-    Each one returned is either superfluous, or a promise that the check does not hold it to.
+    Each is either superfluous, or serves a promise that the check does not test.
     """
     with _recorded(scenario) as (trace, base):
         syncs = [(step, step.call) for step in trace.steps if isinstance(step.event, Sync) and step.call]
@@ -149,7 +149,7 @@ def _explore(
 
 
 def _cuts(trace: Trace, limit: int) -> Iterator[tuple[Outcome, Disk]]:
-    """Each moment at which the power may be cut, with the disk as it is then."""
+    """Each point at which the power may be cut, with the disk at that point."""
     disk = Disk(trace, limit)
     marks: tuple[str, ...] = ()
     yield Outcome(Ending.POWER_CUT, "power cut before the first call"), disk
