@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
-# The suite runs in two processes; the tests of one file stay together, because some share what is costly.
+# The suite runs in two processes; the tests of one file stay together, because some share costly fixtures.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
 
-# Names the interpreter and this directory: when either is another one, the environment is made anew.
+# Names the interpreter and this directory: when either changes, the environment is created again.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
     where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
     print("%s.%s.%s-%08x" % (*sys.version_info[:3], where))' 2>/dev/null)
@@ -21,7 +21,7 @@ PLAIN := $(VENV)/.plain-$(IDENTITY)
 DEV := $(VENV)/.dev-$(IDENTITY)
 BENCH := $(VENV)/.bench-$(IDENTITY)
 
-# One thing after the other, also under `make -j`: two pips in one environment disturb each other.
+# One target at a time, even under `make -j`: two pips in one environment interfere with each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help test proof check format-check lint types layers unit format demo bench metrics docs clean
@@ -58,11 +58,11 @@ unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/lo
 	@echo '== tests'
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
 
-proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; takes long, some needs root
+proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, parts need root
 	@echo '== proof'
 	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 7200 $(ARGS)
 
-format: $(DEV) ## format the code and mend what lint can mend
+format: $(DEV) ## format the code and fix what lint can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
@@ -75,7 +75,7 @@ bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops per command
 	@$(BIN)/python -m tools.metrics $(ARGS)
 
-docs: $(DEV) ## write the generated reference pages anew
+docs: $(DEV) ## regenerate the reference pages
 	@$(BIN)/python -m tools.generate_reference
 
 clean: ## remove the environment, caches and build products

@@ -1,1 +1,1 @@
-"""Harnesses that prove what Holdfast promises: crashes, power cuts, races, histories, a model. Not in the wheel."""
+"""Harnesses that prove the promises of Holdfast: crashes, power cuts, races, histories, a model. Not in the wheel."""

@@ -1,12 +1,12 @@
-"""Kill an operation at each of its file system calls, or let that call fail, and judge what is left.
+"""Crash sweeps: kill an operation at each of its file system calls, or make that call fail, and check what is left.
 
-A `Scenario` says what was there, what is done to it and what may be there afterwards. `kill_points`
-runs it once for each call in a child that dies by SIGKILL just before the call, just after it, or
-halfway through a write. `error_points` runs it in this process, once for each call and error.
+A `Scenario` prepares a directory, runs an operation on it, and checks the result. `kill_points` runs it once
+per call, in a child that dies by SIGKILL just before the call, just after it, or halfway through a write.
+`error_points` runs it in this process, once per call and error.
 
-Everything goes through `holdfast.fs.calls`, so whatever is built on that module can be swept. The
-index of a violation names the same call again: `run_killed` and `run_faulted` repeat one point in a
-directory of your choice and leave it there to be looked at.
+Every call goes through `holdfast.fs.calls`, so anything built on that module can be swept. A violation has the
+index of its call: `run_killed` and `run_faulted` repeat that one point in a directory of your choice, and leave
+the directory for inspection.
 """
 
 from __future__ import annotations
@@ -85,20 +85,20 @@ _PATIENCE = 60  # seconds until a child that hangs is ended
 
 
 class Scenario(Protocol):
-    """What was there, what is done to it, and what may be there afterwards.
+    """A state, an operation on it, and a check of what is left.
 
-    `check` judges by the directory and the outcome alone: the operation may have run in another
-    process, or once for many outcomes, so what it left in `self` means nothing.
+    `check` must judge by the directory and the outcome alone: the operation may have run in another
+    process, or once for many outcomes, so its traces in `self` mean nothing.
     """
 
     def prepare(self, directory: Path) -> None:
         """Build the old state in the empty `directory`."""
 
     def operate(self, directory: Path) -> object:
-        """Do what is to be disturbed; succeeds if nothing disturbs it."""
+        """Run the operation under test; it succeeds if nothing disturbs it."""
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        """Raise, best an AssertionError that says why, if the state is not legal after this outcome."""
+        """Raise if the state is not legal after this outcome, preferably an AssertionError that says why."""
 
 
 class Ending(Enum):
@@ -112,10 +112,10 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run: how it ended, what was done to it at which call, and what it promised.
+    """The outcome of one run: how it ended, what was done to it at which call, and what it promised.
 
-    `acknowledged` says that the operation had returned to its caller, `marks` which of its parts
-    had announced that they were done (see `mark`), `left_open` what it opened and never closed.
+    `acknowledged` says whether the operation had returned to its caller, `marks` which of its parts
+    had been announced as done (see `mark`), `left_open` what it opened and never closed.
     """
 
     ending: Ending
@@ -133,7 +133,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An illegal state: after which outcome, what is wrong with it, and what the directory held."""
+    """An illegal state: the outcome that led to it, the problem, and the content of the directory."""
 
     outcome: Outcome
     problem: str
@@ -145,9 +145,9 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep has seen. `capped` names each place at which not everything was tried.
+    """The results of a sweep. `capped` names each place at which not everything was tried.
 
-    `skipped` counts the points that a sweep of a share left out by choice.
+    `skipped` counts the points that were left out on purpose, because only a share was asked for.
     """
 
     scenario: str
@@ -159,7 +159,7 @@ class Report:
     capped: list[str] = field(default_factory=list)
 
     def add(self, outcome: Outcome, problem: str | None, listing: str) -> None:
-        """Count one point, and keep it if there is a problem with it."""
+        """Count one point, and keep it if it has a problem."""
         self.points += 1
         effort.tried[self.kind] += 1
         if outcome.call is not None:
@@ -168,9 +168,9 @@ class Report:
             self.violations.append(Violation(outcome, problem, listing))
 
     def require_clean(self, *, at_least: int = 1) -> None:
-        """Raise an AssertionError unless nothing was found and all was tried, at least so many points.
+        """Raise an AssertionError unless everything was tried, at least that many points, and nothing was found.
 
-        A sweep of a share that was chosen is not asked for a number.
+        A sweep of a share is not held to a number.
         """
         if self.violations or self.capped or (self.points < at_least and not self.skipped):
             raise AssertionError(f"{self}\n(at least {at_least} points were asked for)")
@@ -187,9 +187,9 @@ class Report:
 
 
 def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING, share: float = 1.0) -> Report:
-    """Kill the operation before, after and (writes) halfway through each of its calls; check each time.
+    """Kill the operation before, after and (for writes) halfway through each of its calls; check each time.
 
-    With a `share` below 1, so much of its calls, chosen by `effort.SEED`.
+    With a `share` below 1, only that share of the calls, chosen by `effort.SEED`.
     """
     report = Report(type(scenario).__name__, "kills at a call")
     with scratch() as base:
@@ -217,10 +217,10 @@ def error_points(
     descriptors: bool = True,
     share: float = 1.0,
 ) -> Report:
-    """Let each call of the operation fail with each error, once; write only half; break the disk for good.
+    """Make each call fail with each error, once; write only half; break the disk for good. Check each time.
 
     `lasting` are the errors of a disk that stays full or broken: from one call on, everything that
-    needs the disk fails (removing does not). A short write is no failure: the operation must succeed.
+    needs the disk fails (removing does not). A short write is not a failure: the operation must succeed.
     With `descriptors`, it must also have closed what it opened, whatever happened. `share` is as in
     `kill_points`.
     """
@@ -246,7 +246,7 @@ def error_points(
 def indexes(
     scenario: Scenario, base: Path, names: Sequence[str], share: float, report: Report, *, each: int = 2
 ) -> Iterator[int]:
-    """The calls to strike at: all, or a share of them and the end; what is left out is counted."""
+    """The calls to disturb: all, or a share of them and the last one; the calls left out are counted."""
     if share >= 1:
         yield from count(1)
         return
@@ -259,7 +259,7 @@ def indexes(
 
 
 def _count_calls(scenario: Scenario, directory: Path, names: Sequence[str], report: Report) -> int:
-    """How many calls the operation makes if nothing disturbs it; the report gets their names."""
+    """The number of calls that the undisturbed operation makes; the report gets their names."""
     scenario.prepare(directory)
     status, said = _in_a_child(scenario, directory, Kill.BEFORE, sys.maxsize, names)
     found = [message["made"] for message in said if "made" in message]
@@ -270,7 +270,7 @@ def _count_calls(scenario: Scenario, directory: Path, names: Sequence[str], repo
 
 
 def judge(scenario: Scenario, directory: Path, outcome: Outcome) -> str | None:
-    """What the scenario has against the state in `directory`, or None; any exception is an objection."""
+    """What the scenario finds wrong with the state in `directory`, or None; any exception is a finding."""
     try:
         scenario.check(directory, outcome)
     except Exception as error:
@@ -287,8 +287,8 @@ def run_killed(
 ) -> Outcome:
     """Prepare the empty `directory` and run the operation in a child that dies at its call `index`.
 
-    If it makes fewer calls it succeeds. That the child died by our signal, and at our call, is
-    verified: anything else is an error of the scenario, not an outcome.
+    If the operation makes fewer calls, it succeeds. The child must have died by our signal and at our
+    call: anything else is an error of the scenario, not an outcome.
     """
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
@@ -306,7 +306,7 @@ def run_killed(
 def _in_a_child(
     scenario: Scenario, directory: Path, when: Kill, index: int, names: Sequence[str]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Run the operation in a child that dies at its call `index`: its exit status, and what it said."""
+    """Run the operation in a child that dies at its call `index`; return its exit status and its report."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
     reader, writer = os.pipe()
@@ -326,7 +326,7 @@ def run_faulted(
 ) -> Outcome:
     """Prepare the empty `directory` and run the operation here, with `fault` at its call `index`.
 
-    The outcome's call is the one that the fault struck first, None if it struck none.
+    The call of the outcome is the first one that the fault hit, or None.
     """
     scenario.prepare(directory)
     fate = Faulty(fault, index)
@@ -352,8 +352,8 @@ def cut_short(
 ) -> Call | None:
     """Run `operation` here as far as a process would get that dies at its call `index`; return that call.
 
-    From there on none of its calls has an effect, not even those of its cleanup, and what it had
-    opened is closed. None if it finished first. For scenarios that go on after somebody's death.
+    From then on, none of its calls has an effect, not even those of its cleanup, and everything that it had
+    opened is closed. None if it finished first. For scenarios that continue after a process has died.
     """
     fate = Deadly(when, index, raise_death)
     with _witnessed() as directories:
@@ -371,7 +371,7 @@ def cut_short(
 
 @contextmanager
 def _witnessed() -> Iterator[list[Directory]]:
-    """The directories that are opened meanwhile."""
+    """The directories that are opened inside the block."""
     opened: list[Directory] = []
     before, directories_opened.witness = directories_opened.witness, opened.append
     try:
@@ -382,7 +382,7 @@ def _witnessed() -> Iterator[list[Directory]]:
 
 @contextmanager
 def _finalisers_may_die() -> Iterator[None]:
-    """A finaliser that is ended by our exception ends as it should; Python need not report it."""
+    """Keep Python from reporting finalisers that our exception ends: that is how they should end."""
     report = sys.unraisablehook
     sys.unraisablehook = lambda seen: None if isinstance(seen.exc_value, Death) else report(seen)
     try:
@@ -392,7 +392,7 @@ def _finalisers_may_die() -> Iterator[None]:
 
 
 def _bury(closed: Sequence[int], directories: Sequence[Directory]) -> None:
-    """Keep what the dead one left in memory from closing these again: they may be others' by then."""
+    """Keep the dead operation's objects from closing these descriptors again: they may be reused by then."""
     for each in directories:
         if each.fd in closed:
             each.fd = -1
@@ -405,7 +405,7 @@ def _bury(closed: Sequence[int], directories: Sequence[Directory]) -> None:
 def _operate_and_die(
     scenario: Scenario, directory: Path, when: Kill, index: int, names: Sequence[str], writer: int
 ) -> NoReturn:
-    """Be the child, which tells its parent what happens and never returns into the parent's code."""
+    """Act as the child: report to the parent, and never return into the parent's code."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
 
@@ -433,7 +433,7 @@ def _operate_and_die(
 
 
 def _misconduct(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | None:
-    """What no operation may do, whatever its scenario is."""
+    """Something that no operation may do, whatever its scenario; None if it did nothing of the kind."""
     if fault is SHORT_WRITE and outcome.ending is Ending.FAILED:
         return "a short write is not an error, but the operation failed"
     if descriptors and outcome.left_open:
@@ -446,7 +446,7 @@ def _misconduct(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | N
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A private directory, in memory where the system has such a place."""
+    """A private directory, in memory if the system supports that."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as base:
         yield Path(base)
@@ -454,7 +454,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def fresh(base: Path) -> Iterator[Path]:
-    """An empty directory below `base`: always the same path, so that paths stored in files stay right."""
+    """An empty directory below `base`: always the same path, so that paths stored in files stay valid."""
     directory = base / "state"
     directory.mkdir()
     try:

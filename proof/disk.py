@@ -1,7 +1,7 @@
-"""What a power cut may leave: what was on the disk for certain, and every subset of the rest.
+"""A model of a disk: every state that a power cut may leave after each step of a recorded operation.
 
-A `Trace` says what an operation did, event by event. A `Disk` takes these events and knows after each
-one every `State` that may be found when the power comes back; the rules are those of `powercut`.
+A `Trace` lists what an operation did, event by event. A `Disk` takes these events and knows, after each of them,
+every `State` that may exist when the power returns. `powercut` states the rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROOT = 0
 
 
 class Node(NamedTuple):
-    """What a name stands for, apart from its content. A directory's content is its names."""
+    """The object behind a name, without its content. A directory's content is its names."""
 
     kind: int  # stat.S_IFREG, S_IFDIR or S_IFLNK
     mode: int
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One path of a state. `twin` is the first path with the same inode: a hard link, if not itself."""
+    """One path of a state. `twin` is the first path with the same inode: another one if it is a hard link."""
 
     path: str
     node: Node
@@ -78,7 +78,7 @@ def describe(state: State) -> str:
 
 
 class Edit(NamedTuple):
-    """A change of a file's content: `data` written at `offset`; None stands for a cut at `offset`."""
+    """A change of a file's content: `data` written at `offset`; None means truncated at `offset`."""
 
     file: int
     offset: int
@@ -93,7 +93,7 @@ class Edit(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One name, the node that it stood for and the one that it stands for now; None for nothing."""
+    """One name, the node that it led to before and the one that it leads to now; None for nothing."""
 
     directory: int
     name: str
@@ -103,12 +103,12 @@ class Cell(NamedTuple):
 
 
 class Naming(NamedTuple):
-    """A change of names that happens as a whole or not at all."""
+    """A change of names that happens completely or not at all."""
 
     cells: tuple[Cell, ...]
 
     def possible(self, names: Names) -> bool:
-        """Whether it can happen where the names are these: the sources are there, the targets free."""
+        """Whether it can happen with these names: the sources exist, the targets are free."""
         kept = {cell.after for cell in self.cells}
         for directory, name, before, _, replacing in self.cells:
             present = names[directory].get(name)
@@ -127,7 +127,7 @@ class Naming(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """The contents of files, or the names in directories, were brought to the disk."""
+    """The contents of files, or the names in directories, were synced to the disk."""
 
     nodes: tuple[int, ...]
 
@@ -139,7 +139,7 @@ class Mark(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that happened, and the call that made it happen."""
+    """One event, and the call that caused it."""
 
     event: Edit | Naming | Sync | Mark
     call: Call | None
@@ -147,7 +147,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded operation: what was there before, and what happened to it, in order."""
+    """A recorded operation: the state before it, and the events, in order."""
 
     nodes: Mapping[int, Node]
     names: Names
@@ -155,7 +155,7 @@ class Trace:
     steps: tuple[Step, ...]
 
     def without(self, step: Step) -> Trace:
-        """The same operation, had it left out this step."""
+        """The same operation without this step."""
         return Trace(self.nodes, self.names, self.contents, tuple(s for s in self.steps if s is not step))
 
 
@@ -163,7 +163,7 @@ class Trace:
 
 
 class Disk:
-    """What is certainly on the disk, and what may be there as well."""
+    """The state that is certainly on the disk, and the changes that may be."""
 
     def __init__(self, trace: Trace, limit: int) -> None:
         self.capped = ""
@@ -176,7 +176,7 @@ class Disk:
         self._edits: dict[int, list[Edit]] = {}
 
     def take(self, event: Edit | Naming | Sync | Mark) -> None:
-        """Let one more thing happen."""
+        """Apply the next event."""
         if isinstance(event, Edit):
             self._edits.setdefault(event.file, []).append(event)
         elif isinstance(event, Naming):
@@ -190,7 +190,7 @@ class Disk:
                     self._edits.pop(node, None)
 
     def states(self) -> Iterator[State]:
-        """Every state that a power cut may leave now. Says in `capped` if these are not all."""
+        """Every state that a power cut may leave now. Reports in `capped` if some were left out."""
         self.capped = ""
         possible = {file: self._possible_contents(file) for file in self._files}
         for tree in self._trees():
@@ -199,7 +199,7 @@ class Disk:
                 yield self._seen(tree, dict(zip(files, contents, strict=True)))
 
     def latest(self) -> State:
-        """The state that everybody sees as long as there is no power cut."""
+        """The state that everybody sees as long as the power stays on."""
         names = self._named([True] * len(self._unsynced_names))
         contents = {file: self._possible_contents(file)[-1] for file in self._files}
         return self._seen(tuple(_walk(names)), contents)
@@ -213,7 +213,7 @@ class Disk:
             self._unsynced_names.pop(0)[0].apply(self._names)
 
     def _possible_contents(self, file: int) -> list[bytes]:
-        """What the file may hold; the last is all that was written."""
+        """The possible contents of the file; the last one has everything that was written."""
         content = self._contents.get(file, b"")
         possible = {content: None}
         for edit in self._edits.get(file, ()):
@@ -248,7 +248,7 @@ class Disk:
         )
 
     def _combinations(self, choices: list[list[T]], what: str) -> Iterable[tuple[T, ...]]:
-        """All combinations; if they are too many, the first, the last and a sample, and `capped` says so."""
+        """All combinations; if there are too many, the first, the last and a sample, and `capped` says so."""
         total = prod(map(len, choices))
         if total <= self._limit:
             return product(*choices)
@@ -259,7 +259,7 @@ class Disk:
 
 
 def _walk(names: Names, directory: int = _ROOT, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Each path and its node, directories before what is in them."""
+    """Each path and its node, directories before their content."""
     for name, node in sorted(names[directory].items()):
         yield prefix + name, node
         if node in names:

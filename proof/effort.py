@@ -1,7 +1,7 @@
-"""How much a run tries: all of it in `make proof`, a random share of it in `make test`.
+"""How much a run tries: everything in `make proof`, a random share of it in `make test`.
 
-`HOLDFAST_ROUNDS` is the share, from 0 to 1; `HOLDFAST_SEED` makes a run choose the same again. A test
-asks for `rounds(200)`, a sweep for a share of its points. Both say in the summary what they used.
+`HOLDFAST_ROUNDS` is the share, from 0 to 1. `HOLDFAST_SEED` repeats the choices of an earlier run. A test asks for
+`rounds(200)`, a sweep for a share of its points. The summary of the run reports both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ tried: Counter[str] = Counter()
 
 
 def rounds(full: int, *, least: int = 3) -> int:
-    """Of `full` rounds as many as this run plays, but at least `least`."""
+    """How many of `full` rounds this run plays, at least `least`."""
     return max(min(full, least), round(full * SHARE))
 
 
 def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 6, salt: str = "") -> list[T]:
-    """A share of the items, in their order; always the first and the last of them."""
+    """A share of the items, in their order; always includes the first and the last."""
     wanted = max(min(len(items), least), round(len(items) * share))
     if wanted >= len(items):
         return list(items)
@@ -49,9 +49,9 @@ def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> It
 
 
 def until(met: Callable[[], object], full: int, *, most: int = 20_000) -> Iterator[int]:
-    """The numbers of the rounds: as many as `rounds(full)`, and more until what is to be met was met.
+    """The numbers of the rounds: as many as `rounds(full)`, and more until the wanted event has occurred.
 
-    So no run depends on luck: one that meets it late plays longer, and only one that never does fails.
+    So no run depends on luck: a run that sees the event late plays longer, and fails only if it never occurs.
     """
     for number in range(most):
         if number >= rounds(full) and met():

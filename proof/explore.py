@@ -1,37 +1,37 @@
-"""Try every order in which a few tasks can make their file system calls, and every place to die.
+"""Schedule explorer: tries every order in which a few tasks can make their file system calls, and every point to die.
 
     explored = explore([taker, taker], prepare=stale_lock, check=one_winner, kills=1)
     explored.require_clean(at_least=50)
 
-A task is a function of a directory and stands for a process: tasks share nothing but the directory,
-so each makes its own stores and lockers, and what it saw it returns. Before each of its calls it can
-be overtaken, or killed. A violation comes with its schedule, a text that `replay` runs again.
+A task is a function of a directory and stands for a process. Tasks share nothing but the directory: each opens its
+own stores and lockers, and returns what it saw. Before each of its calls, a task can be overtaken or killed. A
+violation comes with its schedule, a text that `replay` runs again.
 
-Every schedule is an execution from the prepared directory on: it follows the choices made so far and
-takes another one at the end, depth first. Three things keep the number small, and nothing is lost:
+Each schedule is an execution that starts from the prepared directory, repeats the choices made so far, and then
+makes a new one, depth first. Three reductions keep the number of schedules small and lose no violation:
 
-1. *Equal states.* A state is all that is in the directory (names, contents, which names are one
-   inode), what each task has seen in all its calls so far, who is dead. Locks held, open files and
-   where a task stands follow from what it has seen. A state that was there before is not gone on from.
-2. *Calls that nobody can notice.* Over all executions it is noted which things (a name, a content, a
-   lock: see `explorer.footprints`) one task changes and another touches. A call that touches none of
-   these is made at once, without trying the others first. For take any schedule in which others move
-   first. Until one of them touches the same thing, they do the same if the call comes before them: so
-   among those with the call first there is an equal one, or one in which the two meet. A meeting that
-   is new begins the search again, with the thing added. Whoever looks at the directory in between is
-   a reader too: with an `invariant`, or while somebody may still be killed, a call that changes a file
-   is never passed over. A task is killed only before calls that change something: killed before
-   another one, it leaves what it leaves if killed after it; killed after the last, what it leaves if not.
-3. *Choices that are settled.* Where two calls do not meet at this moment, the second order leads to
-   the same state as the first: what was tried at a state is not tried again after a call that it does
-   not meet ("sleep sets"; a state that is reached again with less settled is gone on from with that).
+1. *Equal states.* A state consists of the directory (names, contents, hard links), everything that each task has
+   seen in its calls so far, and which tasks are dead. Held locks, open files and the position of a task follow from
+   what it has seen. The search does not continue from a state that it has already visited.
+2. *Invisible calls.* Across all executions, the search records which things (a name, a content, a lock: see
+   `explorer.footprints`) one task changes and another touches. A call that touches none of them is made at once,
+   without trying the other tasks first. This is safe: take any schedule in which others move first. Until one of
+   them touches the same thing, they behave the same if the call comes before them. So among the schedules with the
+   call first, there is an equal one, or one in which the two meet. A new meeting restarts the search with the thing
+   added. Anything that inspects the directory in between is a reader too: with an `invariant`, or while a task may
+   still be killed, calls that change a file are never skipped in this way. A task is killed only before calls that
+   change something: a kill before any other call leaves what a kill after it leaves, and a kill after the last
+   change leaves what no kill leaves.
+3. *Settled choices.* If two calls do not meet at some point, both orders lead to the same state. A choice that was
+   tried at a state is not tried again after a call that it does not meet ("sleep sets"). If a state is reached
+   again with fewer settled choices, the search continues from it with the missing ones.
 
-Time passes only for who waits. A sleeper goes on when another has changed something; when nobody can
-move, it oversleeps, so that a time limit is reached. When all who live wait for each other's locks,
-that is a deadlock, time limit or not. With `timeouts`, so many waits end late though others could move.
+Time passes only for waiting tasks. A sleeping task continues when another one has changed something; if no task can
+move, it oversleeps, so that a time limit is reached. If all live tasks wait for each other's locks, that is a
+deadlock, time limit or not. With `timeouts`, that many waits end late although other tasks could move.
 
-Not tried are calls that are torn (a write of a half: see `crash`), power cuts (see `powercut`), and
-what depends on the times of files, or on the size and the number of links of directories.
+Not explored: torn calls (half a write: see `crash`), power cuts (see `powercut`), and anything that depends on file
+times, or on the size and link count of directories.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ALL_CALLS = (*calls.CHANGING, *calls.READING)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One schedule, run again. The result of a task that waits for ever is None."""
+    """One schedule, run again. The result of a task that waits forever is None."""
 
     problem: str | None
     results: tuple[Result | None, ...]
@@ -69,11 +69,11 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What was found. `exhausted` is False if not every schedule was tried, and `capped` says why.
+    """The result. `exhausted` is False if not every schedule was tried, and `capped` says why.
 
-    `schedules` are the executions since the search began for the last time.
-    `states` are the distinct states at which there was a choice, somebody had just died, or all was
-    over; of a chain of states without a choice only the end counts.
+    `schedules` counts the executions since the last restart of the search.
+    `states` counts the distinct states at which there was a choice, a task had just died, or everything had
+    ended; of a chain of states without a choice, only the last one counts.
     """
 
     schedules: int
@@ -85,14 +85,14 @@ class Exploration:
     deadlocks: list[Violation] = field(default_factory=list)
 
     def require_clean(self, *, at_least: int = 1) -> None:
-        """Raise an AssertionError unless all was tried, at least so many states, and nothing was found."""
+        """Raise an AssertionError unless everything was tried, at least that many states, and nothing was found."""
         if self.violations or self.deadlocks or not self.exhausted or self.states < at_least:
             raise AssertionError(f"{self}\n(at least {at_least} states were asked for)")
 
     def replay(self, schedule: str, directory: Path | None = None) -> Replayed:
-        """Run one schedule again; in an empty `directory` of your choice, which is left to be looked at.
+        """Run one schedule again; in an empty `directory` of your choice, which is left for inspection.
 
-        Where the schedule ends too early, the tasks go on one after the other.
+        If the schedule ends too early, the tasks continue one after the other.
         """
         if directory is None:
             with scratch() as base, fresh(base) as made:
@@ -124,15 +124,15 @@ def explore(
     most_schedules: int = 20_000,
     most_violations: int = 100,
 ) -> Exploration:
-    """Try all schedules of the tasks, with at most so many `kills` and waits that end with `timeouts`.
+    """Try all schedules of the tasks, with at most that many `kills`, and waits that end with `timeouts`.
 
-    `prepare` builds the directory, once. `check` raises if the directory and the results of the tasks
-    do not fit together when all have ended, `invariant` if the directory is wrong at any moment. An
+    `prepare` builds the directory, once. When all tasks have ended, `check` raises if the directory and the
+    results of the tasks do not fit together; `invariant` raises if the directory is wrong at any point. An
     AssertionError in a task counts too.
 
-    With `names`, tasks are switched at these calls only (and at locks): less than everything is tried
-    then, by your own choice. Unless it is `reduced`, calls that nobody can notice are tried in every
-    order too: far slower, and nothing else may come of it.
+    With `names`, tasks are switched only at these calls (and at locks): the search is then incomplete by
+    choice. Without `reduced`, invisible calls are tried in every order too: far slower, with the same
+    result.
     """
     if sys.platform == "win32":
         raise NotImplementedError("there is no flock on Windows")
@@ -156,9 +156,9 @@ def explore(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Until the end of the block, no objects are collected in the middle of somebody's calls.
+    """Inside the block, no garbage is collected in the middle of a task's calls.
 
-    Those that dead tasks left behind go at the end, while they still cannot touch anything.
+    The leftovers of dead tasks are collected at the end, while they still cannot touch anything.
     """
     enabled = gc.isenabled()
     gc.disable()

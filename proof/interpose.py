@@ -1,7 +1,7 @@
-"""Getting between an operation and its file system calls: to fail them, to end it there, to watch.
+"""Interposition: gets between an operation and its file system calls, to fail them, to kill it there, or to watch.
 
-`interposed` hands every call of `holdfast.fs.calls` to a function that decides what becomes of it.
-The fates decide by the number of the call: `Faulty` lets one fail, `Deadly` ends the operation there.
+`interposed` passes every call of `holdfast.fs.calls` to a function that decides its outcome. A `Fate` decides by
+the number of the call: `Faulty` makes one fail, `Deadly` ends the operation there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Call:
 
 
 class Kill(Enum):
-    """When a process dies, in relation to one of its calls."""
+    """When a process dies, relative to one of its calls."""
 
     BEFORE = "killed before"
     AFTER = "killed after"
@@ -64,7 +64,7 @@ SHORT_WRITE = Fault(None)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call that is about to be made, in the hands of who decides what becomes of it."""
+    """A call that is about to be made; its interceptor decides its outcome."""
 
     name: str
     original: Callable[..., Any]
@@ -76,18 +76,18 @@ class Attempt:
         return self.original(*self.arguments, **self.options)
 
     def perform_half(self) -> Any:
-        """Make this write, but of the first half of its bytes only."""
+        """Make this write with only the first half of its bytes."""
         descriptor, content = self.arguments
         return self.original(descriptor, content[: len(content) // 2])
 
     @property
     def divisible(self) -> bool:
-        """Whether this is a write of which a half can be made."""
+        """Whether this is a write that can be halved."""
         return self.name == "write" and len(self.arguments[1]) > 1
 
     @property
     def needs_the_disk(self) -> bool:
-        """Whether this fails on a disk that is full or broken: it writes, or makes what is not there."""
+        """Whether this fails on a full or broken disk: it writes, or creates something."""
         return self.name in _NEEDING_THE_DISK or (bool(self.flags & os.O_CREAT) and not self._is_there())
 
     def _is_there(self) -> bool:
@@ -99,7 +99,7 @@ class Attempt:
 
     @property
     def flags(self) -> int:
-        """How this opens; nothing if it is not an `open`."""
+        """The flags of an `open`; nothing for other calls."""
         if self.name != "open":
             return 0
         flags: int = self.arguments[1] if len(self.arguments) > 1 else self.options["flags"]
@@ -117,9 +117,9 @@ class Attempt:
 
 @contextmanager
 def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls.CHANGING) -> Iterator[None]:
-    """Until the end of the block, let each of the named calls return what `intercept` makes of it.
+    """Inside the block, each of the named calls returns what `intercept` makes of it.
 
-    A call that is made inside another one (`sync_directory` uses `fsync`) is part of that one.
+    A call made inside another one (`sync_directory` uses `fsync`) is part of that one.
     """
     inside = threading.local()
 
@@ -147,7 +147,7 @@ def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls
 
 @contextmanager
 def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """Hand each `mark` to `listener` until the end of the block."""
+    """Pass each `mark` to `listener` inside the block."""
     _listeners.append(listener)
     try:
         yield
@@ -156,7 +156,7 @@ def listening(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def mark(label: str) -> None:
-    """Announce, from within `operate`, that the part `label` is done and from now on has to survive."""
+    """Announce, from within `operate`, that the part `label` is done and must survive from now on."""
     if _listeners:
         _listeners[-1](label)
 
@@ -168,7 +168,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 class Fate:
-    """Counts the calls of an operation; remembers what it has opened, and where it was struck first."""
+    """Counts the calls of an operation, and records what it has opened and which call was hit first."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -178,7 +178,7 @@ class Fate:
         self.opened: dict[int, Call] = {}
 
     def perform(self, attempt: Attempt) -> Any:
-        """Make the call, and keep account of what is open."""
+        """Make the call, and record what is open."""
         self.made.append(attempt.name)
         if attempt.name == "close":
             self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails has closed
@@ -188,7 +188,7 @@ class Fate:
         return result
 
     def close_all(self) -> list[int]:
-        """Close what the operation has left open, as the system does for the dead; say what that was."""
+        """Close what the operation has left open, as the system does for a dead process; return what that was."""
         left = list(self.opened)
         self.opened.clear()
         for descriptor in left:
@@ -197,7 +197,7 @@ class Fate:
 
 
 class Faulty(Fate):
-    """Lets one call fail, or from one call on all that need the disk."""
+    """Makes one call fail, or everything that needs the disk from one call on."""
 
     def __init__(self, fault: Fault, index: int) -> None:
         super().__init__(index)
@@ -223,7 +223,7 @@ class Faulty(Fate):
 
 
 class Deadly(Fate):
-    """Ends the operation at one call; should it go on nevertheless, no later call is made."""
+    """Ends the operation at one call; if it continues nevertheless, no later call is made."""
 
     def __init__(self, when: Kill, index: int, die: Callable[[Call], NoReturn]) -> None:
         super().__init__(index)
@@ -251,7 +251,7 @@ class Death(BaseException):
 
 
 def raise_death(call: Call) -> NoReturn:
-    """Be the end of a process that goes on in reality."""
+    """End the operation as if its process had died."""
     raise Death(str(call))
 
 

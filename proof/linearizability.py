@@ -1,14 +1,14 @@
-"""Whether what many processes saw could have come from one thing that does one operation at a time.
+"""Linearizability checker: could the recorded answers come from one object that does one operation at a time?
 
-Each process records its operations: what was asked, what was answered, when. A history of them is
-*linearizable* if every operation can be given a moment between its call and its return so that, done
-one after the other in that order, they give the answers that were seen. An operation that never
-returned, because its process was killed or was told `OutcomeUnknown`, may have happened at any moment
-after its call, or not at all; if it is known when its process ended, not after that.
+Each process records its operations: what it asked, what was answered, and when. A history is *linearizable* if each
+operation can be assigned an instant between its call and its return such that, done one after the other in that
+order, the operations give the recorded answers. An operation that never returned, because its process was killed
+or got `OutcomeUnknown`, may have happened at any instant after its call, or not at all; if the end of its process
+is known, not after that.
 
-The search is that of Wing and Gong, with a memo on (what is done, state). It has a bound, and a search
-that reaches it is `UNDECIDED`, never a silent success. A history that is not linearizable is explained
-by the first operation whose answer cannot be placed: up to just before its return all was well.
+The search is that of Wing and Gong, with a memo on (operations done, state). It is bounded, and a search that
+reaches its bound is `UNDECIDED`, never a silent success. For a history that is not linearizable, the checker names
+the first operation whose answer has no place: up to just before its return, the history was linearizable.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Value = TypeVar("Value")
 
 
 class Operation(NamedTuple):
-    """What one process did. Without `returned_at` it may have happened or not, but not after `ended_at`,
-    and `result` means nothing."""
+    """One operation of one process. Without `returned_at` it may have happened or not, but not after `ended_at`,
+    and `result` means nothing.
+    """
 
     process: str
     name: str
@@ -53,7 +54,7 @@ class Operation(NamedTuple):
 
 
 class Spec(Protocol[State]):
-    """What the operations mean when they are done one at a time. States are hashable values."""
+    """The meaning of operations that are done one at a time. States are hashable values."""
 
     def initial(self) -> State:
         """The state before the first operation."""
@@ -64,12 +65,12 @@ class Spec(Protocol[State]):
         ...
 
     def changed_nothing(self, name: str, result: Any) -> bool:
-        """Whether an operation with this result leaves every state in which it can have it as it is."""
+        """Whether an operation with this result leaves every state unchanged in which it is possible."""
         ...
 
 
 class Verdict(Enum):
-    """What a search has found."""
+    """The result of a search."""
 
     LINEARIZABLE = "linearizable"
     NOT_LINEARIZABLE = "not linearizable"
@@ -77,7 +78,7 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """A verdict, the operation that cannot be placed if there is one, and the reasons in words."""
+    """A result, the operation that has no place if there is one, and the reasons in words."""
 
     verdict: Verdict
     culprit: Operation | None = None
@@ -93,10 +94,10 @@ class Check(NamedTuple):
 
 
 class History:
-    """What one process does, written down in a file of its own, so that a kill loses nothing.
+    """The operations of one process, written to a file of its own, so that a kill loses nothing.
 
-    The clock is the monotonic one, which all processes of a machine share. `History.read` puts the
-    files of all processes together.
+    The clock is the monotonic one, which all processes of a machine share. `History.read` merges the
+    files of all processes.
     """
 
     def __init__(self, directory: Path, process: str) -> None:
@@ -106,10 +107,10 @@ class History:
         self._calls = 0
 
     def record(self, name: str, argument: Any, do: Callable[[], Value]) -> Value:
-        """Do something, and write down before and after what was asked and answered.
+        """Perform an operation, and write down the question before it and the answer after it.
 
-        `OutcomeUnknown` leaves the operation open. Any other failure says that nothing was done, and
-        strikes it out.
+        `OutcomeUnknown` leaves the operation open. Any other failure means that nothing was done, and
+        withdraws it.
         """
         number, self._calls = self._calls, self._calls + 1
         self._write([number, "call", time.monotonic_ns(), name, argument])
@@ -129,9 +130,9 @@ class History:
 
     @staticmethod
     def note_end(directory: Path, process: str) -> None:
-        """Write down, from outside, that a process has ended, and whatever it did is done by now.
+        """Write down, from outside, that a process has ended, and that everything it did is done by now.
 
-        Not for stores where what a client has asked for may still happen after the client is gone.
+        Not for stores on which a request may still take effect after its client is gone.
         """
         history = History(directory, process)
         history._write([-1, "end", time.monotonic_ns()])
@@ -173,7 +174,7 @@ def _read_process(process: str, content: bytes) -> Iterable[Operation]:
 
 
 def check(history: Iterable[Operation], spec: Spec[State], *, limit: int = MOST_CONFIGURATIONS) -> Check:
-    """Whether a history is linearizable; if not, which operation is the first that cannot be placed."""
+    """Whether a history is linearizable; if not, the first operation that has no place."""
     operations = sorted(history, key=lambda each: each.called_at)
     verdict = _search(operations, spec, limit)
     if verdict is Verdict.UNDECIDED:
@@ -190,7 +191,7 @@ def check_by_key(
     *,
     limit: int = MOST_CONFIGURATIONS,
 ) -> Check:
-    """The same for operations that each concern one key only: then each key can be judged by itself."""
+    """The same for operations that each concern one key only: each key is judged by itself."""
     by_key: dict[Hashable, list[Operation]] = {}
     for each in history:
         by_key.setdefault(key_of(each), []).append(each)
@@ -204,7 +205,8 @@ def check_by_key(
 
 class _Configuration(NamedTuple):
     """How far a search has come: the first `below` of the returned operations are done, and those in
-    `beyond`; of the ones that never returned, those in `guessed` have been taken to have happened."""
+    `beyond`; of the operations that never returned, those in `guessed` are assumed to have happened.
+    """
 
     below: int
     beyond: frozenset[int]
@@ -233,9 +235,9 @@ class _Search:
         return at.below == len(self.returned)
 
     def steps(self, at: _Configuration) -> list[_Configuration]:
-        """What may come next, the most promising last: what returned first, and guesses only if need be.
+        """The possible next steps, the most promising last: what returned first, and guesses only if needed.
 
-        One that fits, and whose result says that it changed nothing, can always come next: nothing
+        An operation that fits, and whose result says that it changed nothing, can always come next: nothing
         else need be tried, unless it is too late for a guess then.
         """
         candidates, horizon = self._candidates(at)
@@ -257,7 +259,7 @@ class _Search:
         return [*guessed, *found]
 
     def _guesses(self, at: _Configuration, horizon: int) -> list[tuple[int, Any]]:
-        """What may come next of that which never returned, and the state after it."""
+        """The operations that never returned and may come next, each with the state after it."""
         found: list[tuple[int, Any]] = []
         tried: set[str] = set()
         latest = max(at.beyond, default=at.below - 1)
@@ -274,7 +276,7 @@ class _Search:
         return found
 
     def _candidates(self, at: _Configuration) -> tuple[list[int], int]:
-        """The operations that were called before any that is not done had returned, and that moment."""
+        """The operations that were called before any unfinished one had returned, and that instant."""
         horizon = -1
         candidates: list[int] = []
         for index in range(at.below, len(self.returned)):
@@ -297,7 +299,7 @@ class _Search:
 
 
 def _search(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Verdict:
-    """Go on from where most is done with few guesses: one more must bring the search some way ahead."""
+    """Continue where most is done with few guesses: another guess must get the search further ahead."""
     search = _Search(operations, spec)
     start = search.start()
     seen = {start}
@@ -316,7 +318,7 @@ def _search(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Ver
 
 
 def _explain(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Check:
-    """Find the first return that makes the history impossible, by halving; all before it is possible."""
+    """Find the first return that makes the history impossible, by bisection; everything before it is possible."""
     returns = sorted(each.returned_at for each in operations if each.returned_at is not None)
     good, bad = 0, len(returns)  # how many returns have been seen
     while bad - good > 1:
@@ -330,7 +332,7 @@ def _explain(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Ch
 
 
 def _until(operations: Sequence[Operation], moment: int) -> list[Operation]:
-    """The history as it was known at a moment: what had not returned by then was still open."""
+    """The history as it was known at an instant: operations that had not returned by then were still open."""
     return [
         each._replace(returned_at=None, result=None) if (each.returned_at or 0) > moment else each
         for each in operations
@@ -357,7 +359,7 @@ def _in_words(operations: Sequence[Operation], culprit: Operation) -> str:
 
 
 class Register:
-    """One value: `read`, `write` and `cas`, which takes (expected, new) and says whether it changed it."""
+    """One value: `read`, `write` and `cas`, which takes (expected, new) and returns whether it changed it."""
 
     def __init__(self, initial: Hashable = None) -> None:
         self._initial = initial
@@ -391,8 +393,9 @@ class Counter:
 
 
 class Accounts:
-    """Several balances: `read` one, `read_together` several, `transfer` (from, to, amount), which says
-    whether there was enough, and `deposit` (to, amount), which returns the new balance."""
+    """Several balances: `read` one, `read_together` several, `transfer` (from, to, amount), which returns
+    whether there was enough, and `deposit` (to, amount), which returns the new balance.
+    """
 
     def __init__(self, balances: Mapping[str, int]) -> None:
         self._names = {name: index for index, name in enumerate(balances)}

@@ -1,4 +1,4 @@
-"""Compare a store with the model, `MemoryStore`, over random sequences of operations.
+"""Compares a store with the model, `MemoryStore`, over random sequences of operations.
 
     def test_it_behaves_like_the_model(tmp_path: Path) -> None:
         def fresh() -> StoreSubject:
@@ -7,7 +7,7 @@
 
         run_state_machine(fresh)
 
-Every operation is done on both. They must return the same records, names and failure codes. Versions and
+Each operation runs on both. They must return the same records, names and failure codes. Versions and
 positions are each store's own; only their changes are compared.
 """
 

@@ -1,19 +1,19 @@
-"""Try every state that a power cut may leave behind: record an operation once, then take it apart.
+"""Power cuts: records an operation once, then checks every state that a power cut may leave at any point of it.
 
-The operation of a `Scenario` runs once, for real, and its calls are recorded. Then for a cut after
-each of them every state that may be on the disk is built and checked. The rules are those that
-POSIX promises, not what one file system happens to do:
+The operation of a `Scenario` runs once, for real, and its calls are recorded. Then, for a cut after each call,
+every state that may be on the disk is built and checked. The rules are what POSIX promises, not what one file
+system happens to do:
 
-1. What was there before the operation is on the disk.
-2. A file's content is on the disk as of its last fsync. Of what was written or cut off since, any
-   part may be there too, in order, down to half of one write. So a new file may be empty.
-3. A change of names is on the disk once a directory that it touches was synced. Of the other
-   changes any subset may be there, as far as each is possible after those before it.
-4. A rename is one change, both halves or none, also between two directories.
-5. A name that is on the disk has its inode, even if the name it was made under is not.
+1. Everything that existed before the operation is on the disk.
+2. The content of a file is on the disk as of its last fsync. Of later writes and truncations, any prefix may be on
+   the disk too, down to half of one write. So a new file may be empty.
+3. A change of names is on the disk once a directory that it touches was synced. Of the other changes, any subset
+   may be on the disk, as far as each is possible after the earlier ones.
+4. A rename is one change, both halves or neither, even between two directories.
+5. A name that is on the disk has its inode, even if the name it was created under is not.
 
-Syncing a file does not sync its name. Not modelled: writes of one file that overtake each other,
-and file systems that show zeros or old blocks where content did not arrive.
+Syncing a file does not sync its name. Not modelled: writes to one file that overtake each other, and file systems
+that show zeros or old blocks where content did not arrive.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def power_cuts(
 ) -> Report:
     """Record the operation once, then check every state that a power cut after each call may leave.
 
-    The report's points are the different states. A state that may be left by several cuts is checked
-    once for each set of promises. Sweeps that share `checked` do not check again what one of them has.
-    With `since_mark` only the cuts after the first `mark` are tried: what is before it is swept elsewhere.
-    With a `share` below 1, so many of the states are checked, chosen by `effort.SEED`.
+    The points of the report are the distinct states. A state that several cuts may leave is checked
+    once for each set of promises. Sweeps that share `checked` do not repeat each other's checks.
+    With `since_mark`, only the cuts after the first `mark` are tried: the part before it is swept elsewhere.
+    With a `share` below 1, only that share of the states is checked, chosen by `effort.SEED`.
     """
     with _recorded(scenario) as (trace, base):
         cuts = _cuts(trace, limit)
@@ -79,9 +79,9 @@ def power_cuts(
 
 
 def redundant_syncs(scenario: Scenario, *, limit: int = LIMIT) -> list[Call]:
-    """The syncs that the operation could do without, for all that the scenario's check can tell.
+    """The syncs that the operation could do without, as far as the check of the scenario can tell.
 
-    Each one returned is either superfluous, or a promise that the check does not hold it to.
+    Each is either superfluous, or serves a promise that the check does not test.
     """
     with _recorded(scenario) as (trace, base):
         syncs = [(step, step.call) for step in trace.steps if isinstance(step.event, Sync) and step.call]
@@ -149,7 +149,7 @@ def _explore(
 
 
 def _cuts(trace: Trace, limit: int) -> Iterator[tuple[Outcome, Disk]]:
-    """Each moment at which the power may be cut, with the disk as it is then."""
+    """Each point at which the power may be cut, with the disk at that point."""
     disk = Disk(trace, limit)
     marks: tuple[str, ...] = ()
     yield Outcome(Ending.POWER_CUT, "power cut before the first call"), disk

@@ -1,4 +1,4 @@
-"""Recording what an operation does to a directory: each call is made, and what it changed is noted."""
+"""Records what an operation does to a directory: makes each call, and notes what it changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from proof.interpose import Attempt, Call
 class Recorder:
     """Makes each call and notes what it changed.
 
-    Files and directories are told apart by inode, so it does not matter through which path or
-    descriptor they are reached, nor who opened that. What is not below the directory is ignored.
+    Files and directories are identified by inode, so it does not matter through which path or
+    descriptor they are reached, or who opened it. Anything outside the directory is ignored.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -45,7 +45,7 @@ class Recorder:
         self._steps.append(Step(Mark(label), self._call))
 
     def trace(self) -> Trace:
-        """All that was noted."""
+        """Everything that was noted."""
         new: Names = {number: {} for number in self._names if number not in self._first_names}
         return Trace(self._nodes, self._first_names | new, self._contents, tuple(self._steps))
 
@@ -76,7 +76,7 @@ class Recorder:
         return self._numbers.get((status.st_dev, status.st_ino))
 
     def _place(self, attempt: Attempt, argument: int) -> tuple[int, str] | None:
-        """The directory and the name in it that an argument means; None if that is not one of ours."""
+        """The directory and the name in it that an argument refers to; None if it is not one of ours."""
         parent, name = os.path.split(os.fsdecode(attempt.arguments[argument]).rstrip("/"))
         directory = self._number(os.stat(parent or ".", dir_fd=_descriptor(attempt, argument)))
         return None if directory is None else (directory, name)
@@ -158,7 +158,7 @@ class Recorder:
             self._name(Cell(*source, node, None), Cell(*target, other, node, replacing))
 
     def _remoded(self, attempt: Attempt, _: None) -> None:
-        """Modes count as of the end: no promise is about the mode that a power cut leaves."""
+        """Modes count as of the end: no promise concerns the mode that a power cut leaves."""
         path, options = attempt.arguments[0], attempt.options
         follow = options.get("follow_symlinks", True)
         status = os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=follow)
@@ -167,7 +167,7 @@ class Recorder:
             self._nodes[number] = self._nodes[number]._replace(mode=stat.S_IMODE(status.st_mode))
 
     def _not_modelled(self, attempt: Attempt, _: None) -> None:
-        """Owners, times and extended attributes are no part of what is rebuilt."""
+        """Owners, times and extended attributes are not rebuilt."""
 
     def _refused(self, attempt: Attempt, _: None) -> None:
         raise ValueError(f"only files, directories and symbolic links can be recorded, no {attempt.name}")
@@ -207,7 +207,7 @@ def _descriptor(attempt: Attempt, argument: int) -> int | None:
 
 
 def verify(trace: Trace, directory: Path) -> None:
-    """Raise unless the trace explains what is in the directory: nothing went past `calls`."""
+    """Raise unless the trace explains the content of the directory: nothing bypassed `calls`."""
     disk = Disk(trace, LIMIT)
     for step in trace.steps:
         disk.take(step.event)

@@ -1,1 +1,1 @@
-"""The parts of the schedule explorer; what is meant for use is in `proof.explore`."""
+"""The parts of the schedule explorer. Its interface is `proof.explore`."""

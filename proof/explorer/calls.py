@@ -1,4 +1,4 @@
-"""Making the calls of tasks in the real directory, and saying what of their results is always the same."""
+"""Makes the calls of tasks in the real directory, and reduces their results to what every execution shares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHANGING_FILES = frozenset(calls.CHANGING) - {"open", "close", *_SYNCS, *LOCKS}
 
 
 class Performer:
-    """Makes calls, and keeps the books: what is open, locked, created. `changes` counts those to files."""
+    """Makes calls, and records what is open, locked and created. `changes` counts the changes of files."""
 
     def __init__(self, tree: Tree, descriptors: Descriptors) -> None:
         self.changes = 0
@@ -29,14 +29,14 @@ class Performer:
         self._created: Counter[int] = Counter()
 
     def concerns(self, attempt: Attempt) -> bool:
-        """Whether a call is about the directory; one with a descriptor that is closed fails here."""
+        """Whether a call is about the directory; a call with a closed descriptor fails here."""
         ours = descriptors_of(attempt)
         for number in ours:
             self._descriptors.require(number)
         return bool(ours) or any(self._tree.holds(each) for each in paths_of(attempt))
 
     def perform(self, task: int, attempt: Attempt) -> tuple[Any, object]:
-        """Make the call; return its result, and what of it is the same in every execution."""
+        """Make the call; return its result, and the part of it that is the same in every execution."""
         name = attempt.name
         if name in _SYNCS:
             return None, None  # nobody sees the difference
@@ -115,7 +115,7 @@ class Performer:
             return None
 
     def _seen(self, status: os.stat_result) -> tuple[object, ...]:
-        """What of a status is modelled: no times, and of a directory neither size nor links."""
+        """The modelled part of a status: no times, and for a directory neither size nor links."""
         label = self._tree.label(status)
         if stat.S_ISDIR(status.st_mode):
             return (label, status.st_mode)

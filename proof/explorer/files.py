@@ -1,8 +1,8 @@
-"""The directory that is explored: its prepared image, names for its inodes, and who has what open.
+"""The explored directory: its prepared image, stable names for its inodes, and which task has what open.
 
-Nothing here differs from one execution to the next if the tasks did the same: inodes are called by
-where they lay at first or by which task created them as its how-manieth, and descriptors are numbers
-of our own, used once and never again, so that a dead task's leftovers can close nobody's file.
+Everything here is the same in two executions if the tasks did the same. An inode is named by its first path, or by
+the task that created it and a count. Descriptors are our own numbers and are never reused, so the leftovers of a
+dead task cannot close another task's file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _numbers = itertools.count(FIRST_DESCRIPTOR)
 
 
 class Opened(NamedTuple):
-    """What is behind one of our descriptors; `path` is for messages."""
+    """The file behind one of our descriptors; `path` is for messages."""
 
     task: int
     real: int
@@ -34,10 +34,10 @@ class Opened(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a path leads: the directories and names that were looked up, and the last one's inode.
+    """Where a path leads: the directories and names that were looked up, and the inode of the last one.
 
-    `parent` is None if the way to the last name is not there, `boundless` is set if it went by way of
-    a symbolic link or `..`, so that anything may have been looked at.
+    `parent` is None if a directory on the path does not exist. `boundless` is set if the path has a symbolic
+    link or `..`, so that anything may have been looked up.
     """
 
     way: tuple[tuple[Label, str], ...]
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 class Image:
-    """A directory as it was prepared, to be built again as often as needed; hard links stay such."""
+    """A prepared directory, which can be built again as often as needed; hard links are preserved."""
 
     def __init__(self, directory: Path) -> None:
         self._entries: list[tuple[str, os.stat_result, bytes | str]] = []
@@ -65,7 +65,7 @@ class Image:
                 raise ValueError(f"{path} is neither a file, a directory nor a symbolic link")
 
     def restore(self, directory: Path) -> None:
-        """Make `directory` hold what was prepared and nothing else."""
+        """Make `directory` contain the prepared content and nothing else."""
         _empty(str(directory))
         first_names: dict[int, str] = {}
         for name, status, content in self._entries:
@@ -83,7 +83,7 @@ class Image:
 
 
 class Tree:
-    """The directory at one moment of one execution."""
+    """The directory at one point of one execution."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
@@ -92,11 +92,11 @@ class Tree:
         self.snapshot()
 
     def label(self, status: os.stat_result, path: str = "") -> Label:
-        """The name of an inode; one that was not created by a call is called by its path."""
+        """The name of an inode; one that no call created is named by its path."""
         return self._labels.setdefault((status.st_dev, status.st_ino), path)
 
     def name(self, status: os.stat_result, label: Label) -> None:
-        """Name an inode that has just been created; its number may have been another's before."""
+        """Name an inode that has just been created; its number may have been used before."""
         self._labels[status.st_dev, status.st_ino] = label
 
     def holds(self, path: Any) -> bool:
@@ -104,7 +104,7 @@ class Tree:
         return self.relative(path) is not None
 
     def relative(self, path: Any) -> str | None:
-        """A path as seen from this directory; None if it is elsewhere."""
+        """A path relative to this directory; None if it is elsewhere."""
         text = os.fsdecode(path)
         if not text.startswith("/") or "/." in text:
             text = os.path.abspath(text)
@@ -113,7 +113,7 @@ class Tree:
         return text[len(self.root) + 1 :] if text.startswith(self.root + "/") else None
 
     def look_up(self, path: str, *, follow: bool, base: Opened | None = None) -> Found:
-        """Follow a path down from the directory, or from one that is open."""
+        """Follow a path down from the directory, or from an open one."""
         directory = None if base is None else base.real
         prefix = "" if base is not None else self.root + "/"
         label: Label = "" if base is None else base.label
@@ -136,7 +136,7 @@ class Tree:
         return Found(tuple(way), parent, label, status, boundless)
 
     def snapshot(self) -> tuple[object, ...]:
-        """All that is in the directory: names, inodes, kinds, contents. Two are equal or not."""
+        """Everything in the directory: names, inodes, kinds, contents. For comparison only."""
         return tuple(self._below(self.root))
 
     def _below(self, directory: str) -> Iterator[tuple[object, ...]]:
@@ -156,7 +156,7 @@ class Tree:
 
 
 class Descriptors:
-    """Who has which files open, and which of them are locked. The numbers given out are our own."""
+    """Which task has which files open, and which of them are locked. The numbers are our own."""
 
     def __init__(self) -> None:
         self._open: dict[int, Opened] = {}
@@ -164,7 +164,7 @@ class Descriptors:
         self.paths: dict[int, str] = {}
 
     def add(self, opened: Opened) -> int:
-        """A number for what a task has opened."""
+        """A number for a file that a task has opened."""
         number = next(_numbers)
         self._open[number] = opened
         self.paths[number] = opened.path
@@ -179,32 +179,32 @@ class Descriptors:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def real(self, value: Any) -> Any:
-        """The system's descriptor for one of ours; everything else as it is."""
+        """The system's descriptor for one of ours; anything else unchanged."""
         return self[value].real if is_descriptor(value) else value
 
     def close(self, number: int) -> None:
-        """Close one; its lock ends."""
+        """Close one, which releases its lock."""
         opened = self[number]
         del self._open[number]
         self._locks.get(opened.label, {}).pop(number, None)
         os.close(opened.real)
 
     def close_all(self, task: int) -> None:
-        """Close what a task has open, as the system does for one that has ended."""
+        """Close everything that a task has open, as the system does for a process that has ended."""
         for number, opened in list(self._open.items()):
             if opened.task == task:
                 self.close(number)
 
     def lock(self, number: int, *, shared: bool) -> None:
-        """Note a lock that was granted."""
+        """Record a granted lock."""
         self._locks.setdefault(self[number].label, {})[number] = shared
 
     def unlock(self, number: int) -> None:
-        """Note that there is no lock on this one any more."""
+        """Record that this one is no longer locked."""
         self._locks.get(self[number].label, {}).pop(number, None)
 
     def is_locked(self, number: int) -> bool:
-        """Whether there is a lock on it."""
+        """Whether it is locked."""
         return number in self._locks.get(self[number].label, {})
 
     def locked_by(self, task: int) -> list[Label]:
@@ -212,12 +212,12 @@ class Descriptors:
         return [label for label, locks in self._locks.items() if any(self[each].task == task for each in locks)]
 
     def lockers(self, number: int, *, shared: bool) -> list[int]:
-        """The tasks whose locks are in the way of one on this descriptor."""
+        """The tasks whose locks conflict with one on this descriptor."""
         locks = self._locks.get(self[number].label, {})
         return [self[each].task for each, kind in locks.items() if each != number and not (kind and shared)]
 
     def nameless(self) -> tuple[object, ...]:
-        """What is open but has no name any more: as far as somebody could still see it."""
+        """Open files that no longer have a name, as far as a task could still see them."""
         found: dict[Label, tuple[object, ...]] = {}
         for opened in self._open.values():
             status = os.fstat(opened.real)
@@ -231,12 +231,12 @@ class Descriptors:
 
 
 def is_descriptor(value: Any) -> bool:
-    """Whether this is one of the numbers that tasks are given for what they open."""
+    """Whether this is one of the numbers that tasks get for open files."""
     return type(value) is int and value >= FIRST_DESCRIPTOR
 
 
 class Listing:
-    """What `scandir` gives, read at the moment of the call. In order of names: any order is allowed."""
+    """The result of `scandir`, read at the time of the call. In name order: any order is allowed."""
 
     def __init__(self, entries: list[os.DirEntry[str]]) -> None:
         self.names = tuple(entry.name for entry in entries)
@@ -260,7 +260,7 @@ class Listing:
         self.close()
 
     def close(self) -> None:
-        """Give nothing more."""
+        """Yield nothing more."""
         self._rest = iter(())
 
 

@@ -1,11 +1,10 @@
-"""What each file system call looks at and changes, and which calls of different tasks can meet there.
+"""Footprints: what each file system call reads and changes, and which calls of different tasks can meet there.
 
-A call touches *things*: a name in a directory, the content of an inode, the lock on it, the list of
-a directory's names, the number of an inode's links. Two calls that touch no common thing, or only
-look at it, give the same whichever comes first. Adding and removing *different* names changes a list
-in ways that commute too: lists and numbers of links are met only by those who look at them.
+A call touches *things*: a name in a directory, the content of an inode, the lock on it, the list of names in a
+directory, the link count of an inode. Two calls commute if they touch no common thing, or only read it. Adding and
+removing *different* names of one directory also commute: only calls that read the list, or the link count, meet them.
 
-Not modelled are times, and the size and the number of links of a directory.
+Not modelled: times, and the size and link count of a directory.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _COUNTED = ("list", "links")
 
 
 class Footprint(NamedTuple):
-    """What one call looks at and what it changes, if it is made now."""
+    """What one call reads and changes, if it is made now."""
 
     reads: tuple[Thing, ...] = ()
     writes: tuple[Thing, ...] = ()
@@ -40,11 +39,11 @@ class Footprint(NamedTuple):
 
     @property
     def changes_files(self) -> bool:
-        """Whether the directory is another one afterwards; a lock is not in the directory."""
+        """Whether the call changes the directory; a lock is not part of it."""
         return self.boundless or any(kind != "lock" for kind, _, _ in self.writes)
 
     def meets(self, other: Footprint) -> bool:
-        """Whether it may matter which of two calls comes first."""
+        """Whether the order of two calls may matter."""
         if self.boundless or other.boundless:
             return True
         written = [thing for thing in self.writes if thing[0] not in _COUNTED]
@@ -59,9 +58,9 @@ NOTHING = Footprint()
 
 
 class Conflicts:
-    """The things at which tasks have been seen to meet, and who ever sleeps, over all executions so far.
+    """The things at which tasks were seen to meet, and which tasks ever sleep, over all executions so far.
 
-    What is found counts only from the next `absorb` on: one search goes by one set.
+    New conflicts count only from the next `absorb` on: each search uses one fixed set.
     With `everything`, tasks can meet anywhere.
     """
 
@@ -76,7 +75,7 @@ class Conflicts:
         self._found_sleepers: set[int] = set()
 
     def note(self, task: int, footprint: Footprint, *, sleeps: bool) -> None:
-        """Take in what a task is about to do."""
+        """Record what a task is about to do."""
         me = 1 << task
         if sleeps:
             self._found_sleepers.add(task)
@@ -94,7 +93,7 @@ class Conflicts:
                 self._found.add(thing)
 
     def absorb(self) -> bool:
-        """Let what was found count; whether there was anything new."""
+        """Make the new conflicts count; return whether there were any."""
         new = not self._found <= self._things or not self._found_sleepers <= self._sleepers
         new |= self._found_boundless > self._everything
         self._things |= self._found
@@ -112,7 +111,7 @@ class Conflicts:
 
 
 class Footprints:
-    """Predicts what a call will touch, from how the directory and the locks are now."""
+    """Predicts what a call will touch, from the current directory and locks."""
 
     def __init__(self, tree: Tree, descriptors: Descriptors) -> None:
         self._tree = tree
@@ -153,7 +152,7 @@ class Footprints:
         return Footprint(writes=tuple(("lock", label, "") for label in self._descriptors.locked_by(task)))
 
     def is_blocked(self, attempt: Attempt) -> bool:
-        """Whether this call would wait for another's lock."""
+        """Whether this call would wait for another task's lock."""
         if attempt.name not in ("flock", "flock_interruptible"):
             return False
         number, operation = attempt.arguments
@@ -258,7 +257,7 @@ class Footprints:
 
 
 def descriptors_of(attempt: Attempt) -> list[int]:
-    """Those of our descriptors that a call names."""
+    """Our descriptors among the arguments of a call."""
     first = attempt.arguments if attempt.name == "clone" else attempt.arguments[:1]
     return [each for each in (*first, *attempt.options.values()) if is_descriptor(each)]
 
@@ -284,7 +283,7 @@ def _looking(found: Found, reads: Iterable[Thing] = (), writes: Iterable[Thing] 
 
 
 def _changing(found: Found) -> Footprint:
-    """The last name of a path comes, goes, or leads elsewhere."""
+    """The last name of a path appears, disappears, or leads elsewhere."""
     if found.parent is None:
         return _looking(found)
     last = found.way[-1]

@@ -1,4 +1,4 @@
-"""What is explored, and what is found: races, schedules as text, violations."""
+"""A race to explore, schedules as text, and the violations that were found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Check = Callable[[Path, Sequence[Result]], object]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is explored: the tasks, what they start from, what may befall them, and what must hold."""
+    """What is explored: the tasks, their starting point, what may happen to them, and what must hold."""
 
     tasks: Sequence[TaskFunction]
     prepare: Callable[[Path], object]
@@ -42,7 +42,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What is wrong after (or, for an invariant or a deadlock, in the middle of) one schedule."""
+    """A problem after one schedule (in the middle of it, for an invariant or a deadlock)."""
 
     problem: str
     schedule: str
@@ -50,7 +50,7 @@ class Violation:
 
     @property
     def switches(self) -> int:
-        """How often another task goes on: the fewer, the easier to understand."""
+        """How often the running task changes: the fewer, the easier to understand."""
         return len(self.schedule.split())
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def found(run: Run, problem: str) -> Violation:
 
 
 def objection(judge: Callable[[], object]) -> str | None:
-    """What a judge raises, in a line, or None."""
+    """The exception that a check raises, as one line, or None."""
     try:
         judge()
     except Exception as error:

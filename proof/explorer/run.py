@@ -1,13 +1,12 @@
-"""One execution of a few tasks, each in a thread of its own, of which exactly one runs at a time.
+"""One execution of a few tasks, each in its own thread, of which exactly one runs at a time.
 
-A task runs until its next file system call and is parked just before it; then the guide chooses who
-goes on, or who dies. A task stands for a process. When it is killed, its files are closed and its
-locks are free, as after SIGKILL; its thread stays parked until the execution is over, and what its
-cleanup then tries has no effect.
+A task runs until its next file system call and is parked just before it. Then the guide chooses which task
+continues, or dies. A task stands for a process: when it is killed, its files are closed and its locks are
+released, as after SIGKILL. Its thread stays parked until the execution is over, and its cleanup has no effect.
 
-What differs between two runs of a program is made the same for tasks: random bytes are counted, the
-clocks stand still and move only by the task's own sleeps, directories are listed in order. Calls
-outside of the directory (`/proc`), and those of threads that are no tasks, are not touched.
+Everything that differs between two runs of a program is made deterministic for tasks: random bytes are counted,
+clocks stand still and advance only by the task's own sleeps, directories are listed in order. Calls outside the
+directory (`/proc`), and calls of threads that are not tasks, are left alone.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ Histories = dict[tuple[int, object], int]
 
 
 class Choice(NamedTuple):
-    """Who moves: makes the call before which it is parked, is killed there, or oversleeps."""
+    """Which task moves, and how: it makes the call at which it is parked, is killed there, or oversleeps."""
 
     task: int
     kind: str = RUN
 
 
 class Move(NamedTuple):
-    """A choice, and whether it changes something that those who sleep may be waiting for."""
+    """A choice, and whether it changes something that sleeping tasks may be waiting for."""
 
     choice: Choice
     wakes: bool = True
 
 
 class Pending(NamedTuple):
-    """What a task does next: a call, or one of its own turning points."""
+    """The next step of a task: a call, or one of its own turning points."""
 
     name: str
     attempt: Attempt | None = None
@@ -85,15 +84,15 @@ class Result:
 
 
 class Guide(Protocol):
-    """Decides what happens next. Is asked whenever all tasks are parked."""
+    """Decides what happens next, whenever all tasks are parked."""
 
     def choose(self, run: Run) -> Move | None:
-        """Who moves; None ends the execution."""
+        """The next move; None ends the execution."""
         ...
 
 
 class Task:
-    """One task of one execution. `history` names all that it has seen so far."""
+    """One task of one execution. `history` identifies everything that it has seen so far."""
 
     def __init__(self, run: Run, index: int, function: TaskFunction) -> None:
         self.index = index
@@ -114,20 +113,20 @@ class Task:
 
     @property
     def live(self) -> bool:
-        """Whether it will still do something."""
+        """Whether it may still do something."""
         return self.result is None
 
     @property
     def asleep(self) -> bool:
-        """Whether it sleeps, and has no reason to look again at what it looked at before."""
+        """Whether it sleeps, and nothing has changed since it last looked."""
         return self.pending.name == SLEEP and not self.woken
 
     def call(self, attempt: Attempt) -> Any:
-        """Make a call when this task's turn has come."""
+        """Make a call when it is this task's turn."""
         return self._run.call(self, attempt)
 
     def sleep(self, seconds: float) -> None:
-        """Let others move until one has changed something since the last sleep; time passes for this one."""
+        """Let others move until one has changed something since the last sleep; time passes for this task."""
         self._run.park(self, Pending(SLEEP))
         self.woken = False
         self._run.remember(self, (SLEEP, self.late))
@@ -137,13 +136,13 @@ class Task:
             self.slept += seconds
 
     def end_wait(self) -> tuple[int, object]:
-        """Let a wait end late: as a call that was interrupted, long after it had begun."""
+        """End a wait late, like a call that is interrupted long after it began."""
         self.late = False
         self.slept += _LATE
         return errno.EINTR, errno.EINTR
 
     def draw(self, size: int) -> bytes:
-        """Bytes that no other draw of any task gives, and every execution gives again."""
+        """Bytes that no other draw of any task returns, the same in every execution."""
         self._drawn += 1
         return hashlib.shake_128(f"{self.index}/{self._drawn}".encode()).digest(size)
 
@@ -179,7 +178,7 @@ class Run:
     # --- From outside --------------------------------------------------------------------------------
 
     def execute(self) -> None:
-        """Run the tasks as the guide says, until all have ended or the guide ends it."""
+        """Run the tasks as the guide decides, until all have ended or the guide stops."""
         self._done.acquire()
         threads = [threading.Thread(target=self._live, args=(each,), daemon=True) for each in self.tasks]
         for task, thread in zip(self.tasks, threads, strict=True):
@@ -203,7 +202,7 @@ class Run:
 
     @property
     def kills(self) -> int:
-        """How many were killed so far."""
+        """How many tasks were killed so far."""
         return sum(1 for task in self.tasks if task.result is not None and task.result.killed)
 
     @property
@@ -218,7 +217,7 @@ class Run:
         return task.pending.attempt is None or not self._footprints.is_blocked(task.pending.attempt)
 
     def can_be_late(self, task: Task) -> bool:
-        """Whether the task waits now, for something that it can also wait for in vain."""
+        """Whether the task is in a wait that can end by its time limit."""
         return task.asleep or (task.pending.name == "flock_interruptible" and not self.is_enabled(task))
 
     def footprint(self, task: Task) -> Footprint:
@@ -228,7 +227,7 @@ class Run:
         return self.footprint_of_end(task) if task.pending.name == EXIT else NOTHING
 
     def footprint_of_end(self, task: Task) -> Footprint:
-        """What the end of the task touches, if it came now: its locks."""
+        """What the end of the task would touch now: its locks."""
         return self._footprints.of_end(task.index)
 
     # --- Passing the baton ---------------------------------------------------------------------------
@@ -258,7 +257,7 @@ class Run:
             current.somebody = None
 
     def park(self, task: Task, pending: Pending) -> None:
-        """Wait until it is this task's turn; its death comes as an exception."""
+        """Wait until it is this task's turn; its death arrives as an exception."""
         self._require_life(task)
         task.pending = pending
         chosen = self._next()
@@ -271,7 +270,7 @@ class Run:
         (self._done if chosen is None else chosen.baton).release()
 
     def _next(self) -> Task | None:
-        """Let the guide choose; kill whom it kills; return who runs, None if it is over."""
+        """Let the guide choose, and carry out kills; return the task that runs, None if the execution is over."""
         try:
             while (move := self._guide.choose(self)) is not None:
                 task = self.tasks[move.choice.task]
@@ -294,7 +293,7 @@ class Run:
             raise Death
 
     def _bury(self, threads: list[threading.Thread]) -> None:
-        """Unwind the threads that are parked, one by one; nothing that they do has an effect."""
+        """Unwind the parked threads, one by one; nothing that they do has an effect."""
         self._over = True
         for task, thread in zip(self.tasks, threads, strict=True):
             if thread.is_alive() and task.baton.locked():
@@ -307,7 +306,7 @@ class Run:
     # --- The calls of tasks --------------------------------------------------------------------------
 
     def call(self, task: Task, attempt: Attempt) -> Any:
-        """Make a call of a task when its turn has come."""
+        """Make a call of a task when it is its turn."""
         if self._over or not task.live:
             return call_of_the_dead(attempt)
         if not self.performer.concerns(attempt):
@@ -329,7 +328,7 @@ class Run:
     # --- For people ----------------------------------------------------------------------------------
 
     def steps(self) -> list[str]:
-        """What was done, a line for each choice."""
+        """What was done, one line per choice."""
         forms = {RUN: "{}", KILL: "KILLED before {}", LATE: "{}, late"}
         return [
             f"{self.tasks[choice.task].name}: {forms[choice.kind].format(self.told(what))}"
@@ -340,5 +339,5 @@ class Run:
         return "\n".join(self.steps())
 
     def told(self, what: Pending) -> str:
-        """What a task does next, in words."""
+        """The next step of a task, in words."""
         return what.name if what.attempt is None else self.performer.told(what.attempt)

@@ -1,4 +1,4 @@
-"""The search through all schedules: what can be chosen where, what was seen before, what was found."""
+"""The search through all schedules: the choices at each point, the states visited, the violations found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCOUTED_AFTER = 20
 
 
 class Follower:
-    """The guide that follows one schedule, and then lets the tasks go on one after the other."""
+    """The guide that follows one schedule, and then lets the tasks continue one after the other."""
 
     def __init__(self, choices: list[Choice]) -> None:
         self._choices = choices
@@ -36,10 +36,10 @@ class Follower:
         return able[0] if able else _late(run)
 
 
-class _Scout:
-    """A guide that stops, or kills, one task before one of its changes, to see where others meet it then.
+class _Probe:
+    """A guide that stops or kills one task before one of its changes, to see where others then meet it.
 
-    What it does not see, the search will; but then it has to begin again.
+    The search finds any conflict that this misses, but then it has to restart.
     """
 
     def __init__(self, conflicts: Conflicts, task: int, change: int, *, kill: bool) -> None:
@@ -71,10 +71,10 @@ class _Scout:
 
 @dataclass(slots=True)
 class _Frame:
-    """One state on the way: what is to be tried there, one after the other, and what need not be.
+    """One state on the current path: the choices to try there, one after the other, and those to skip.
 
-    `settled` are choices that were tried before, here or on the way, with all that can follow: they
-    need not be tried again after a choice that has nothing to do with them.
+    `settled` are choices that were tried before, here or earlier on the path, with everything that can follow:
+    they need not be tried again after a choice that does not meet them.
     """
 
     pending: tuple[str, ...]
@@ -85,11 +85,11 @@ class _Frame:
 
     @property
     def move(self) -> Move:
-        """What is tried now."""
+        """The move being tried."""
         return self.moves[self.index]
 
     def settled_after(self) -> frozenset[Choice]:
-        """What is settled in the state after the move that is tried now."""
+        """The settled choices in the state after the move being tried."""
         before = self.settled.union(move.choice for move in self.moves[: self.index])
         return frozenset(each for each in before if self._commute(each, self.move.choice))
 
@@ -97,12 +97,12 @@ class _Frame:
         if one.task == other.task or LATE in (one.kind, other.kind) or one.kind == other.kind == KILL:
             return False
         if SLEEP in (self.pending[one.task], self.pending[other.task]):
-            return False  # a change wakes who sleeps
+            return False  # a change wakes sleeping tasks
         return not self.footprints[one].meets(self.footprints[other])
 
 
 class Search:
-    """Depth first through all choices, one execution for each way. Is the guide of all of them."""
+    """A depth-first search through all choices, with one execution per path, which it guides itself."""
 
     def __init__(self, race: Race, *, reduced: bool, most_schedules: int, most_violations: int) -> None:
         self.schedules = 0
@@ -123,11 +123,11 @@ class Search:
 
     @property
     def states(self) -> int:
-        """How many distinct states there were."""
+        """The number of distinct states."""
         return len(self._seen)
 
     def search(self, directory: Path, image: Image) -> None:
-        """Execute until there is nothing left to try, or too much was found."""
+        """Execute until there is nothing left to try, or enough was found."""
         executions, scouted = 0, False
         while not self.capped:
             image.restore(directory)
@@ -138,7 +138,7 @@ class Search:
             if self._conflicts.absorb():
                 if self.schedules > _SCOUTED_AFTER and not scouted:
                     scouted = True
-                    self._scout(directory, image)
+                    self._probe(directory, image)
                 self._begin_again()
             elif not self._advance():
                 break
@@ -161,12 +161,12 @@ class Search:
         self._path.clear()
         self._seen.clear()
 
-    def _scout(self, directory: Path, image: Image) -> None:
-        """Look for conflicts that are likely: so that the search need not begin again for each."""
+    def _probe(self, directory: Path, image: Image) -> None:
+        """Look for likely conflicts, so that the search need not restart for each."""
         for task in range(len(self._race.tasks)):
             for kill in [False, True][: 1 + min(self._race.kills, 1)]:
                 for change in count():
-                    scout = _Scout(self._conflicts, task, change, kill=kill)
+                    scout = _Probe(self._conflicts, task, change, kill=kill)
                     image.restore(directory)
                     self._race.execute(directory, scout, self._histories)
                     if not scout.arrived:
@@ -174,7 +174,7 @@ class Search:
         self._conflicts.absorb()
 
     def _advance(self) -> bool:
-        """Turn to the next choice that was not tried, the deepest first; False if there is none."""
+        """Go to the next untried choice, the deepest first; False if there is none."""
         while self._path:
             frame = self._path[-1]
             frame.index += 1
@@ -184,7 +184,7 @@ class Search:
         return False
 
     def choose(self, run: Run) -> Move | None:
-        """Follow the way that was chosen; at its end find out what is to be tried there."""
+        """Follow the chosen path; at its end, find out what to try there."""
         if len(run.trace) == len(self._path):
             frame = self._reach(run)
             if not frame.moves:
@@ -200,7 +200,7 @@ class Search:
     # --- One state -------------------------------------------------------------------------------------
 
     def _reach(self, run: Run) -> _Frame:
-        """The state at the end of the way. If nothing is to be tried there, the execution ends."""
+        """The state at the end of the path. If there is nothing to try there, the execution ends."""
         tasks = _by_turn(run)
         footprints = {Choice(task.index): run.footprint(task) for task in tasks}
         footprints |= {Choice(task.index, KILL): run.footprint_of_end(task) for task in tasks}
@@ -228,7 +228,7 @@ class Search:
         return frame
 
     def _unnoticed(self, run: Run, frame: _Frame, able: list[Task]) -> Move | None:
-        """A move that can be made at once, because nobody can tell when it was made."""
+        """A move that can be made at once, because no task can tell when it was made."""
         for task in able:
             footprint = frame.footprints[Choice(task.index)]
             if footprint.boundless or self._conflicts.concern(footprint.reads + footprint.writes):
@@ -243,7 +243,7 @@ class Search:
         return Move(choice, wakes)
 
     def _mishaps(self, run: Run, frame: _Frame, able: list[Task]) -> list[Move]:
-        """What may befall the tasks here, as far as the race allows it: waits that end late, and deaths."""
+        """What may happen to the tasks here, as far as the race allows it: waits that end late, and deaths."""
         mishaps: list[Move] = []
         if run.times_late < self._race.timeouts:
             mishaps += [_late_move(task) for task in run.live if run.can_be_late(task)]
@@ -256,16 +256,16 @@ class Search:
         return run.kills < self._race.kills
 
     def _matters(self, task: Task, frame: _Frame) -> bool:
-        """Whether it makes a difference for a task to die before its next call or after it."""
+        """Whether it matters if a task dies before or after its next call."""
         footprint = frame.footprints[Choice(task.index)]
         return footprint.changes_files or self._conflicts.concern(footprint.writes)
 
     def _is_watched(self, run: Run) -> bool:
-        """Whether somebody may look at the directory at any moment: an invariant, or who survives."""
+        """Whether the directory may be inspected at any point: by an invariant, or by survivors."""
         return self._race.invariant is not None or self._can_be_killed(run)
 
     def _untried(self, run: Run, frame: _Frame, moves: list[Move], *, stuck: bool) -> list[Move]:
-        """Those moves that were never tried in a state like this. The first time, it is judged too."""
+        """The moves that were never tried in an equal state. A new state is also judged."""
         state = self._state(run)
         known = self._seen.get(state)
         if known is not None:
@@ -282,7 +282,7 @@ class Search:
         return moves
 
     def _state(self, run: Run) -> object:
-        """All that the future depends on."""
+        """Everything that the future depends on."""
         if self._content[0] != run.performer.changes:
             content = (run.tree.snapshot(), run.descriptors.nameless())
             number = self._contents.setdefault(content, len(self._contents))
@@ -310,12 +310,12 @@ class Search:
 
 
 def waiting(run: Run) -> str:
-    """Who waits for what."""
+    """Which task waits for what."""
     return "; ".join(f"{task.name} waits at {run.told(task.pending)}" for task in run.live)
 
 
 def _by_turn(run: Run) -> list[Task]:
-    """Those who live, the one that moved last first: so that the first schedules switch seldom."""
+    """The live tasks, the one that moved last first, so that the first schedules switch seldom."""
     last = run.trace[-1][0].task if run.trace else 0
     return sorted(run.live, key=lambda task: (task.index != last, task.index))
 
@@ -325,7 +325,7 @@ def _has_just_died(run: Run) -> bool:
 
 
 def _late(run: Run) -> Move | None:
-    """When nobody can move, time passes: for who has overslept least often."""
+    """If no task can move, time passes for the one that has overslept least often."""
     sleepers = [task for task in run.live if task.asleep and task.times_late < _MOST_LATE]
     return _late_move(min(sleepers, key=lambda task: task.times_late)) if sleepers else None
 

@@ -1,8 +1,8 @@
-"""The world that tasks of an exploration live in: their own file system calls, clocks, chance, memory.
+"""The world of a task: its own file system calls, clocks, random numbers and process-wide memory.
 
-While the world is there, a thread that is somebody (see `current`) is asked about each of these; for
-all other threads nothing changes. What the package remembers once per process (its caches, a lock)
-each task has for itself: it stands for a process that has just begun.
+While the world exists, each of these is replaced for threads that are tasks (see `current`); for other threads,
+nothing changes. Each task has its own copy of what the package keeps per process (caches, a lock), because it
+stands for a process that has just started.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _FAR = 1e9
 
 
 class Inhabitant(Protocol):
-    """One for whom the world is another. `slept` are the seconds that have passed for it, `history` is
-    another number after each of its calls, `remembered` is what its process has in caches."""
+    """A thread with a world of its own. `slept` is how many seconds have passed for it, `history` changes with
+    each of its calls, and `remembered` is what its process has in caches.
+    """
 
     slept: float
     began_at: float
@@ -59,16 +60,16 @@ current = _Current()
 
 
 class Death(BaseException):
-    """The end of a task, as it comes to its thread."""
+    """The end of a task, as an exception in its thread."""
 
 
 class Unexplorable(BaseException):
-    """A task does what cannot be explored; no task is to catch that."""
+    """A task does something that cannot be explored; no task should catch this."""
 
 
 @contextmanager
 def world_of_tasks() -> Iterator[None]:
-    """Until the end of the block, those who are somebody have their own calls, clocks and chance."""
+    """Inside the block, threads that are tasks have their own calls, clocks and random numbers."""
     replacements = _replacements()
     saved = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     try:
@@ -83,7 +84,7 @@ def world_of_tasks() -> Iterator[None]:
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Until the end of the block, this thread is nobody."""
+    """Inside the block, this thread is not a task."""
     somebody, current.somebody = current.somebody, None
     try:
         yield
@@ -92,9 +93,9 @@ def nobody() -> Iterator[None]:
 
 
 def call_of_the_dead(attempt: Attempt) -> None:
-    """No effect; what objects do when they are dropped passes quietly, everything else goes on dying."""
+    """A call of a dead task has no effect. Finalisers pass silently; any other call raises `Death` again."""
     if attempt.name == "close" and not is_descriptor(attempt.arguments[0]):
-        attempt.perform()  # of something outside of what is explored
+        attempt.perform()  # it belongs to nothing that is explored
     elif attempt.name not in ("close", "flock"):
         raise Death
 
@@ -109,7 +110,7 @@ def _intercept(attempt: Attempt) -> Any:
 
 
 class _NoLock:
-    """In the place of a lock that is one per process: each task stands for a process."""
+    """Replaces a lock of the process, because each task stands for its own process."""
 
     def acquire(self) -> bool:
         return True
@@ -168,7 +169,7 @@ def _replacements() -> list[tuple[ModuleType, str, Any]]:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """The modules of the package, also those that it loads only when they are needed."""
+    """The modules of the package, including those that it loads on demand."""
     for package in (holdfast.fs, holdfast.locks, holdfast.store):
         for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             importlib.import_module(found.name)
@@ -177,7 +178,7 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _own_cache(cached: Any) -> Callable[..., Any]:
-    """A cache for each task; what was found out without looking at the directory is the same for all."""
+    """A cache for each task; results that do not depend on the directory are shared."""
     for_all: dict[object, Any] = {}
 
     def call(*arguments: Any, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 An option wins over the environment, which wins over the current directory: `--repo` or `HOLDFAST_REPO`,
 else the nearest directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree
 around the current directory, else `main`. `--lock-id` or `HOLDFAST_LOCK_ID` names the lease, because each
-command of an agent is a new process. `HOLDFAST_ACTOR` tells agents apart that live in one process.
+command of an agent is a new process. `HOLDFAST_ACTOR` distinguishes agents that share one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The course of the demo: agents work, some are killed, one is paused until another has done its work."""
+"""The demo scenario: agents work, some are killed, one is paused until another has done its work."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Durable files, safe names and paths, strict JSON, and what this file system can do."""
+"""File system access: the calls, durable files, safe names and paths, strict JSON, probes."""

@@ -1,1 +1,1 @@
-"""Issues: units of work, what they wait for, the gates that they must pass, and who works on them."""
+"""The issue tracker: issues, their dependencies, gates and claims."""

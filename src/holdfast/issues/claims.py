@@ -1,4 +1,4 @@
-"""Issue claims: operations, each one transaction, and a claim with a heartbeat."""
+"""Issue claims: the operations, each one transaction, and a held claim that renews itself."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Claiming:
     def reclaim(self, issue_id: str) -> bool:
         """Release an abandoned issue; False if it is not abandoned."""
         with contextlib.suppress(LockNotHeld, IssueClaimed):
-            self._transactions.retrying(lambda: self._release(issue_id, None, "the claim ran out", force=False))
+            self._transactions.retrying(lambda: self._release(issue_id, None, "the claim expired", force=False))
             return True
         return False
 

@@ -7,9 +7,9 @@ The steps are those of docs/protocols/waits.md:
    read *before* a renewal is requested: a holder never believes it holds longer than the store does.
 3. One thread sleeps until a renewal or the deadline is due; each renewal has its own thread. So the deadline
    is noticed even while a store does not answer.
-4. A failed renewal is retried, soon, until the deadline; a refused one is not. Then the right is *lost* for
-   good: `lost` is set and `check` raises, with the last problem as its cause.
-5. The threads have a weak reference: an unreferenced right is not renewed. A forked child holds nothing: it
+4. A failed renewal is retried, soon, until the deadline; a refused one is not. Then the lease or claim is
+   *lost* for good: `lost` is set and `check` raises, with the last problem as its cause.
+5. The threads have a weak reference: an unreferenced lease or claim is not renewed. A forked child holds nothing: it
    has no thread that could renew, and must not release.
 """
 

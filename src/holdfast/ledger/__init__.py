@@ -1,1 +1,1 @@
-"""Ledgers: an event log that many agents append to, and the claims on work that are a fold over it."""
+"""Ledgers: append-only event logs, and the claims on nodes, which are a projection of the events."""

@@ -1,1 +1,1 @@
-"""Locks that need only a file system, their holders, and whether those are still alive."""
+"""File locks, repository locks and ledger locks, and the identity and liveness of their holders."""

@@ -5,13 +5,13 @@ This has a classic race: two processes judge the same stale lock, the first remo
 second removes that one. Two rules prevent it:
 
 1. Creating needs no permission: the file appears complete, by a link that never replaces.
-2. Removing is done under the document lock, a file lock on a sidecar that is never deleted, and only after
+2. Removing is done under a second lock, a file lock on a sidecar that is never deleted, and only after
    checking that the file is still the one that was judged.
 
 A failed attempt to take the lock leaves no lock behind, whichever step failed.
 
-Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the document
-lock, so their wrong removals cannot be prevented here.
+Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the
+sidecar, so their wrong removals cannot be prevented here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Record = Mapping[str, object] | EncodedRecord
 
 
 class LockFile:
-    """The lock file `name` in a directory, with its document lock on the sidecar `.<name>.guard`."""
+    """The lock file `name` in a directory, with a lock on the sidecar `.<name>.guard`."""
 
     def __init__(self, root: Path, relative: str, name: str, *, often: bool = False) -> None:
         """The directory is `relative` (or empty) below `root`; links in `relative` are refused. A lock that is taken
@@ -92,7 +92,7 @@ class LockFile:
 
     def take_over(self, found: FoundLock, record: Record, *, synced: bool) -> bool:
         """Replace the lock that was `found` by ours; False if another process was faster. Never waits: a holder of the
-        document lock is deciding about this lock, or was stopped while doing so."""
+        sidecar lock is deciding about this lock, or was stopped while doing so."""
         encoded = _encoded(record)
         guard = self._locker.try_lock_exclusive(self._sidecar_path)
         if guard is None:
@@ -137,7 +137,7 @@ class LockFile:
             self._draft.discard()
 
     def _lock_document(self) -> LockGuard:
-        """Wait for the document lock; `NotFound` if the directory is gone, and the lock with it."""
+        """Wait for the sidecar lock; `NotFound` if the directory is gone, and the lock with it."""
         self._directory().close()  # refuses a link before the sidecar is created behind it
         return self._locker.lock_exclusive(self._sidecar_path)
 

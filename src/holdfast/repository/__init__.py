@@ -1,1 +1,1 @@
-"""Worktrees and snapshots: isolated directories, what was kept of them, and how it comes back."""
+"""Repositories: worktrees, snapshots, restore, garbage collection, assignments and the doctor."""

@@ -1,9 +1,9 @@
-"""Examining a repository: what is wrong with it, what that means, and what a repair would do.
+"""The doctor: examines a repository, explains each finding, and repairs what it can.
 
 Each check reads in such an order, and confirms by a second read, that it never takes live work for damage.
 
 A repair never deletes users' work, nor anything that cannot be recreated. Each repair is a transaction that
-decides anew, or removes something that is provably unused. Repairing twice is the same as repairing once.
+decides again, or removes something that is provably unused. Repairing twice is the same as repairing once.
 """
 
 from __future__ import annotations

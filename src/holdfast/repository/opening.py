@@ -1,4 +1,4 @@
-"""Opening the ledger or the issue tracker of a directory."""
+"""Finding, creating and opening the ledger or the issue tracker of a directory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def init_ledger(
     try:
         store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
     except AlreadyExists:
-        hint = "Use it, or create another one elsewhere: --dir DIRECTORY."
+        hint = "Use it, or create another one elsewhere: --repo DIRECTORY."
         raise AlreadyExists(f"a ledger already exists in {path}", hint=hint, path=str(path)) from None
     if store.files is not None:
         make_directories(store.files.path / DIRECTORY)

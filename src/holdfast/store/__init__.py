@@ -1,1 +1,1 @@
-"""Versioned documents and append-only streams, changed by all-or-nothing transactions."""
+"""Stores: versioned documents and append-only streams, changed by all-or-nothing transactions."""

@@ -1,4 +1,4 @@
-"""The manifest of a tree: every entry, in a form that is the same for the same tree, to the byte.
+"""The manifest of a tree: every entry, in a canonical form. Equal trees have equal manifests, byte for byte.
 
 One record per directory, in byte order of the names, each directory before those below it. A record is a path
 and a *body*; the body does not contain the path, so an unchanged directory has the same body wherever it is.

@@ -1,4 +1,4 @@
-"""The payload of a new tree while it is filled, and the attributes that its entries get."""
+"""The payload of a tree under construction, and the attributes of its entries."""
 
 from __future__ import annotations
 

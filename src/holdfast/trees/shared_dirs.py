@@ -10,8 +10,8 @@ that it needs of others, and a tree that no list names is needed by none.
     record = u32 number of the tree from 0, u32 length of path, u32 length of the path there or 0xffffffff if
              it is the same, path, path there
 
-The other trees stand beside the one that names them or, once their snapshots are gone, among the retained directories.
-A directory without a record is in the tree's own payload; a tree without the file stores all.
+The other trees are beside the one that names them or, once their snapshots are gone, among the retained directories.
+A directory without a record is in the tree's own payload; a tree without the file stores everything itself.
 """
 
 from __future__ import annotations
