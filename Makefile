@@ -56,11 +56,11 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(TWO) --dist worksteal)
 
 proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, parts need root
 	@echo '== proof'
-	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 7200 $(ARGS)
+	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(TWO) --dist loadfile --timeout 7200 $(ARGS)
 
 format: $(DEV) ## format the code and fix what lint can fix
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -135,6 +135,7 @@ def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Pa
     assert served["ok"]
 
 
+@pytest.mark.long
 def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -> None:
     """The other way round: the one who waits for the lock is older, and is served."""
     inner = script(root, "inner.sh", "ledger claim 2 --actor b --wait 60s --json")

@@ -255,6 +255,7 @@ def _memory() -> str | None:
 
 @pytest.mark.req("FL-17")
 @pytest.mark.parametrize(("machine", "examples"), [(TrackerMachine, 60), (FileTrackerMachine, 12)])
+@pytest.mark.sampled(1)
 def test_any_sequence_comes_to_the_same_as_in_the_model(machine: type[TrackerMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,

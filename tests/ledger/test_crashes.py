@@ -181,6 +181,7 @@ def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appendi
 
 @pytest.mark.req("LG-16", "LG-17")
 @pytest.mark.parametrize("scenario", [Claiming(), Reaping()], ids=["ledger", "reap"])
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_of_claiming_or_reaping_leaves_a_claim_or_none(scenario: Claiming) -> None:
     kill_points(scenario, share=SHARE).require_clean(at_least=60)
 

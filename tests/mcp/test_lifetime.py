@@ -71,6 +71,7 @@ def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kep
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.sampled(1)
 def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, name: str) -> None:
     async def test() -> None:
         async with connected(cwd=shop) as agent:
@@ -87,6 +88,7 @@ def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, na
     run(test)
 
 
+@pytest.mark.long
 def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -> None:
     async def test() -> None:
         async with connected(cwd=shop) as agent:
@@ -151,6 +153,7 @@ def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nob
     run(test)
 
 
+@pytest.mark.long
 def test_agents_of_one_process_have_servers_and_guards_of_their_own_by_their_names(shop: Path) -> None:
     """This process stands for a program with two agents, each of which has started its server."""
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}

@@ -28,6 +28,7 @@ def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> 
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.sampled(1)
 def test_the_roots_of_the_client_come_before_what_the_server_was_told(
     shops: tuple[Path, Path], tmp_path: Path, era: str
 ) -> None:

@@ -40,6 +40,7 @@ def command(shop: Path, *arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.sampled(1)
 def test_what_is_offered_says_what_it_is(shop: Path, era: str) -> None:
     async def test() -> None:
         async with connected(cwd=shop, mode=era) as agent:

@@ -253,6 +253,7 @@ def test_no_deposit_is_lost(tasks: int, kills: int, at_least: int) -> None:
 
 
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 40), (1, 200)])
+@pytest.mark.sampled(1)
 def test_a_transfer_is_never_seen_in_part_by_one_who_reads_both(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)
@@ -265,6 +266,7 @@ def test_a_transfer_is_never_seen_in_part_by_one_who_reads_both(kills: int, at_l
     require_clean(explored, at_least=at_least)
 
 
+@pytest.mark.long
 def test_who_has_seen_one_side_of_a_transfer_sees_the_other_too() -> None:
     seen = []
 

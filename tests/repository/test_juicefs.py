@@ -137,6 +137,7 @@ def test_a_mount_that_remembers_does_read_old_records(here: Path, remembering: P
 
 
 @pytest.mark.req("WT-12")
+@pytest.mark.long
 def test_every_engine_makes_the_same_of_the_same_directory(place: Path) -> None:
     source = without_empty_attributes(grow(place / "source"))
     before = seen(source)
@@ -261,6 +262,7 @@ def test_a_day_with_a_repository_on_it(place: Path) -> None:
 
 
 @pytest.mark.req("WT-12")
+@pytest.mark.long
 def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) -> None:
     report = Report("killed on JuiceFS")
     with world(FEW) as old:
@@ -274,6 +276,7 @@ def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) ->
     report.require_clean(at_least=3 if SHARE == 1 else 1)
 
 
+@pytest.mark.long
 def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) -> None:
     """Its process holds what was not synced; killed, it takes that with it."""
     mounted = juicefs.mount(*COHERENT)
@@ -365,6 +368,7 @@ def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, ther
             assert sum(each.event == "lock_acquired" for each in events(repository)) == len(held)
 
 
+@pytest.mark.long
 def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there: Path) -> None:
     root = place / "repository"
     initialise(root)

@@ -351,6 +351,7 @@ def bad_addresses(guarded: GuardedPostgres) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_work_leaves_nothing_behind(tmp_path: Path, guarded_postgres: GuardedPostgres) -> None:
     root, here = tmp_path / "new", tmp_path / "here"
     here.mkdir()

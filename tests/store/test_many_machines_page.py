@@ -85,7 +85,7 @@ def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(server_scr
 def stranger(postgres_server: Postgres, postgres_url: str) -> Iterator[str]:
     """A user who has, in a store of somebody else, just the rights that the page says."""
     said = " ".join(PAGE.split())
-    rights = re.search(r"all others need `(\w+)` on the schema and `([\w, ]+)` on its tables", said)
+    rights = re.search(r"all other users need `(\w+)` on the schema and `([\w, ]+)` on its tables", said)
     assert rights is not None
     schema = postgres_url.partition("schema=")[2]
     with PostgresStore(postgres_url) as store:

@@ -136,6 +136,7 @@ def test_a_random_tree_comes_back(edits: list[tuple[str, str, Any]]) -> None:
 
 @given(rounds=st.lists(EDITS, min_size=2, max_size=4))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.long
 def test_after_random_edits_the_cheap_way_gives_what_the_long_way_gives(
     rounds: list[list[tuple[str, str, Any]]],
 ) -> None:
