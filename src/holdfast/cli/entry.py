@@ -159,24 +159,24 @@ class Group(click.Group):
 
 MEANINGS = {
     ExitStatus.OK: "done",
-    ExitStatus.UNEXPECTED: "any other failure: of the system, or a defect",
-    ExitStatus.USAGE: "wrong arguments",
-    ExitStatus.NOT_FOUND: "something that was named does not exist",
-    ExitStatus.CONFLICT: "another holder has it, or it already exists",
+    ExitStatus.UNEXPECTED: "any other failure: a system error, or a defect in Holdfast",
+    ExitStatus.USAGE: "invalid arguments or input",
+    ExitStatus.NOT_FOUND: "not found",
+    ExitStatus.CONFLICT: "held by another holder, or already exists",
     ExitStatus.FENCED: "you no longer hold the lease or claim; stop writing",
     ExitStatus.CORRUPT: "stored content is corrupt",
-    ExitStatus.REFUSED: "it would put work at risk",
+    ExitStatus.REFUSED: "refused: it would put work at risk",
     ExitStatus.TIMED_OUT: "timed out; try again",
     ExitStatus.INTERRUPTED: "interrupted by the user",
 }
 _STATUSES = "\n".join(f"  {int(status):>3}  {meaning}" for status, meaning in MEANINGS.items())
 
 HELP = """\
-Holdfast lets many agents and people work in one repository at the same time, without lost work,
-double work or stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
+Holdfast lets many agents and people work in one repository at the same time, without lost work, duplicated work or
+stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
 
 \b
-Make a repository, and work in it under a lease:
+Create a repository, and work in it under a lease:
   holdfast init project && cd project/main
   holdfast run --snapshot -- ./work
 See who holds what, and let an agent take work from the queue:
@@ -193,7 +193,7 @@ Every command takes --json, and then prints one JSON object:
   {{"schema_version":1,"ok":false,"error":{{"code":"E_...","message":...}}}}
 
 \b
-Exit statuses ('run' has that of its command; 127 if it is not found, 126 if not executable):
+Exit statuses ('run' exits with that of its command: 127 if not found, 126 if not executable):
 {_STATUSES}
 
 HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.

@@ -160,7 +160,7 @@ def list_(output: Output, /, **filters: Any) -> None:
     """List issues in the order of their creation.
 
     A broken issue is named on standard error (with --json: under "broken") and left out; the status is still 0.
-    'holdfast issue validate' then ends with 6.
+    'holdfast issue validate' then exits with 6.
 
     \b
     Examples:

@@ -27,7 +27,9 @@ Example:
 @group.command(short_help="Keep a snapshot.")
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
-@click.option("--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]")
+@click.option(
+    "--until", metavar="DURATION", callback=duration, help="How long to keep it, such as 30d.  [default: until removed]"
+)
 @worktree_options
 @with_output
 def add(
@@ -132,7 +134,7 @@ def list_refs(output: Output, *, repo: str | None) -> None:
 @click.argument("name")
 @in_repository
 def delete(output: Output, *, name: str, repo: str | None) -> None:
-    """Delete the reference NAME. Its snapshot stays until it is garbage-collected, if nothing keeps it.
+    """Delete the reference NAME. Its snapshot stays until garbage collection, unless something else protects it.
 
     \b
     Example:

@@ -34,9 +34,9 @@ LONGEST_PURPOSE = 60
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
-    For each it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the
-    waiters, and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
-    order. Takes no lock and changes nothing.
+    For each, it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the waiters,
+    and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no order. Takes no lock
+    and changes nothing.
 
     \b
     Examples:
