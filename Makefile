@@ -58,24 +58,24 @@ unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/lo
 	@echo '== tests'
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
 
-proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; takes long, some needs root
+proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, and some tests need root
 	@echo '== proof'
 	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 7200 $(ARGS)
 
-format: $(DEV) ## format the code and mend what lint can mend
+format: $(DEV) ## format the code and fix what the linter can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some are killed
+demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## run the fault-injection demo
 	@$(BIN)/holdfast demo
 
-bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
+bench: $(BENCH) ## compare with other tools; choose suites with ARGS
 	@$(BIN)/python -m bench $(ARGS)
 
 metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops per command
 	@$(BIN)/python -m tools.metrics $(ARGS)
 
-docs: $(DEV) ## write the generated reference pages anew
+docs: $(DEV) ## regenerate the reference pages
 	@$(BIN)/python -m tools.generate_reference
 
 clean: ## remove the environment, caches and build products

@@ -40,7 +40,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
         raise SettingInvalid(parameter.opts[0], value, expected) from None
 
 
-@click.command("audit", short_help="Show what was done and by whom; verify the record.")
+@click.command("audit", short_help="Show or verify the audit trail.")
 @click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
 @click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
 @limit_option("Show the last N entries only.")

@@ -41,7 +41,7 @@ Examples:
         "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and their waiters."),
         "extend": LazyCommand(f"{_CLAIMS}:extend", "Renew a claim."),
         "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
-        "reap": LazyCommand(f"{_CLAIMS}:reap", "Remove expired claims."),
+        "reap": LazyCommand(f"{_CLAIMS}:reap", "Reap expired claims."),
         "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
     },
 )

@@ -127,7 +127,7 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
     output.result(record, _list_lines(record))
 
 
-@click.command(short_help="Remove expired claims.")
+@click.command(short_help="Reap expired claims.")
 @options.dry_run_option("Show the expired claims; change nothing.")
 @in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:

@@ -115,7 +115,7 @@ data_dir_option = click.option(
     "--data-dir",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="The directory of the repo locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
+    help="The directory of the repository locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
 )
 
 

@@ -24,7 +24,7 @@ Example:
 )
 
 
-@group.command(short_help="Keep a snapshot.")
+@group.command(short_help="Pin a snapshot.")
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
 @click.option(

@@ -129,7 +129,7 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
     output.result({"data_dir": str(lock.data_dir), "repositories": records}, lines or none)
 
 
-@group.command("break", short_help="Remove a lock by force, named by its exact identity.")
+@group.command("break", short_help="Break a lock, named by its exact identity.")
 @click.argument("repo_id")
 @click.option("--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it.")
 @data_dir_option

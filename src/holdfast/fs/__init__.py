@@ -1,1 +1,1 @@
-"""Durable files, safe names and paths, strict JSON, and what this file system can do."""
+"""Durable files, safe names and paths, strict JSON, and what this filesystem can do."""

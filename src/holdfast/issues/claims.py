@@ -50,7 +50,7 @@ class Claiming:
     ) -> rules.IssueClaimRequest:
         """A request for the actor, or for another assignee.
 
-        `behalf_of` is the future holder, if that is not this process: then the claim outlives its processes.
+        `behalf_of` is the holder, if that is not this process; the claim then outlives this process.
         """
         assignee = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
@@ -68,10 +68,10 @@ class Claiming:
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
     ) -> Claimed | None:
-        """Claim the most urgent issue that is ready, the longest untouched first; None if none is.
+        """Claim the most urgent ready issue, or return None. Among equals, the one unchanged for longest is first.
 
-        Issues that others claim first are skipped. `wait` is how many seconds to wait for one to become ready
-        (None: no limit), as long as any is unfinished. Unreadable issues are not waited for.
+        Issues that others claim first are skipped. `wait` is the time limit in seconds (None: no limit) for a ready
+        issue, while any issue is unfinished. Unreadable issues are not waited for.
         """
         return self._claim_next(request, wanted, wait)[0]
 
@@ -142,7 +142,7 @@ class Claiming:
     def reclaim(self, issue_id: str) -> bool:
         """Release an abandoned issue; False if it is not abandoned."""
         with contextlib.suppress(LockNotHeld, IssueClaimed):
-            self._transactions.retrying(lambda: self._release(issue_id, None, "the claim ran out", force=False))
+            self._transactions.retrying(lambda: self._release(issue_id, None, "the claim expired", force=False))
             return True
         return False
 

@@ -65,9 +65,9 @@ def initialise(
     nested: bool = False,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
-    """Create a repository in the directory `root`, with a copy of `source`, if given, in `main/`.
+    """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it.
 
-    An existing repository is left alone. A directory inside a repository is refused, unless it is in a worktree and
+    An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
     `nested` is true. `store` is the address of a server for the records, instead of files. `probe` returns the
     capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
     """

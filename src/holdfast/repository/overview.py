@@ -48,7 +48,7 @@ class UnreadableKind(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """Everything that is held below a directory, as of one moment."""
+    """Everything that is held below a directory, as of one instant."""
 
     root: Path
     at: str
@@ -91,7 +91,7 @@ def _is_workspace(directory: Path) -> bool:
 
 
 def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str | None = None) -> Overview:
-    """Everything that is held below `root`, and all repo locks, which are kept elsewhere.
+    """Everything that is held below `root`, and all repository locks, which are in the data directory.
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
