@@ -248,7 +248,7 @@ class Changed(Failure, code="E_CHANGED", exit_status=ExitStatus.CONFLICT, retrya
 class VersionMismatch(Failure, code="E_VERSION_MISMATCH", exit_status=ExitStatus.CONFLICT):
     """The record no longer has the version that the change expects."""
 
-    hint = "Read it again: another writer has changed it."
+    hint = "Another writer has changed it. Read it again."
 
 
 class PlanMismatch(Failure, code="E_GC_PLAN_MISMATCH", exit_status=ExitStatus.CONFLICT):
@@ -261,7 +261,7 @@ class ConsistencyUnavailable(Failure, code="E_CONSISTENCY_UNAVAILABLE", exit_sta
     """The payload changed while it was being captured; nothing was published."""
 
     retryable = True
-    hint = "Stop what writes into the worktree and try again, or use --consistency best_effort."
+    hint = "Stop the writers and try again, or use --consistency best_effort."
 
 
 class LockTimeout(Failure, code="E_LOCK_TIMEOUT", exit_status=ExitStatus.TIMED_OUT, retryable=True):

@@ -34,9 +34,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
-@click.option(
-    "--worktree", metavar="NAME", help="The worktree to work in.  [default: the issue's own, created from main]"
-)
+@click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
     "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"

@@ -28,9 +28,7 @@ TTL = 3.0
 
 @click.command()
 @click.option("--workers", metavar="N", type=click.IntRange(2, 32), default=8, show_default=True, help="Run N agents.")
-@click.option(
-    "--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Create N issues."
-)
+@click.option("--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Add N issues.")
 @click.option("--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files.")
 @click.option("--fault", type=click.Choice(["no-fencing"]), hidden=True, help="Break it on purpose.")

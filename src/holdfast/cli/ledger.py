@@ -91,7 +91,7 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     address = options.store_address(os.environ)
     made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
-    output.result(record, [f"Began a ledger in {made.root}."])
+    output.result(record, [f"Created a ledger in {made.root}."])
 
 
 @group.command(short_help="Append an event, or many at once.")

@@ -52,9 +52,7 @@ def _default_wait() -> str:
 )
 @click.option("--nonblock", is_flag=True, help="Do not wait: if the lock is held, fail with status 4.")
 @click.option(
-    "--fair",
-    is_flag=True,
-    help="Let nobody overtake the next waiter. All users of the lock must use it. Creates FILE.queue.",
+    "--fair", is_flag=True, help="Do not overtake waiters. All users of the lock must use it. Creates FILE.queue."
 )
 @click.option(
     "--conflict-status",

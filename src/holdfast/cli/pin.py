@@ -27,9 +27,7 @@ Example:
 @group.command(short_help="Pin a snapshot.")
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
-@click.option(
-    "--until", metavar="DURATION", callback=duration, help="How long to keep it, such as 30d.  [default: until removed]"
-)
+@click.option("--until", metavar="DURATION", callback=duration, help="Keep it this long.  [default: until removed]")
 @worktree_options
 @with_output
 def add(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENGINE = "JVS_SNAPSHOT_ENGINE"
 ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
 LEVELS = ("quiesced", "best_effort")
-WARNING = "warning: best effort, its files may be from different moments"
+WARNING = "warning: best effort: its files may be from different instants"
 
 
 @click.command()

@@ -128,7 +128,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="Rename it even if processes use it; never while it is leased.")
+@click.option("--force", is_flag=True, help="Ignore processes that use it, but not a lease.")
 @options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
@@ -146,9 +146,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option(
-    "--force", is_flag=True, help="Remove it even if processes use it; never while another holder has the lease."
-)
+@click.option("--force", is_flag=True, help="Ignore processes that use it, but not another holder's lease.")
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @options.lock_id_option

@@ -231,7 +231,7 @@ def _refuse_in_the_way(directory: Directory) -> None:
     for name in sorted(_OURS):
         status = directory.status(name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            message = f"{directory.where(name)} is in the way: it is not a directory"
+            message = f"{directory.where(name)} already exists and is not a directory"
             raise AlreadyExists(message, hint="Move it away, or choose another directory.", path=directory.where(name))
 
 
@@ -278,7 +278,7 @@ def _import(context: RepositoryContext, source: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise io_failure("remove", main, error) from error
-        message = f"{main} already has content: an interrupted import had completed it"
+        message = f"{main} already has content from an interrupted import"
         hint = "To keep it, run 'holdfast init' without --import. To import again, move it away first."
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
     with scratch(context, "import") as room:

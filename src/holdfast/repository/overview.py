@@ -70,14 +70,16 @@ def find_workspace(start: Path) -> Path:
     if found is not None:
         return Path(found)
     hint = "Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'."
-    raise NotFound(f"{start} is not in a workspace of Holdfast", hint=hint, path=str(start))
+    raise NotFound(
+        f"{start} has no repository, tracker or ledger, nor does a directory above it", hint=hint, path=str(start)
+    )
 
 
 def check_workspace(root: Path) -> None:
     """Raise `NotFound` if the directory is not a workspace."""
     if not _names(root).intersection(MARKS):
         hint = "Name the directory that has the repository, the tracker or the ledger."
-        raise NotFound(f"{root} is not a workspace of Holdfast", hint=hint, path=str(root))
+        raise NotFound(f"{root} has no repository, tracker or ledger", hint=hint, path=str(root))
 
 
 def _is_workspace(directory: Path) -> bool:
@@ -287,7 +289,7 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
         return
     dead = state.liveness is Liveness.DEAD
     unlock = f"holdfast ledger unlock --repo {shlex.quote(str(root))}"
-    how = f"it is older than it should be: {unlock}" if state.suspect else "wait: it is held only briefly"
+    how = f"it is unusually old: {unlock}" if state.suspect else "wait: it is held only briefly"
     if dead:
         how = f"the next append takes it over; or {unlock} --identity {state.identity}"
     yield Holding(

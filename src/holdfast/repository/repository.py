@@ -418,8 +418,8 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
         raise _no_repository(root)
     if document.record.version > FORMAT_VERSION:
         raise Refused(
-            f"{root} has format {document.record.version}, but this program knows {FORMAT_VERSION} at most",
-            hint="Use the newer version of Holdfast that wrote it: an older one could do harm.",
+            f"{root} has format {document.record.version}, but this version supports at most {FORMAT_VERSION}",
+            hint="Use the newer version of Holdfast that wrote it: an older one could damage it.",
             path=str(root),
             version=document.record.version,
             known=FORMAT_VERSION,
