@@ -29,7 +29,7 @@ class ExitStatus(IntEnum):
 
 
 class Failure(Exception):
-    """The base class of all failures. With this code itself, an unexpected error."""
+    """An unexpected error. The base class of all failures."""
 
     code = "E_UNEXPECTED"
     exit_status = ExitStatus.UNEXPECTED

@@ -165,7 +165,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     path = root / "worktrees/theirs/a"
     conflict = error(holdfast("lease", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
     assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
-    assert "locked by agent:alice, " in conflict["message"]
+    assert "leased by agent:alice, " in conflict["message"]
     assert "leased by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0

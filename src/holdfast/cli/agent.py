@@ -36,9 +36,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
-@ttl_option(
-    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"
-)
+@ttl_option("How long the claim lasts if this process is killed; while it lives, it renews the claim.", default="1m")
 @wait_option(
     "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
@@ -62,8 +60,8 @@ def run(
 
     COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
     environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL) and its work is not
-    published. If the command finishes or releases the issue itself ('holdfast issue finish'), that counts. Exits with
-    the status of the command; with 3 if there is nothing to do.
+    published. If the command itself finishes or releases the issue ('holdfast issue finish'), that outcome stands.
+    Exits with the status of the command, or with 3 if there is nothing to do.
 
     The worktree stays when the issue is done, so that you can review the work and bring it into main. Remove it then
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits

@@ -21,8 +21,8 @@ MOST_SHOWN = 20
 """How many snapshots of each kind people see; programs get all of them."""
 
 HELP = """\
-Delete snapshots that nothing keeps. Heads, references, pins and snapshots that a running command uses are always kept.
-The history behind the heads is kept in full, unless a policy limits it.
+Delete snapshots that nothing protects. Heads, references, pins and running commands always protect theirs. The history
+of the heads is kept in full, unless a policy limits it.
 
 Only snapshots in a plan are deleted: 'plan' shows what would be deleted and why the rest is kept; 'run' checks the plan
 again and carries it out, or refuses.

@@ -106,7 +106,7 @@ def _joining(count: int, left: int, right: int) -> str:
 def show(output: Output, /, *, snapshot: str, files: bool, **where: Any) -> None:
     """Show the snapshot ID: a prefix of an id, a reference, head (the default), or head~2.
 
-    To read or copy its files: 'holdfast export'.
+    To read or copy its files, use 'holdfast export'.
 
     \b
     Examples:

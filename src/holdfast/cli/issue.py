@@ -104,7 +104,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 def create(
     output: Output, /, *, batch: bool, field: str | None, repo: str | None, actor: str | None, **given: Any
 ) -> None:
-    """Create an issue. It is ready at once, unless it depends on others.
+    """Create an issue. It is ready at once, unless it depends on unfinished issues.
 
     With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
     "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by which other issues of the batch

@@ -127,7 +127,7 @@ def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@click.option("--reason", metavar="TEXT", default="", help="Why, for the record.")
+@click.option("--reason", metavar="TEXT", default="", help="The reason, recorded.")
 @view.claim_option
 @view.writing_options
 @click.pass_obj
@@ -156,7 +156,7 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
     It is 'gated' until all its gates are passed. This is the same as 'holdfast issue update ID --state done'. To give
-    up instead: 'holdfast issue release'.
+    up instead, use 'holdfast issue release'.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ _HOLDER_PID = "The process to record as the holder.  [default: the one that runs
 _holder_pid_option = click.option("--holder-pid", metavar="PID", type=click.IntRange(min=1), help=_HOLDER_PID)
 _field_option = options.field_option(*LEASE_FIELDS)
 _export_option = click.option(
-    "--export", is_flag=True, help="Print shell commands that export the lease's id for later commands."
+    "--export", is_flag=True, help="Print shell commands that export the lease for later commands."
 )
 
 
@@ -138,7 +138,7 @@ def steal(
 @options.ttl_option("The new ttl, from now.  [default: unchanged]")
 @options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
-    """Renew your lease for its full ttl. If that fails (status 5), stop writing.
+    """Renew your lease for its full ttl. If this fails (status 5), stop writing.
 
     \b
     Example:
@@ -155,7 +155,7 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
 @options.lock_id_option
 @options.with_output
 def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
-    """Release your lease. If it is no longer yours (status 5), nothing changes.
+    """Release your lease. If it is no longer yours, nothing changes (status 5).
 
     \b
     Example:

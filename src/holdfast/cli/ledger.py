@@ -223,7 +223,7 @@ def watch(
     limit: int | None,
     wait: float | None,
 ) -> None:
-    """Show each event when it is appended, in the form of 'log'; with --after, first the events after N.
+    """Show each event as it is appended, in the format of 'log'; with --after, first the events after N.
 
     With --json, one JSON object per line for each event.
 
@@ -339,7 +339,7 @@ def _counted(events: int) -> str:
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
 @in_ledger
 def verify(output: Output, *, repo: str) -> None:
-    """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
+    """Check for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
     Changes nothing. Fails with status 6 if there is an error. Harmless findings, such as drafts left by an
     interruption, are notes. Each finding says what to do about it.

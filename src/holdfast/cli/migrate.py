@@ -15,7 +15,7 @@ from holdfast.cli.output import Output
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
 @click.option("--overwrite", is_flag=True, help="Overwrite an older copy in the target store.")
-@dry_run_option("Show what would be copied; fail if that is impossible.")
+@dry_run_option("Show what would be copied; fail if the migration is impossible.")
 @with_output
 def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.

@@ -179,7 +179,7 @@ class Tracker:
         return self._creating.adopt(issues)
 
     def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
-        """Create the parts of an issue: they wait for its dependencies, and it waits for them."""
+        """Create the parts of an issue: they inherit its dependencies, and it depends on them."""
         return self._creating.break_down(issue_id, parts)
 
     def update(

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class AsyncLedger:
-    """A ledger whose methods are awaited; with the promises of `Ledger`."""
+    """A ledger with awaitable methods; see `Ledger`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -56,7 +56,7 @@ class AsyncLedger:
 
 
 class AsyncClaims:
-    """Claims whose methods are awaited; with the promises of `Claims`."""
+    """Claims with awaitable methods; see `Claims`."""
 
     def __init__(self, claims: Claims) -> None:
         self.claims = claims

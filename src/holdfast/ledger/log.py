@@ -206,7 +206,7 @@ class Ledger:
         return self._append([checked(event)], expected)[0]
 
     def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
-        """Append several events in one commit: all or none, one lock, one sync of the directory."""
+        """Append several events in one commit, all or none."""
         prepared = [checked(event) for event in events]
         return self._append(prepared, None) if prepared else []
 

@@ -166,7 +166,7 @@ class Claims:
         return answer
 
     def join_queue(self, request: ClaimRequest) -> Claim | ClaimWaiting:
-        """Grant the claim, or give a position in the queue; call again to move up and to keep it."""
+        """Grant the claim, or return a position in the queue. Call it again to move up and to keep the position."""
         return self._answer(request, wait=True)
 
     def leave_queue(self, request: ClaimRequest) -> None:

@@ -125,11 +125,11 @@ class FileLocker:
         self._pool = DescriptionPool()
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
-        """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` if that takes too long."""
+        """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` at the time limit."""
         return self.acquire(path, shared=False)
 
     def lock_shared(self, path: StrPath) -> LockGuard:
-        """Wait for a shared lock, which excludes only exclusive holders; raise `LockTimeout`."""
+        """Wait for a shared lock, which excludes only exclusive holders; raise `LockTimeout` at the time limit."""
         return self.acquire(path, shared=True)
 
     def try_lock_exclusive(self, path: StrPath) -> LockGuard | None:

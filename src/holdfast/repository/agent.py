@@ -98,7 +98,7 @@ class Assignment:
         self._gate = gate
 
     def check(self) -> None:
-        """Raise if the claim or the lease is lost: call it before every piece of work. A claim that ended because the
+        """Raise if the claim or the lease is lost; call it before each step of the work. A claim that ended because the
         issue was finished, usually by the agent itself, is not lost."""
         try:
             self.claim.check()
@@ -109,8 +109,8 @@ class Assignment:
         self.lease.check()
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent has
-        already finished or released the issue itself, that counts."""
+        """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent
+        itself has already finished or released the issue, that outcome stands."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()  # refused before anything is published
