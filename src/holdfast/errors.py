@@ -215,8 +215,7 @@ class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
 
 
 class Deadlock(LockConflict, code="E_DEADLOCK"):
-    """A cycle of waits: each waiter holds what the next one needs. This wait was ended so that the others can
-    continue."""
+    """A cycle of waits: each waiter holds what the next one needs. This wait gave up so that others can go on."""
 
     hint = "Release what you hold, wait a little and try again; acquire in the same order as the others."
 

@@ -70,9 +70,7 @@ def find_workspace(start: Path) -> Path:
     if found is not None:
         return Path(found)
     hint = "Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'."
-    raise NotFound(
-        f"{start} has no repository, tracker or ledger, nor does a directory above it", hint=hint, path=str(start)
-    )
+    raise NotFound(f"there is no repository, tracker or ledger in {start} or above it", hint=hint, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
