@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
-# The suite runs in two processes; the tests of one file stay together, because some share costly fixtures.
-SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+# The suite runs in two processes. In a proof the tests of one file stay together: some sum up what was tried.
+TWO := --numprocesses 2
 
 # Names the interpreter and this directory: when either changes, the environment is created again.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
@@ -58,18 +58,18 @@ unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/lo
 	@echo '== tests'
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(TWO) --dist worksteal)
 
-proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, parts need root
+proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, and some tests need root
 	@echo '== proof'
 	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(TWO) --dist loadfile --timeout 7200 $(ARGS)
 
-format: $(DEV) ## format the code and fix what lint can fix
+format: $(DEV) ## format the code and fix what the linter can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some are killed
+demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## run the fault-injection demo
 	@$(BIN)/holdfast demo
 
-bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
+bench: $(BENCH) ## compare with other tools; choose suites with ARGS
 	@$(BIN)/python -m bench $(ARGS)
 
 metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops per command

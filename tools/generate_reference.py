@@ -23,12 +23,12 @@ def errors_page() -> str:
 
 
 def _introduction() -> Iterator[str]:
-    yield "Every failure has a stable code, an exit status and a hint. With `--json` it is printed as"
+    yield "Every failure has a stable code, an exit status and a hint. With `--json`, it is printed as"
     yield ""
     yield '    {"schema_version":1,"ok":false,"error":{"code":"E_…","message":"…","retryable":…,"hint":"…"}}'
     yield ""
-    yield "together with the facts of the case. Codes and exit statuses are part of the interface: none is"
-    yield "renamed, and none gets another meaning."
+    yield "together with the facts of the case. Codes and exit statuses are part of the interface: they are never"
+    yield "renamed or given another meaning."
 
 
 def _statuses() -> Iterator[str]:
@@ -40,7 +40,7 @@ def _statuses() -> Iterator[str]:
 def _failures() -> Iterator[str]:
     yield "## Failures"
     yield ""
-    yield "*retry*: trying the same again may help."
+    yield "*retry*: repeating the same call may succeed."
     yield ""
     columns = ("code", "exit status", "retry", "meaning", "hint")
     ours = (each for each in all_failures() if each.__module__.startswith("holdfast.errors"))

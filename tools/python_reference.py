@@ -16,10 +16,10 @@ from tools.command_reference import GENERATED
 WIDTH = 110
 SOURCE = Path(holdfast.__file__).parent
 INTRODUCTION = """\
-`from holdfast import …` offers these, typed; nothing of it is loaded before it is used. They and
-[`holdfast.errors`](errors.md), where every failure is a class of its own, are the interface for programs:
-other modules may change. `holdfast.testing` has harnesses for those who write stores of their own. How to
-use it: [from Python](../how-to/from-python.md)."""
+`from holdfast import …` provides the names on this page. They are typed, and each is loaded when it is first used.
+Together with [`holdfast.errors`](errors.md), which has a class for every failure, they are the public API; other
+modules may change. `holdfast.testing` has a contract suite for authors of other stores. For examples, see
+[from Python](../how-to/from-python.md)."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -29,7 +29,7 @@ class ExitStatus(IntEnum):
 
 
 class Failure(Exception):
-    """Something that Holdfast could not or would not do, with a code, an exit status and a hint."""
+    """An unexpected error. The base class of all failures."""
 
     code = "E_UNEXPECTED"
     exit_status = ExitStatus.UNEXPECTED
@@ -52,7 +52,7 @@ class Failure(Exception):
             self.hint = hint
 
     def as_record(self) -> dict[str, object]:
-        """The failure as values for JSON: the `error` of the envelope."""
+        """The failure as JSON values: the `error` object of the output."""
         record = {name: getattr(self, name) for name in ("code", "message", "retryable", "hint")}
         return {**record, **self.facts}
 
@@ -74,7 +74,7 @@ def _some(names: Sequence[str], limit: int) -> str:
 class UsageFailure(Failure, code="E_USAGE", exit_status=ExitStatus.USAGE):
     """A command or call has an argument that it does not accept."""
 
-    hint = "See the command's --help for what it accepts."
+    hint = "See the command's --help."
 
 
 class NameInvalid(UsageFailure, code="E_NAME_INVALID"):
@@ -95,16 +95,16 @@ class SettingInvalid(UsageFailure, code="E_SETTING_INVALID"):
 
 
 class TooLarge(UsageFailure, code="E_TOO_LARGE"):
-    """Something exceeds its size limit; nothing of it was written."""
+    """Something exceeds its size limit; nothing was written."""
 
-    hint = "Make it smaller, or keep the bulk in a file of its own and refer to that."
+    hint = "Make it smaller, or store the bulk in a separate file and refer to it."
 
     def __init__(self, what: str, size: int, limit: int, *, unit: str = "bytes") -> None:
         super().__init__(f"{what} is {size} {unit}; the limit is {limit}", what=what, size=size, limit=limit)
 
 
 class Ambiguous(UsageFailure, code="E_AMBIGUOUS"):
-    """A shortened name matches more than one."""
+    """A shortened name is ambiguous."""
 
     hint = "Give more characters of the name."
 
@@ -115,7 +115,7 @@ class Ambiguous(UsageFailure, code="E_AMBIGUOUS"):
 
 
 class IdAmbiguous(UsageFailure, code="E_ID_AMBIGUOUS"):
-    """A shortened id matches more than one."""
+    """A shortened id is ambiguous."""
 
     hint = "Give more characters of the id."
 
@@ -148,7 +148,7 @@ class NotInitialised(NotFound, code="E_NOT_INITIALISED"):
 class SnapshotCollected(NotFound, code="E_SNAPSHOT_COLLECTED", retryable=True):
     """Garbage collection is deleting the snapshot, or deleted it while it was being read."""
 
-    hint = "Choose another one from 'holdfast history --all'. To keep one for good, use 'holdfast pin'."
+    hint = "Choose another snapshot from 'holdfast history --all'. To protect one, use 'holdfast pin'."
 
 
 class CommandNotFound(NotFound, code="E_COMMAND_NOT_FOUND"):
@@ -215,15 +215,15 @@ class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
 
 
 class Deadlock(LockConflict, code="E_DEADLOCK"):
-    """A cycle of waits: each waiter holds what the next one needs. This wait ended so that others go on."""
+    """A cycle of waits: each waiter holds what the next one needs. This wait gave up so that others can go on."""
 
     hint = "Release what you hold, wait a little and try again; acquire in the same order as the others."
 
 
 class InUse(Failure, code="E_IN_USE", exit_status=ExitStatus.CONFLICT, retryable=True):
-    """Processes are running in the directory to move or delete."""
+    """Processes use the directory to be moved or deleted."""
 
-    hint = "End these processes, or let them leave the directory; --force ignores them."
+    hint = "Stop these processes, or let them leave the directory; --force ignores them."
 
 
 class SequenceMismatch(Failure, code="E_SEQUENCE_MISMATCH", exit_status=ExitStatus.CONFLICT, retryable=True):
@@ -245,9 +245,9 @@ class Changed(Failure, code="E_CHANGED", exit_status=ExitStatus.CONFLICT, retrya
 
 
 class VersionMismatch(Failure, code="E_VERSION_MISMATCH", exit_status=ExitStatus.CONFLICT):
-    """The change was meant for one version, and the current version is another."""
+    """The record no longer has the version that the change expects."""
 
-    hint = "Read it again: another writer has changed it."
+    hint = "Another writer has changed it. Read it again."
 
 
 class PlanMismatch(Failure, code="E_GC_PLAN_MISMATCH", exit_status=ExitStatus.CONFLICT):
@@ -260,11 +260,11 @@ class ConsistencyUnavailable(Failure, code="E_CONSISTENCY_UNAVAILABLE", exit_sta
     """The payload changed while it was being captured; nothing was published."""
 
     retryable = True
-    hint = "Stop what writes into the worktree and try again, or use --consistency best_effort."
+    hint = "Stop the writers and try again, or use --consistency best_effort."
 
 
 class LockTimeout(Failure, code="E_LOCK_TIMEOUT", exit_status=ExitStatus.TIMED_OUT, retryable=True):
-    """A lock could not be acquired in time."""
+    """The lock was not acquired within the time limit."""
 
     hint = "Wait a few seconds and try again, or allow more time."
 
@@ -316,7 +316,7 @@ class LockExpired(Failure, code="E_LOCK_EXPIRED", exit_status=ExitStatus.FENCED)
 
 
 class FencingMismatch(Failure, code="E_FENCING_MISMATCH", exit_status=ExitStatus.FENCED):
-    """The caller's token is not the current one: there is a later holder. Nothing was published."""
+    """The caller's token is outdated: there is a later holder. Nothing was published."""
 
     hint = "Your lease was stolen. Acquire it again and reapply your work to the current state."
 
@@ -325,7 +325,7 @@ class FencingMismatch(Failure, code="E_FENCING_MISMATCH", exit_status=ExitStatus
 
 
 class Refused(Failure, code="E_REFUSED", exit_status=ExitStatus.REFUSED):
-    """The operation is possible, but would put work at risk."""
+    """The operation would put work at risk."""
 
     hint = "Avoid the risk that the message names, and try again."
 
@@ -333,7 +333,7 @@ class Refused(Failure, code="E_REFUSED", exit_status=ExitStatus.REFUSED):
 class DependencyCycle(Refused, code="E_DEPENDENCY_CYCLE"):
     """The dependency would make issues wait for each other in a cycle."""
 
-    hint = "If this dependency is right, first remove one of those that the message names."
+    hint = "To add this dependency, first remove one of those that the message names."
 
 
 class Blocked(Refused, code="E_BLOCKED"):
@@ -373,21 +373,21 @@ class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
 
 
 class FilesystemUnsafe(Refused, code="E_FILESYSTEM_UNSAFE"):
-    """The file system lacks a feature that Holdfast's promises depend on."""
+    """The filesystem lacks a feature that Holdfast's promises depend on."""
 
-    hint = "Use a local file system (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
+    hint = "Use a local filesystem (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
 
 
 class EngineUnavailable(Refused, code="E_ENGINE_UNAVAILABLE"):
-    """The requested snapshot engine does not work on this file system."""
+    """The requested snapshot engine does not work on this filesystem."""
 
     hint = "Let Holdfast choose the engine, or use 'copy', which works everywhere."
 
 
 class ExchangeUnavailable(Refused, code="E_EXCHANGE_UNAVAILABLE"):
-    """The file system cannot swap two directories atomically; nothing was changed."""
+    """The filesystem cannot swap two directories atomically; nothing was changed."""
 
-    hint = "Use a file system with an atomic exchange (ext4, xfs, btrfs, APFS), or swap by two renames."
+    hint = "Use a filesystem with an atomic exchange (ext4, xfs, btrfs, APFS), or swap by two renames."
 
 
 class StoreIncompatible(Refused, code="E_STORE_INCOMPATIBLE"):
@@ -402,13 +402,13 @@ class StoreIncompatible(Refused, code="E_STORE_INCOMPATIBLE"):
 class Corrupt(Failure, code="E_CORRUPT", exit_status=ExitStatus.CORRUPT):
     """Stored content is invalid. It was neither skipped nor overwritten."""
 
-    hint = "Keep the file, find out what is wrong with it, and repair or restore it before you continue."
+    hint = "Keep the file. Find out what is wrong with it, and repair or restore it before you continue."
 
 
 class JsonInvalid(Corrupt, code="E_JSON_INVALID"):
-    """A text is not strict JSON."""
+    """The text is not strict JSON."""
 
-    hint = "Repair the text by hand: valid UTF-8, no NaN or Infinity, no key twice in one object."
+    hint = "Repair the text by hand: valid UTF-8, no NaN or Infinity, no duplicate keys."
 
 
 class PartialSnapshot(Corrupt, code="E_PARTIAL_SNAPSHOT"):
@@ -418,13 +418,13 @@ class PartialSnapshot(Corrupt, code="E_PARTIAL_SNAPSHOT"):
 
 
 class AuditChainBroken(Corrupt, code="E_AUDIT_CHAIN_BROKEN"):
-    """An entry of the audit trail does not continue the hash chain of the one before it."""
+    """An entry of the audit trail breaks the hash chain."""
 
     hint = "Someone edited the trail, or the disk damaged it. Compare it with an earlier copy."
 
 
 class Unhealthy(Corrupt, code="E_UNHEALTHY"):
-    """The examination of a repository has findings."""
+    """The doctor has findings."""
 
     hint = "'holdfast doctor --fix' repairs what is safe to repair; see the findings for the rest."
 
@@ -439,7 +439,7 @@ class Unhealthy(Corrupt, code="E_UNHEALTHY"):
 class IoFailure(Failure, code="E_IO"):
     """The operating system could not read or write. Existing content was not changed."""
 
-    hint = "The system's own message names the cause: a full disk, missing permissions, or a failing device."
+    hint = "The system's message names the cause, such as a full disk or a failing device."
 
     def __init__(self, action: str, path: object, error: OSError, *, hint: str | None = None) -> None:
         reason = error.strerror or str(error)
@@ -448,7 +448,7 @@ class IoFailure(Failure, code="E_IO"):
 
 
 class NotWritable(IoFailure, code="E_NOT_WRITABLE"):
-    """This user may not write the file or directory, or its file system is read-only."""
+    """This user may not write the file or directory, or its filesystem is read-only."""
 
     hint = "Check the owner and mode of the directory, and whether it is mounted read-only."
 
@@ -478,9 +478,9 @@ class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUP
 
 
 class OutcomeUnknown(Failure, code="E_OUTCOME_UNKNOWN"):
-    """The store stopped answering during a commit, which may or may not have been made."""
+    """The store stopped answering during a commit, which may or may not have succeeded."""
 
-    hint = "Read what the commit was to change before you try again: it may have been made."
+    hint = "Before you try again, read what the commit was to change: it may have succeeded."
 
     def __init__(self, commit_id: str, reason: object) -> None:
         message = f"the outcome of the commit {commit_id} is unknown: {reason}"

@@ -165,7 +165,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     path = root / "worktrees/theirs/a"
     conflict = error(holdfast("lease", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
     assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
-    assert "locked by agent:alice, " in conflict["message"]
+    assert "leased by agent:alice, " in conflict["message"]
     assert "leased by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
@@ -274,12 +274,10 @@ def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> Non
 def test_an_agent_whose_lease_is_lost_is_told_to_stop(root: Path) -> None:
     assert holdfast("lease", "acquire", "--ttl", "100ms", cwd=root).returncode == 0
 
-    def told() -> Result | None:
-        result = hook("after-tool", {}, root)
-        return result if result.returncode == 2 else None
-
-    wait_until(told)
-    assert "Stop writing" in hook("after-tool", {}, root).stderr
+    wait_until(lambda: "expired" in holdfast("lease", "status", cwd=root).stdout)  # every hook in time renews it
+    told = hook("after-tool", {}, root)
+    assert told.returncode == 2
+    assert "Stop writing" in told.stderr
 
 
 def test_git_does_not_commit_in_a_worktree_that_somebody_else_has_leased(root: Path, theirs: Running) -> None:

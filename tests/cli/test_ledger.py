@@ -56,7 +56,7 @@ def append(proof: Path, *events: dict[str, Any]) -> None:
 @pytest.mark.req("LG-07")
 def test_a_ledger_is_begun_in_the_current_directory(scratch: Path) -> None:
     result = commands.holdfast("ledger", "init", "--lock-timeout", "1m", cwd=scratch)
-    assert (result.returncode, result.stdout) == (0, f"Began a ledger in {scratch}.\n")
+    assert (result.returncode, result.stdout) == (0, f"Created a ledger in {scratch}.\n")
     assert json.loads((scratch / "meta.json").read_bytes()) == {"lock_timeout": "1m"}
     again = holdfast("ledger", "init", "--json", "--repo", scratch)
     assert (again.returncode, error(again)["code"]) == (4, "E_ALREADY_EXISTS")

@@ -85,7 +85,7 @@ def test_what_stands_where_a_directory_must_be_is_refused_and_left_as_it_is(
         (root / name).write_text("mine")
     else:
         (root / name).symlink_to(elsewhere if what == "a link to a directory" else "nowhere")
-    with pytest.raises(AlreadyExists, match="in the way"):
+    with pytest.raises(AlreadyExists, match="not a directory"):
         initialise(root, probe=unprobed)
     assert [each.name for each in root.iterdir()] == [name]
     assert list(elsewhere.iterdir()) == []

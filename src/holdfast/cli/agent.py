@@ -34,11 +34,9 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
-@click.option("--worktree", metavar="NAME", help="Work in this worktree.  [default: the issue's own, made from main]")
+@click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
-@ttl_option(
-    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"
-)
+@ttl_option("How long the claim lasts if this process is killed; while it lives, it renews the claim.", default="1m")
 @wait_option(
     "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
@@ -47,7 +45,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option(
     "--remove-worktree",
     is_flag=True,
-    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps its files.",
+    help="Remove the issue's own worktree once the issue is done; a pin protects the snapshot of the work.",
 )
 @writing_options
 @click.pass_obj
@@ -56,17 +54,17 @@ def run(
 ) -> int:
     """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
-    If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets a record, and the issue is done.
+    If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
-    goes back to the queue when the claim expires, and no file is lost.
+    goes back to the queue when the claim expires, and no work is lost.
 
     COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
-    environment. If the claim or the lease is lost, the command is ended (SIGTERM, then SIGKILL) and nothing of it is
-    published. If the command finishes or releases the issue itself ('holdfast issue finish'), that counts. Exits with
-    the status of the command; with 3 if there is nothing to do.
+    environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL) and its work is not
+    published. If the command itself finishes or releases the issue ('holdfast issue finish'), that outcome stands.
+    Exits with the status of the command, or with 3 if there is nothing to do.
 
-    The worktree stays when the issue is done, so that you can review it and bring it into main; then remove it
-    ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not while it waits
+    The worktree stays when the issue is done, so that you can review the work and bring it into main. Remove it then
+    ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
     for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
 
     \b

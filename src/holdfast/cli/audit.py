@@ -40,7 +40,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
         raise SettingInvalid(parameter.opts[0], value, expected) from None
 
 
-@click.command("audit", short_help="Show what was done and by whom; verify the record.")
+@click.command("audit", short_help="Show or verify the audit trail.")
 @click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
 @click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
 @limit_option("Show the last N entries only.")
@@ -51,8 +51,8 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, since: Since, repo: str | None) -> None:
     """Show the audit trail: every change to the repository, in order.
 
-    Each entry has the hash of the one before it, so verification detects entries that were altered, removed or
-    reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
+    Each entry contains the hash of the previous one, so verification detects entries that were altered, removed or
+    reordered. It does not detect entries cut off at the end: store the last hash elsewhere and compare.
 
     With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 

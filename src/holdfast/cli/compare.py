@@ -129,7 +129,7 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
-    Ends with status 6 if something differs, and names it. Changes nothing.
+    Exits with status 6 and names the differences, if there are any. Changes nothing.
 
     \b
     Examples:

@@ -28,18 +28,18 @@ TTL = 3.0
 
 @click.command()
 @click.option("--workers", metavar="N", type=click.IntRange(2, 32), default=8, show_default=True, help="Run N agents.")
-@click.option("--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Do N issues.")
+@click.option("--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Add N issues.")
 @click.option("--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files.")
 @click.option("--fault", type=click.Choice(["no-fencing"]), hidden=True, help="Break it on purpose.")
 @json_option
 @click.pass_obj
 def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None) -> int:
-    """Let agents work through a queue, kill three, pause one past its lease, and check the result.
+    """Run agents on a queue, kill three, pause one past its lease, and check the result.
 
     Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree that it
     leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary directory, which is
-    removed afterwards. Ends with PASSED and status 0, or with FAILED and status 1.
+    removed afterwards. Prints PASSED and exits with status 0, or prints FAILED and exits with status 1.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ group = Group("dep", help=HELP)
 def add(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
     """Make ISSUE wait for DEPENDS_ON. A cycle is refused and named.
 
-    A dependency that others imply is skipped, and the path that implies it is printed.
+    A dependency that existing ones imply is not added; the path that implies it is printed.
 
     \b
     Example:
@@ -59,7 +59,7 @@ def add(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> N
 @writing_options
 @click.pass_obj
 def remove(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
-    """Stop ISSUE from waiting for DEPENDS_ON. Status 3 if it does not.
+    """Remove the dependency of ISSUE on DEPENDS_ON. Status 3 if there is none.
 
     \b
     Example:

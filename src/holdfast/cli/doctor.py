@@ -13,14 +13,14 @@ from holdfast.cli.repository import open_repository
 
 @click.command()
 @click.option("--strict", is_flag=True, help="Read every file of every snapshot, and test the filesystem.")
-@click.option("--fix", is_flag=True, help="Make all repairs that carry no risk.")
+@click.option("--fix", is_flag=True, help="Make every repair that carries no risk.")
 @repo_option
 @json_option
 @click.pass_obj
 def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None:
     """Examine the repository. Each finding says what it means and what --fix does about it.
 
-    Without --fix nothing is changed. With it, unfinished operations of dead processes are completed, and their
+    Without --fix, nothing is changed. With it, unfinished operations of dead processes are completed, and their
     leftovers are removed. Users' files are never deleted. The status is 0 if there are only notes, else 6. If the
     server with the records is unavailable, that is a finding, which names the checks that need it.
 

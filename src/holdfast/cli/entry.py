@@ -158,25 +158,25 @@ class Group(click.Group):
 
 
 MEANINGS = {
-    ExitStatus.OK: "done",
-    ExitStatus.UNEXPECTED: "any other failure: of the system, or a defect",
-    ExitStatus.USAGE: "wrong arguments",
-    ExitStatus.NOT_FOUND: "something that was named does not exist",
-    ExitStatus.CONFLICT: "another holder has it, or it already exists",
+    ExitStatus.OK: "success",
+    ExitStatus.UNEXPECTED: "any other failure: a system error, or a defect in Holdfast",
+    ExitStatus.USAGE: "invalid arguments or input",
+    ExitStatus.NOT_FOUND: "not found",
+    ExitStatus.CONFLICT: "held by somebody else, or already exists",
     ExitStatus.FENCED: "you no longer hold the lease or claim; stop writing",
     ExitStatus.CORRUPT: "stored content is corrupt",
-    ExitStatus.REFUSED: "it would put work at risk",
+    ExitStatus.REFUSED: "refused: it would put work at risk",
     ExitStatus.TIMED_OUT: "timed out; try again",
     ExitStatus.INTERRUPTED: "interrupted by the user",
 }
 _STATUSES = "\n".join(f"  {int(status):>3}  {meaning}" for status, meaning in MEANINGS.items())
 
 HELP = """\
-Holdfast lets many agents and people work in one repository at the same time, without lost work,
-double work or stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
+Holdfast lets many agents and people work in one repository at the same time, without lost work, duplicated work or
+stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
 
 \b
-Make a repository, and work in it under a lease:
+Create a repository, and work in it under a lease:
   holdfast init project && cd project/main
   holdfast run --snapshot -- ./work
 See who holds what, and let an agent take work from the queue:
@@ -193,14 +193,14 @@ Every command takes --json, and then prints one JSON object:
   {{"schema_version":1,"ok":false,"error":{{"code":"E_...","message":...}}}}
 
 \b
-Exit statuses ('run' has that of its command; 127 if it is not found, 126 if not executable):
+Exit statuses ('run' exits with that of its command: 127 if not found, 126 if not executable):
 {_STATUSES}
 
 HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.
 """
 
 COMMANDS = {
-    "init": LazyCommand("holdfast.cli.init:init", "Make a repository."),
+    "init": LazyCommand("holdfast.cli.init:init", "Create a repository."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
@@ -210,33 +210,33 @@ COMMANDS = {
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
     "status": LazyCommand("holdfast.cli.compare:status", "Show the changes since the last snapshot."),
     "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
-    "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are intact."),
+    "verify": LazyCommand("holdfast.cli.compare:verify", "Verify the content of snapshots."),
     "restore": LazyCommand("holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."),
     "export": LazyCommand("holdfast.cli.restore:export", "Write a snapshot to a new directory."),
-    "ref": LazyCommand("holdfast.cli.pin:ref_group", "Names for snapshots; a named snapshot is kept."),
-    "pin": LazyCommand("holdfast.cli.pin:group", "Keep a snapshot for a while, and say why."),
-    "gc": LazyCommand("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan that you review."),
-    "audit": LazyCommand("holdfast.cli.audit:audit", "Show what was done and by whom; verify the record."),
-    "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems of a repository."),
+    "ref": LazyCommand("holdfast.cli.pin:ref_group", "Names for snapshots, which also protect them."),
+    "pin": LazyCommand("holdfast.cli.pin:group", "Protect a snapshot from garbage collection."),
+    "gc": LazyCommand("holdfast.cli.gc:group", "Delete unprotected snapshots, by a plan that you review."),
+    "audit": LazyCommand("holdfast.cli.audit:audit", "Show or verify the audit trail."),
+    "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems in a repository."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
-    "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies: which issue waits for which."),
+    "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies between issues."),
     "gate": LazyCommand("holdfast.cli.gate:group", "Gates: the checks that an issue must pass to be done."),
     "ready": LazyCommand("holdfast.cli.queries:ready", "List the issues that can be worked on now."),
     "blocked": LazyCommand("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
     "graph": LazyCommand("holdfast.cli.queries:graph", "Draw the graph of dependencies."),
-    "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, also as they happen."),
+    "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, or follow them as they happen."),
     "ledger": LazyCommand("holdfast.cli.ledger:group", "The event log and its claims: append, read, verify, claim."),
     "who": LazyCommand("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": LazyCommand("holdfast.cli.who:top", "Show 'who' live in a terminal."),
+    "top": LazyCommand("holdfast.cli.who:top", "Show who holds what, refreshed in the terminal."),
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
-    "setup": LazyCommand("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
-    "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the shared data to another store."),
+    "setup": LazyCommand("holdfast.cli.setup:setup", "Set up coding agents and git for Holdfast, or undo it."),
+    "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the records to another store."),
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand("holdfast.cli.repo_lock:group", "Repository locks: run under one, show it, break it."),
     "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
-    "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script of your shell."),
+    "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script for your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
     "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
     "demo-faulty-agent": LazyCommand("holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True),

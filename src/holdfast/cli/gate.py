@@ -35,7 +35,7 @@ _force_option = click.option("--force", is_flag=True, help="Override an automati
 @click.option(
     "--timeout", metavar="DURATION", callback=duration, default="5m", show_default=True, help="The checker's timeout."
 )
-@click.option("--working-dir", metavar="DIR", help="Where the checker runs, relative to the tracker's root.")
+@click.option("--working-dir", metavar="DIR", help="The checker's directory, relative to the tracker's root.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable for the checker. Repeatable.")
 @click.option("--replace", is_flag=True, help="Replace an existing definition.")
 @writing_options
@@ -85,7 +85,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 @writing_options
 @click.pass_obj
 def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
-    """Require that ISSUE passes the gates KEY... to be done.
+    """Require the gates KEY... of ISSUE: it is done only when they have passed.
 
     \b
     Example:

@@ -21,8 +21,8 @@ MOST_SHOWN = 20
 """How many snapshots of each kind people see; programs get all of them."""
 
 HELP = """\
-Delete snapshots that nothing keeps. Heads, references, pins and snapshots that a running command uses are always kept.
-The history behind the heads is kept in full, unless a policy limits it.
+Delete snapshots that nothing protects. Heads, references, pins and running commands always protect theirs. The history
+of the heads is kept in full, unless a policy limits it.
 
 Only snapshots in a plan are deleted: 'plan' shows what would be deleted and why the rest is kept; 'run' checks the plan
 again and carries it out, or refuses.
@@ -108,7 +108,7 @@ def _more(count: int) -> list[str]:
 def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
     """Delete the snapshots of a plan.
 
-    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an interruption,
+    If one of them has come into use, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an interruption,
     run the same plan again to complete it.
 
     \b
@@ -149,7 +149,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @group.command(short_help="Show or set how much history is kept.")
 @click.option("--keep-last", metavar="N", callback=_or_none(_number), help="Keep the newest N of each history.")
 @click.option("--keep-for", metavar="DURATION", callback=_or_none(duration), help="Keep snapshots younger than this.")
-@click.option("--max-bytes", metavar="SIZE", callback=_or_none(_size), help="Keep more while the total is below this.")
+@click.option("--max-bytes", metavar="SIZE", callback=_or_none(_size), help="Keep older ones too up to this total.")
 @dry_run_option("Show what the policy would be; change nothing.")
 @repo_option
 @json_option

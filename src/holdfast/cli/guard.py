@@ -20,14 +20,14 @@ from holdfast.cli.repository import known_lock_id
 def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> None:
     """Check whether PATHs may be written to. Status 4 if one is in a worktree that another holder has leased.
 
-    A lease is yours if you name its id, or if its holder is a process that runs this command; but not if it was
-    acquired in the name of another actor than HOLDFAST_ACTOR, which tells apart the agents of one process. Paths
-    outside all worktrees are not guarded. Changes nothing. Meant for hooks that run before every write.
+    A lease is yours if you name its id, or if its holder is this process or an ancestor of it. If HOLDFAST_ACTOR is
+    set, the lease of another actor is not yours: that distinguishes the agents of one process. Paths outside all
+    worktrees are not guarded. Changes nothing. Meant for hooks that run before every write.
 
     \b
     Examples:
       holdfast guard src/main.py
-      holdfast guard worktrees/experiment || echo "leased by another"
+      holdfast guard worktrees/experiment || echo "leased by somebody else"
     """
     from holdfast.repository.guard import check, worktree_of
 

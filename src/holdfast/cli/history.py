@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def history(output: Output, /, *, limit: int | None, everything: bool, graph: bool, **where: Any) -> None:
     """Show the snapshots that led to the head of a worktree, newest first. Changes nothing.
 
-    A 'best_effort' snapshot has a warning: its files may be from different moments.
+    A 'best_effort' snapshot carries a warning: its files may be from different instants.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def _joining(count: int, left: int, right: int) -> str:
 
 @click.command()
 @click.argument("snapshot", metavar="[ID]", default="head")
-@click.option("--files", is_flag=True, help="List its entries, too.")
+@click.option("--files", is_flag=True, help="Also list its entries.")
 @repo_option
 @worktree_option
 @json_option
@@ -106,7 +106,7 @@ def _joining(count: int, left: int, right: int) -> str:
 def show(output: Output, /, *, snapshot: str, files: bool, **where: Any) -> None:
     """Show the snapshot ID: a prefix of an id, a reference, head (the default), or head~2.
 
-    To read or copy its files: 'holdfast export'.
+    To read or copy its files, use 'holdfast export'.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from holdfast.repository.to_json import worktree_to_json
 def info(output: Output, *, repo: str | None) -> None:
     """Show the format of a repository, its worktrees with their heads and leases, and any warnings.
 
-    If the server with its records is unavailable, it says so and shows everything else.
+    If the server with the records is unavailable, it says so and shows everything else.
 
     \b
     Examples:
@@ -57,6 +57,6 @@ def info(output: Output, *, repo: str | None) -> None:
         *(f"  {worktree_line(each)}" for each in found.worktrees),
     ]
     if found.trouble:
-        lines += [f"  {each}: a directory; nothing else is known" for each in found.directories]
+        lines += [f"  {each}: a directory, of which nothing else is known" for each in found.directories]
     lines += [f"  warning   {each}" for each in warnings]
     output.result(record, [*lines, f"            {found.trouble.hint}"] if found.trouble else lines)

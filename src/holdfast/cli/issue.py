@@ -104,7 +104,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 def create(
     output: Output, /, *, batch: bool, field: str | None, repo: str | None, actor: str | None, **given: Any
 ) -> None:
-    """Create an issue. It is ready at once, unless it depends on others.
+    """Create an issue. It is ready at once, unless it depends on unfinished issues.
 
     With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
     "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by which other issues of the batch
@@ -160,7 +160,7 @@ def list_(output: Output, /, **filters: Any) -> None:
     """List issues in the order of their creation.
 
     A broken issue is named on standard error (with --json: under "broken") and left out; the status is still 0.
-    'holdfast issue validate' then ends with 6.
+    'holdfast issue validate' then exits with 6.
 
     \b
     Examples:

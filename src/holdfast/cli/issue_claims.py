@@ -79,10 +79,10 @@ def claim(
 def claim_next(
     output: Output, /, *, labels: tuple[str, ...], wait: float | None, field: str | None, **request: Any
 ) -> None:
-    """Claim the most urgent issue that is ready; among equals, the one untouched for longest.
+    """Claim the most urgent ready issue; among equals, the one unchanged for longest.
 
-    An issue whose claim has expired counts as ready. If another process is faster, the next issue is claimed. Broken
-    issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
+    An issue whose claim has expired counts as ready. If another agent claims it first, the next issue is claimed.
+    Broken issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def claim_next(
 @view.writing_options
 @click.pass_obj
 def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text: str | None, **where: Any) -> None:
-    """Renew your claim of the issue ID from now on.
+    """Renew your claim on the issue ID for its full ttl.
 
     Status 5 if the claim has expired or was taken over: stop, because another agent may work on the issue.
 
@@ -127,15 +127,15 @@ def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@click.option("--reason", metavar="TEXT", default="", help="Why, for the record.")
+@click.option("--reason", metavar="TEXT", default="", help="The reason, recorded.")
 @view.claim_option
 @view.writing_options
 @click.pass_obj
 def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | None, **where: Any) -> None:
     """Release your claim, so that others can claim the issue ID.
 
-    It needs the claim, unless that has expired. To take an issue away from its holder, name the claim that 'holdfast
-    issue show' prints.
+    It needs the claim's id, unless the claim has expired. To take an issue away from its holder, name the claim that
+    'holdfast issue show' prints.
 
     \b
     Example:
@@ -155,8 +155,8 @@ def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | 
 def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, **where: Any) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
-    It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'. To give up
-    instead: 'holdfast issue release'.
+    It is 'gated' until all its gates are passed. This is the same as 'holdfast issue update ID --state done'. To give
+    up instead, use 'holdfast issue release'.
 
     \b
     Examples:
@@ -248,7 +248,7 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 def locks(output: Output, *, repo: str | None) -> None:
     """Show the locks of the tracker that are held, with their holders and waiters.
 
-    It shows every program that uses these lock files. Processes are known on Linux only.
+    It shows the holders of every program that uses these lock files. Only Linux names the processes.
 
     \b
     Example:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @writing_options
 @click.pass_obj
 def breakdown(output: Output, *, issue_id: str, parts: tuple[str, ...], repo: str | None, actor: str | None) -> None:
-    """Break the issue ID down into parts: new issues that it waits for.
+    """Break the issue ID down into parts: new issues that it depends on.
 
     The parts inherit its dependencies, priority and labels. All of them are created, or none.
 

@@ -55,7 +55,7 @@ _HOLDER_PID = "The process to record as the holder.  [default: the one that runs
 _holder_pid_option = click.option("--holder-pid", metavar="PID", type=click.IntRange(min=1), help=_HOLDER_PID)
 _field_option = options.field_option(*LEASE_FIELDS)
 _export_option = click.option(
-    "--export", is_flag=True, help="Print shell commands that name the lease to later commands."
+    "--export", is_flag=True, help="Print shell commands that export the lease for later commands."
 )
 
 
@@ -119,7 +119,7 @@ def steal(
     field: str | None,
     export: bool,
 ) -> None:
-    """Take over the expired lease of a worktree. A lease that has not expired is left alone.
+    """Take over the expired lease of a worktree. A lease that has not expired is refused (status 4).
 
     'acquire' takes over an expired lease too, but only when the queue is empty.
 
@@ -135,10 +135,10 @@ def steal(
 @group.command(short_help="Renew your lease.")
 @options.worktree_options
 @options.lock_id_option
-@options.ttl_option("Time until it expires, from now on.  [default: as before]")
+@options.ttl_option("The new ttl, from now.  [default: unchanged]")
 @options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
-    """Renew your lease for its full ttl. If that fails (status 5), stop writing.
+    """Renew your lease for its full ttl. If this fails (status 5), stop writing.
 
     \b
     Example:
@@ -155,7 +155,7 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
 @options.lock_id_option
 @options.with_output
 def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
-    """Release your lease. If it is no longer yours (status 5), nothing changes.
+    """Release your lease. If it is no longer yours, nothing changes (status 5).
 
     \b
     Example:

@@ -41,7 +41,7 @@ Examples:
         "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and their waiters."),
         "extend": LazyCommand(f"{_CLAIMS}:extend", "Renew a claim."),
         "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
-        "reap": LazyCommand(f"{_CLAIMS}:reap", "Remove expired claims."),
+        "reap": LazyCommand(f"{_CLAIMS}:reap", "Reap expired claims."),
         "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
     },
 )
@@ -73,13 +73,13 @@ def open_at(directory: str) -> OpenLedger:
     return open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
 
 
-@group.command(short_help="Begin a ledger in a directory.")
-@options.repo_option_for("The directory that gets the ledger.  [default: the current one]")
+@group.command(short_help="Create a ledger in a directory.")
+@options.repo_option_for("The directory to create the ledger in.  [default: the current one]")
 @options.duration_option("--lock-timeout", "How long a claim lasts by default, from 1s to 1h.", default="5m")
 @click.option("--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for other programs.")
 @options.with_output
 def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
-    """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
+    """Create a ledger. It consists of DIR/meta.json and DIR/ledger/.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     address = options.store_address(os.environ)
     made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
-    output.result(record, [f"Began a ledger in {made.root}."])
+    output.result(record, [f"Created a ledger in {made.root}."])
 
 
 @group.command(short_help="Append an event, or many at once.")
@@ -103,9 +103,9 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
-    Lines are appended all or none. An event without a "timestamp" or an "id" gets one; 'ledger show ID' tells
-    you whether an append with an unknown outcome succeeded. Events over 1 MiB are refused. When this
-    returns, the events are on disk.
+    Lines are appended all or none. An event without a "timestamp" or an "id" gets one; if the outcome of an append is
+    unknown, look the event up with 'ledger show ID'. Events over 1 MiB are refused. The events are on disk when the
+    command returns.
 
     \b
     Examples:
@@ -183,8 +183,8 @@ def log(
 ) -> None:
     """Show the events in order. Takes no lock, so it never waits.
 
-    On a terminal each event is a line for people. Through a pipe each is a line of JSON,
-    {"sequence":N,"event":{...}}. With --json all of them are one JSON object.
+    On a terminal, each event is a line for people; through a pipe, a line of JSON, {"sequence":N,"event":{...}}. With
+    --json, all of them are one JSON object.
 
     \b
     Examples:
@@ -223,7 +223,7 @@ def watch(
     limit: int | None,
     wait: float | None,
 ) -> None:
-    """Show each event when it is appended, in the form of 'log'; with --after, first the events after N.
+    """Show each event as it is appended, in the format of 'log'; with --after, first the events after N.
 
     With --json, one JSON object per line for each event.
 
@@ -249,7 +249,7 @@ def watch(
 def show(output: Output, *, event: str, repo: str) -> None:
     """Show EVENT in full: a sequence such as 41, or the id of an event.
 
-    Use the id to find out whether an append with an unknown outcome succeeded.
+    If the outcome of an append is unknown, look the event up by its id.
 
     \b
     Examples:
@@ -339,10 +339,10 @@ def _counted(events: int) -> str:
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
 @in_ledger
 def verify(output: Output, *, repo: str) -> None:
-    """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
+    """Check for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
-    Changes nothing. Fails with status 6 if there is an error. Drafts that an interruption left, and other
-    harmless findings, are notes. Each finding says what to do about it.
+    Changes nothing. Fails with status 6 if there is an error. Harmless findings, such as drafts left by an
+    interruption, are notes. Each finding says what to do about it.
 
     \b
     Example:
@@ -375,9 +375,9 @@ def verify(output: Output, *, repo: str) -> None:
 def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
-    The next writer takes over a lock whose holder is certainly dead. A lock that is merely old may belong to
-    a suspended process that will continue: break it only if you know that it will not. Even if you are
-    wrong, no event is lost, because events are never overwritten.
+    The next writer takes over a lock whose holder is certainly dead. A lock that is only old may belong to a suspended
+    process: break it only if you know that the process will not continue. Even if you are wrong, no event is lost,
+    because events are never overwritten.
 
     \b
     Examples:

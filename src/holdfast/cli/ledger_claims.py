@@ -54,7 +54,7 @@ def claim(
     field: str | None,
     repo: str,
 ) -> None:
-    """Claim NODE. Fails with status 4 if another actor has it, with 75 after --wait.
+    """Claim NODE. Fails with status 4 if another actor holds it, or with 75 when --wait has passed.
 
     The claim outlives this command: extend it while you work, and release it when you are done.
 
@@ -95,10 +95,10 @@ def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) 
 @_claim_id_option
 @in_ledger
 def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id: str, repo: str) -> None:
-    """Renew the actor's claim on NODE: it expires --ttl from now.
+    """Renew the actor's claim on NODE for --ttl from now.
 
-    Fails with status 5 if the actor does not hold it, or it has expired: stop working on the node, because
-    another actor may have begun.
+    Fails with status 5 if the actor does not hold it, or it has expired: stop working on the node, because another
+    actor may have claimed it.
 
     \b
     Example:
@@ -127,14 +127,14 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
     output.result(record, _list_lines(record))
 
 
-@click.command(short_help="Remove expired claims.")
+@click.command(short_help="Reap expired claims.")
 @options.dry_run_option("Show the expired claims; change nothing.")
 @in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
-    """Remove expired claims, each by exactly one event even if several processes reap at the same time.
+    """Reap expired claims. Each is reaped by exactly one event, however many processes reap.
 
-    This is optional: claiming a node removes its expired claim first. Claim files, if the ledger has
-    them, are brought up to date as well.
+    This is optional: claiming a node reaps its expired claim first. Claim files, if the ledger has them, are brought up
+    to date as well.
 
     \b
     Example:

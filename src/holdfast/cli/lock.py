@@ -25,9 +25,9 @@ from holdfast.locks.kernel_locks import FileLockHolder, find_holders, with_queue
 group = Group(
     "lock",
     help="""\
-Lock any file between processes, with flock(2), as flock(1) and many libraries do. The file is created if
-it does not exist; nothing is ever written to it, and it is never deleted. The kernel releases the lock
-when its holder ends, however it ends.
+Lock any file between processes, with flock(2), as flock(1) and many libraries do. The file is created if it does not
+exist; nothing is ever written to it, and it is never deleted. The kernel releases the lock when its holder exits or is
+killed.
 
 \b
 Example:
@@ -44,7 +44,7 @@ def _default_wait() -> str:
 
 @group.command(cls=RunCommand, short_help="Run a command under the lock.")
 @click.argument("path", metavar="FILE", type=click.Path())
-@click.option("--shared", is_flag=True, help="Lock for reading: exclude only exclusive holders.")
+@click.option("--shared", is_flag=True, help="Take a shared lock, which excludes only exclusive holders.")
 @wait_option(
     "How long to wait for the lock",
     default=_default_wait,
@@ -52,7 +52,7 @@ def _default_wait() -> str:
 )
 @click.option("--nonblock", is_flag=True, help="Do not wait: if the lock is held, fail with status 4.")
 @click.option(
-    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must use it. Creates FILE.queue."
+    "--fair", is_flag=True, help="Do not overtake waiters. All users of the lock must use it. Creates FILE.queue."
 )
 @click.option(
     "--conflict-status",
@@ -74,11 +74,11 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock on FILE, and exit with its status.
 
-    Waits if another process holds the lock; after --wait the error names the holder (status 75). If the
-    holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up
-    (E_DEADLOCK, status 4). Signals are forwarded to the command. The command does not inherit the lock, and
-    on Linux it is killed if this process is killed. With --json the outcome is printed to standard error,
-    because standard output is the command's.
+    If another process holds the lock, the command waits; when --wait has passed, it fails with status 75 and names the
+    holder. If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up
+    (E_DEADLOCK, status 4). Signals are forwarded to the command. The command does not inherit the lock, and on Linux it
+    is killed if this process is killed. With --json, the outcome is printed to standard error, because standard output
+    is the command's.
 
     \b
     Examples:
@@ -139,8 +139,8 @@ def _advice(path: str, failure: LockTimeout, wait_given: bool) -> str:
 def status(output: Output, *, path: str) -> None:
     """Show whether FILE is locked, who holds the lock and who waits for it.
 
-    Shows the holders of every program that uses flock(2). Only Linux names them, and only those in the same
-    pid namespace; otherwise the lock is tried for a moment to find out whether it is free. Changes nothing.
+    Shows the holders of every program that uses flock(2). Only Linux names them, and only those in the same pid
+    namespace; otherwise the command tries the lock briefly to find out whether it is free. Changes nothing.
 
     \b
     Example:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | None) -> None:
     """Serve one agent that speaks the Model Context Protocol, on standard input and output.
 
-    This is not for people: a coding agent starts it. 'holdfast setup' configures the agents that it knows;
-    for others, configure the command 'holdfast' with the argument 'mcp'.
+    A coding agent starts this server; you do not run it yourself. 'holdfast setup' configures supported agents; for
+    others, configure the command 'holdfast' with the argument 'mcp'.
 
     This process holds and renews the leases and claims of the agent, and releases them when the agent
     disconnects. It needs the package mcp: pip install 'mcp>=2'.

@@ -15,16 +15,16 @@ from holdfast.cli.output import Output
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
 @click.option("--overwrite", is_flag=True, help="Overwrite an older copy in the target store.")
-@dry_run_option("Show what would be copied; fail if that is impossible.")
+@dry_run_option("Show what would be copied; fail if the migration is impossible.")
 @with_output
 def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 
-    The switch happens only after everything was copied and compared. The old store keeps its content.
+    The switch happens only after everything has been copied and compared. The old store keeps its content.
 
     An address is 'files' for the plain files of DIRECTORY, file:///another/directory,
-    postgresql://host/database?schema=name, or etcd://host:port,host:port/prefix. Passwords in it are used
-    but never stored. Stop all users of the repository first; held leases are refused. After an
+    postgresql://host/database?schema=name, or etcd://host:port,host:port/prefix. Passwords in it are used but never
+    stored. Stop all users of the repository first; the migration is refused while a lease is held. After an
     interruption, start the migration again.
 
     \b

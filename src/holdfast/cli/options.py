@@ -107,7 +107,7 @@ def worktree_options(command: Command) -> Command:
     return repo_option(worktree_option(command))
 
 
-purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What it is for; shown to others.")
+purpose_option = click.option("--purpose", metavar="TEXT", default="", help="The purpose, shown to others.")
 priority_option = click.option(
     "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
 )
@@ -115,7 +115,7 @@ data_dir_option = click.option(
     "--data-dir",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="The directory of the repo locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
+    help="The directory of the repository locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
 )
 
 

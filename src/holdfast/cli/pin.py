@@ -14,8 +14,8 @@ from holdfast.repository.retention import pin_holds
 group = Group(
     "pin",
     help="""\
-A pin keeps a snapshot from garbage collection until it is removed or expires. A snapshot may have several
-pins; removing one leaves the others.
+A pin protects a snapshot from garbage collection until the pin is removed or expires. A snapshot may have several pins;
+removing one leaves the others.
 
 \b
 Example:
@@ -24,16 +24,16 @@ Example:
 )
 
 
-@group.command(short_help="Keep a snapshot.")
+@group.command(short_help="Pin a snapshot.")
 @click.argument("snapshot")
-@click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
-@click.option("--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, shown to others.")
+@click.option("--until", metavar="DURATION", callback=duration, help="Keep it this long.  [default: until removed]")
 @worktree_options
 @with_output
 def add(
     output: Output, *, snapshot: str, reason: str, until: float | None, repo: str | None, worktree: str | None
 ) -> None:
-    """Keep SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
+    """Pin SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
 
     \b
     Examples:
@@ -82,8 +82,8 @@ def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
 ref_group = Group(
     "ref",
     help="""\
-References are names for snapshots. A reference keeps its snapshot from garbage collection, and can be
-used wherever a command takes a snapshot.
+References are names for snapshots. A reference protects its snapshot from garbage collection, and can be used wherever
+a command takes a snapshot.
 
 \b
 Example:
@@ -95,7 +95,7 @@ Example:
 @ref_group.command(short_help="Name a snapshot.")
 @click.argument("name")
 @click.argument("snapshot")
-@click.option("-m", "--note", default="", metavar="TEXT", help="What it is for.")
+@click.option("-m", "--note", default="", metavar="TEXT", help="A note, for people.")
 @worktree_options
 @with_output
 def create(output: Output, *, name: str, snapshot: str, note: str, repo: str | None, worktree: str | None) -> None:
@@ -132,7 +132,7 @@ def list_refs(output: Output, *, repo: str | None) -> None:
 @click.argument("name")
 @in_repository
 def delete(output: Output, *, name: str, repo: str | None) -> None:
-    """Delete the reference NAME. Its snapshot stays until it is garbage-collected, if nothing keeps it.
+    """Delete the reference NAME. Its snapshot stays until garbage collection, unless something else protects it.
 
     \b
     Example:

@@ -163,7 +163,7 @@ class GraphView:
 def events(
     output: Output, *, follow: bool, issue_id: str | None, types: tuple[str, ...], limit: int | None, repo: str | None
 ) -> None:
-    """Show the events of the tracker, oldest first. With --follow and --json, one envelope per event.
+    """Show the events of the tracker, oldest first. With --follow and --json, one JSON object per event.
 
     \b
     Examples:

@@ -59,7 +59,7 @@ _stale_after_option = click.option(
     default=STALE_AFTER,
     show_default=True,
     callback=_stale_after,
-    help="The age at which a lock may be taken over, even from a live process.",
+    help="The age from which a lock may be taken over, even from a live process.",
 )
 
 
@@ -84,10 +84,10 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock of the repository REPO_ID, and exit with its status.
 
-    If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up
-    (E_DEADLOCK). While the command runs, the lock is refreshed so that it does not become stale. If it is
-    lost nevertheless (a user broke it), the command is ended and the status is 5: stop writing. With
-    --json the outcome is printed to standard error, because standard output is the command's.
+    If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up (E_DEADLOCK).
+    While the command runs, the lock is refreshed so that it does not become stale. If the lock is lost (a user broke
+    it), the command is stopped and the exit status is 5: stop writing. With --json, the outcome is printed to standard
+    error, because standard output is the command's.
 
     \b
     Examples:
@@ -129,7 +129,7 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
     output.result({"data_dir": str(lock.data_dir), "repositories": records}, lines or none)
 
 
-@group.command("break", short_help="Remove a lock by force, named by its exact identity.")
+@group.command("break", short_help="Break a lock, named by its exact identity.")
 @click.argument("repo_id")
 @click.option("--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it.")
 @data_dir_option

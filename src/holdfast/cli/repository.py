@@ -161,7 +161,7 @@ def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) ->
 
 
 def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float | None) -> DeadlockWatch:
-    """Look for a deadlock while this command polls for a repo lock."""
+    """Look for a deadlock while this command polls for a repository lock."""
     from holdfast.leases.queue import DeadlockWatch
 
     since = time.time()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 @click.argument("snapshot", metavar="ID")
 @click.argument("name", required=False)
 @click.option("--inplace", is_flag=True, help="Replace the content of the worktree.")
-@click.option("--reason", metavar="TEXT", help="With --inplace: why. Required, and recorded.")
+@click.option("--reason", metavar="TEXT", help="With --inplace: the reason. Required and recorded.")
 @click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
-@click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
-@click.option("--force", is_flag=True, help="With --inplace: even if processes write to the worktree.")
+@click.option("--allow-shared", is_flag=True, help="With --inplace: allow a shared worktree. High-risk.")
+@click.option("--force", is_flag=True, help="With --inplace: even if processes have files open for writing.")
 @dry_run_option("Show what would be done; change nothing.")
 @worktree_options
 @lock_id_option
@@ -50,14 +50,14 @@ def restore(
 ) -> None:
     """Restore the snapshot ID: a prefix of an id, a reference, head, or head~2.
 
-    Without --inplace, its content goes into a new worktree called NAME. Nothing existing is touched, and
-    no lease is needed.
+    Without --inplace, its content goes into a new worktree called NAME. Existing worktrees are not touched, and no
+    lease is needed.
 
-    With --inplace, the worktree's directory is exchanged in one step for one with the content of the
-    snapshot. The previous content becomes a snapshot first, unless it equals the head. It needs the lease
-    of the worktree: the one that you name, or, if it is free, one for the duration of the command. A
-    process inside the directory stays in the old one and must enter it again. Refused while a process has
-    a file in it open for writing, because its later writes would be lost.
+    With --inplace, the worktree's directory is exchanged in one step for one with the content of the snapshot. The
+    previous content becomes a snapshot first, unless it equals the head. It needs the lease of the worktree. Name the
+    one that you hold; if the worktree is free, the command acquires the lease for its duration. A process whose current
+    directory is in the worktree stays in the old one and must enter the new one. Refused while a process has a file in
+    it open for writing, because its later writes would be lost.
 
     \b
     Examples:
@@ -152,9 +152,9 @@ def export(
 ) -> None:
     """Write the content of the snapshot ID into DIR, which must not exist yet.
 
-    ID is a prefix of an id, a reference, head, or head~2. The copy shares nothing with the snapshot, and
-    Holdfast does not track it. No lease is needed. To go on working from a snapshot, restore it into a
-    worktree instead: 'holdfast restore'.
+    ID is a prefix of an id, a reference, head, or head~2. The copy shares nothing with the snapshot, and Holdfast does
+    not track it. No lease is needed. To continue working from a snapshot, restore it into a worktree instead: 'holdfast
+    restore'.
 
     \b
     Examples:

@@ -43,8 +43,8 @@ class RunOptions(NamedTuple):
 @click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree.")
 @worktree_options
 @wait_option("How long to wait in the queue")
-@ttl_option("How long others wait if this process is killed; while it lives, it renews the lease.", default="30s")
-@click.option("--purpose", metavar="TEXT", help="What it is for; shown to others.  [default: the command]")
+@ttl_option("How long the lease lasts if this process is killed; while it lives, it renews the lease.", default="30s")
+@click.option("--purpose", metavar="TEXT", help="The purpose, shown to others.  [default: the command]")
 @priority_option
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="The note of that snapshot.")
@@ -53,10 +53,10 @@ class RunOptions(NamedTuple):
 def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND in a worktree while holding its lease, and exit with its status.
 
-    The lease is renewed as long as the command runs. If it is lost nevertheless, the command is ended
-    (SIGTERM, then SIGKILL) and the status is 5: stop writing. The command has HOLDFAST_REPO,
-    HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its environment, so the holdfast commands
-    that it calls use this lease. With --json the outcome is printed to standard error.
+    The lease is renewed as long as the command runs. If the lease is lost, the command is stopped (SIGTERM, then
+    SIGKILL) and the exit status is 5: stop writing. The command has HOLDFAST_REPO, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID
+    and HOLDFAST_TOKEN in its environment, so the holdfast commands that it calls use this lease. With --json, the
+    outcome is printed to standard error.
 
     \b
     Examples:

@@ -23,8 +23,8 @@ Configure a program to use Holdfast in this project: instructions for the agent,
 of a session and before it writes a file, and an entry for the MCP server. For git: a guard before each
 commit, which runs before an existing hook.
 
-Everything written is marked and versioned. Run it again to update it. --remove takes it out and leaves
-everything else as it was, byte for byte.
+Everything written is marked and versioned. Run it again to update it. --remove removes it and leaves everything else as
+it was, byte for byte.
 
 \b
 Examples:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENGINE = "JVS_SNAPSHOT_ENGINE"
 ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
 LEVELS = ("quiesced", "best_effort")
-WARNING = "warning: best effort, its files may be from different moments"
+WARNING = "warning: best effort: its files may be from different instants"
 
 
 @click.command()
@@ -34,7 +34,7 @@ WARNING = "warning: best effort, its files may be from different moments"
     help="Whether the capture fails if a file changes.  [default: the worktree's setting, else quiesced; "
     "best_effort in shared worktrees]",
 )
-@click.option("--tag", metavar="NAME", help="Create this reference to it, which also keeps it.")
+@click.option("--tag", metavar="NAME", help="Create this reference to the snapshot, which also protects it.")
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -58,11 +58,11 @@ def snapshot(
     wait: float | None,
     field: str | None,
 ) -> None:
-    """Capture the content of a worktree as a snapshot. It is published whole, or not at all.
+    """Capture the content of a worktree as a snapshot. It is published completely or not at all.
 
-    It needs the lease of the worktree: the one that you name, or, if it is free, one for the duration of
-    the command. If the lease is lost, nothing is published (status 5). If a file changes during the
-    capture, a 'quiesced' snapshot fails (status 4) and nothing is published.
+    It needs the lease of the worktree. Name the one that you hold; if the worktree is free, the command acquires the
+    lease for its duration. If the lease is lost, nothing is published (status 5). If a file changes during the capture,
+    a 'quiesced' snapshot fails (status 4) and nothing is published.
 
     \b
     Examples:

@@ -32,11 +32,11 @@ LONGEST_PURPOSE = 60
 @options.data_dir_option
 @options.with_output
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
-    """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
+    """Show who holds what: leases of worktrees, issues, claims in the ledger, repository locks, file locks.
 
-    For each it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the
-    waiters, and whether and how it can be reclaimed safely. Waiters for file locks and repo locks have no
-    order. Takes no lock and changes nothing.
+    For each, it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the waiters,
+    and whether and how it can be reclaimed safely. Waiters for file locks and repository locks have no order. Takes no
+    lock and changes nothing.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
         output.diagnostic(line)
 
 
-@click.command(short_help="'who', live in a terminal.")
+@click.command(short_help="Show who holds what, refreshed in the terminal.")
 @options.repo_option
 @options.data_dir_option
 @options.duration_option("--every", "How often to refresh.", default="1s")

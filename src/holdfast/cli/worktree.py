@@ -40,7 +40,7 @@ Example:
 @group.command(short_help="Create a worktree.")
 @click.argument("name")
 @click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to start from.  [default: empty]")
-@click.option("--shared", is_flag=True, help="Without a lease. High-risk: nothing keeps writers apart.")
+@click.option("--shared", is_flag=True, help="Create it without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @options.repo_option
 @options.field_option(*options.WORKTREE_FIELDS)
@@ -128,7 +128,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="Even if processes use it; never while it is leased.")
+@click.option("--force", is_flag=True, help="Ignore processes that use it, but not a lease.")
 @options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
@@ -146,7 +146,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Even if processes use it; never while another holder leases it.")
+@click.option("--force", is_flag=True, help="Ignore processes that use it, but not another holder's lease.")
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @options.lock_id_option
@@ -156,7 +156,7 @@ def remove(
 ) -> None:
     """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
 
-    Refused while another holder leases it, or while processes use it; the error names them.
+    Refused while another holder has the lease or processes use the worktree; the error names them.
 
     \b
     Examples:

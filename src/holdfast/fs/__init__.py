@@ -1,1 +1,1 @@
-"""File system access: the calls, durable files, safe names and paths, strict JSON, probes."""
+"""Filesystem access: the calls, durable files, safe names and paths, strict JSON, probes."""

@@ -1,4 +1,4 @@
-"""Every file system call of the package.
+"""Every filesystem call of the package.
 
 All other modules write `calls.open(...)`, never `os.open(...)`, which a test of the source enforces. So a test can
 replace any name here to kill, fail, delay, shorten or record exactly that call everywhere.
@@ -49,7 +49,7 @@ def _unsupported(*_: object, **__: object) -> Any:
 if sys.platform == "win32":
 
     def free_space(path: str | os.PathLike[str]) -> int:
-        """The number of bytes that users may still write on the file system of `path`."""
+        """The number of bytes that users may still write on the filesystem of `path`."""
         import shutil
 
         return shutil.disk_usage(path).free
@@ -133,7 +133,7 @@ else:
 
 
 def sync_filesystem(descriptor: int) -> None:
-    """Sync the whole file system of an open file or directory."""
+    """Sync the whole filesystem of an open file or directory."""
     from holdfast.fs import native
 
     native.sync_filesystem(descriptor)

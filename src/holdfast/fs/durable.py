@@ -124,7 +124,7 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
 def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
     """The content of the regular file `name`; `TooLarge` if it has more than `limit` bytes.
 
-    On some network file systems an open file vanishes when another machine replaces it; its name is looked up again.
+    On some network filesystems an open file vanishes when another machine replaces it; its name is looked up again.
     """
     for _ in range(_MOST_LOOKUPS):
         content = _read_found(directory, name, limit)
@@ -220,7 +220,7 @@ def write_draft(
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 
-    In the same directory, because a rename cannot cross file systems. One writer's drafts share a `mark`.
+    In the same directory, because a rename cannot cross filesystems. One writer's drafts share a `mark`.
     """
     draft = draft_name(name, mark or new_mark())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
@@ -314,7 +314,7 @@ def _link_or_rename(directory: Directory, draft: str, name: str) -> None:
             raise
         if not rename_new(directory, draft, name):
             raise FilesystemUnsafe(
-                f"cannot create {directory.where(name)}: the file system can neither link nor rename "
+                f"cannot create {directory.where(name)}: the filesystem can neither link nor rename "
                 "without replacing, so this could overwrite another file",
                 path=str(directory.path),
             ) from error

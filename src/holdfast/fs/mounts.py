@@ -1,4 +1,4 @@
-"""The mounts of this system: the kind of file system behind a path, and the mounts below a directory."""
+"""The mounts of this system: the kind of filesystem behind a path, and the mounts below a directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_network(kind: str) -> bool:
 
 
 def filesystem_kind(path: str | os.PathLike[str]) -> str:
-    """The kind of file system that `path` is on, such as `ext4`; "" if unknown."""
+    """The kind of filesystem that `path` is on, such as `ext4`; "" if unknown."""
     try:
         device = calls.stat(path).st_dev
     except OSError:
@@ -47,7 +47,7 @@ def device_number(device: int, *, base: str = "d") -> str:
 
 
 def mount_point(path: str | os.PathLike[str]) -> str | None:
-    """The root of the file system of `path`; None if unknown."""
+    """The root of the filesystem of `path`; None if unknown."""
     try:
         device = device_number(calls.stat(path).st_dev)
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of names, relative paths and texts: what is safe to pass to a file system, to keep and to print."""
+"""Checks of names, relative paths and texts: what is safe to pass to a filesystem, to keep and to print."""
 
 from __future__ import annotations
 

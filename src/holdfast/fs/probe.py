@@ -1,6 +1,6 @@
-"""Probes of what the file system of a directory really does.
+"""Probes of what the filesystem of a directory really does.
 
-Documentation and mount options say what a file system should do; two machines that both get a lock say otherwise. So
+Documentation and mount options say what a filesystem should do; two machines that both get a lock say otherwise. So
 each ability is tried once, in a scratch directory that is then removed.
 """
 
@@ -66,13 +66,13 @@ def settings_of(path: Path) -> MountSettings | None:
 
 
 def network_problems(directory: Path, kind: str | None = None) -> list[str]:
-    """Why records that several machines share are not safe in `directory`; empty on local file systems.
+    """Why records that several machines share are not safe in `directory`; empty on local filesystems.
 
     JuiceFS is safe if it is mounted without caches: its locks do reach other machines.
     """
     kind = filesystem_kind(directory) if kind is None else kind
     if kind != JUICEFS:
-        problem = f"it is a network file system ({kind}): locks may not reach other machines"
+        problem = f"it is a network filesystem ({kind}): locks may not reach other machines"
         return [problem] if is_network(kind) else []
     settings = settings_of(directory)
     if settings is None:
@@ -93,7 +93,7 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
 
 
 class Capabilities(NamedTuple):
-    """What a file system can do. `flock`: locks exclude other processes, and are free again afterwards."""
+    """What a filesystem can do. `flock`: locks exclude other processes, and are free again afterwards."""
 
     kind: str
     network: bool
@@ -120,7 +120,7 @@ class Capabilities(NamedTuple):
 
 
 def find_capabilities(directory: Path) -> Capabilities:
-    """Probe the file system of `directory`, which must be writable."""
+    """Probe the filesystem of `directory`, which must be writable."""
     kind = filesystem_kind(directory)
     with _scratch(directory) as scratch:
         path = scratch.path
@@ -141,10 +141,10 @@ def find_capabilities(directory: Path) -> Capabilities:
 
 
 def require_safe(directory: Path, *, records_elsewhere: bool = False) -> Capabilities:
-    """Probe the file system of `directory`; raise `FilesystemUnsafe` if it breaks a promise."""
+    """Probe the filesystem of `directory`; raise `FilesystemUnsafe` if it breaks a promise."""
     found = find_capabilities(directory)
     if problems := found.troubles(records_elsewhere=records_elsewhere):
-        message = f"the file system of {directory} is not safe: {'; '.join(problems)}"
+        message = f"the filesystem of {directory} is not safe: {'; '.join(problems)}"
         raise FilesystemUnsafe(message, path=str(directory), kind=found.kind, troubles=problems)
     return found
 

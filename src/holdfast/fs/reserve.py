@@ -48,7 +48,7 @@ class Reserve:
         try:
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(self.directory)
-            content = os.urandom(LARGE_BYTES)  # random, so that no file system can compress it
+            content = os.urandom(LARGE_BYTES)  # random, so that no filesystem can compress it
             for number in range(FILES):
                 self._fill(self.directory / str(number), content if number < LARGE else b"")
         except OSError:

@@ -50,7 +50,7 @@ class Claiming:
     ) -> rules.IssueClaimRequest:
         """A request for the actor, or for another assignee.
 
-        `behalf_of` is the future holder, if that is not this process: then the claim outlives its processes.
+        `behalf_of` is the holder, if that is not this process; the claim then outlives this process.
         """
         assignee = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
@@ -58,7 +58,7 @@ class Claiming:
         return rules.IssueClaimRequest(assignee, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
 
     def claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
-        """Claim the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers, one succeeds."""
+        """Claim the issue, or raise `IssueClaimed` or `Blocked`. Of concurrent claims, one succeeds."""
         return self._transactions.retrying(lambda: self._claim(issue_id, request))
 
     def claim_next(
@@ -68,10 +68,10 @@ class Claiming:
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
     ) -> Claimed | None:
-        """Claim the most urgent issue that is ready, the longest untouched first; None if none is.
+        """Claim the most urgent ready issue, or return None. Among equals, the one unchanged for longest is first.
 
-        Issues that others claim first are skipped. `wait` is how many seconds to wait for one to become ready
-        (None: no limit), as long as any is unfinished. Unreadable issues are not waited for.
+        Issues that others claim first are skipped. `wait` is the time limit in seconds (None: no limit) for a ready
+        issue, while any issue is unfinished. Unreadable issues are not waited for.
         """
         return self._claim_next(request, wanted, wait)[0]
 
@@ -82,7 +82,7 @@ class Claiming:
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
     ) -> Claimed:
-        """Like `claim_next`, but raise `NotFound` if none is ready; it also names the unreadable issues."""
+        """Like `claim_next`, but raise `NotFound`, which names unreadable issues, if none is ready."""
         found, seen = self._claim_next(request, wanted, wait)
         if found is None:
             raise _nothing_ready(seen.broken)
@@ -122,7 +122,7 @@ class Claiming:
         return None
 
     def renew(self, claim_id: ClaimId, ttl: float | None = None) -> IssueClaim:
-        """Renew a claim. After `FencingMismatch` or `LockExpired`, stop: others may work on it."""
+        """Renew a claim. After `FencingMismatch` or `LockExpired`, stop: others may work on the issue."""
         key = CLAIMS.key(claim_id.issue_id)
         ttl = None if ttl is None else rules.checked_ttl(ttl)
         reading = self._transactions.reading()

@@ -84,7 +84,7 @@ class Creating:
         return self._add_all(issues, imported=True)
 
     def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
-        """Create the parts of an issue: they wait for its dependencies, and it waits for them."""
+        """Create the parts of an issue: they inherit its dependencies, and it depends on them."""
         if not 0 < len(parts) <= MOST_TOGETHER:
             raise UsageFailure(f"an issue is broken down into 1 to {MOST_TOGETHER} parts")
         return self._transactions.retrying(lambda: self._break_down(issue_id, parts))

@@ -98,7 +98,7 @@ class Dependencies:
         self._transactions = transactions
 
     def add(self, issue_id: str, on: str) -> Added:
-        """Let one issue wait for another. A cycle is refused; an implied dependency is skipped."""
+        """Make one issue depend on another. A cycle is refused; an implied dependency is skipped."""
         return self._transactions.retrying(lambda: self._add(issue_id, on))
 
     def remove(self, issue_id: str, on: str) -> Issue | None:

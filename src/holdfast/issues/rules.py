@@ -258,7 +258,7 @@ def grant(
             raise held_by(issue, current, now)
     elif issue.state not in WAITING:
         state = issue.state.value
-        raise TransitionRefused(f"{issue.id} is {state}: there is nothing to claim", issue_id=issue.id, state=state)
+        raise TransitionRefused(f"{issue.id} is {state}: it cannot be claimed", issue_id=issue.id, state=state)
     elif issue.assignee not in (None, request.assignee):
         raise held_by(issue, None, now)
     check_not_blocked(issue, lookup)
@@ -288,12 +288,12 @@ def in_force(issue_id: str, record: ClaimRecord | None, now: Now, claim_id: Clai
             token=claim_id.token,
             current_token=record.token if record else None,
             held_by=current.assignee if current else None,
-            hint="Your claim was released or taken over. Show the issue, and claim it again if it is free.",
+            hint="Your claim was released or taken over. See the issue, and claim it again if it is free.",
         )
     if current.is_expired(now):
         ago = format_duration(abs(current.time_left(now, for_others=False)))
         message = f"nothing was written: the claim on {issue_id} expired {ago} ago"
-        hint = "Claim the issue again: nobody else has yet."
+        hint = "Claim the issue again: nobody else has claimed it."
         raise LockExpired(message, issue_id=issue_id, token=current.token, hint=hint)
     return current
 

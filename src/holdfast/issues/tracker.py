@@ -179,7 +179,7 @@ class Tracker:
         return self._creating.adopt(issues)
 
     def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
-        """Create the parts of an issue: they wait for its dependencies, and it waits for them."""
+        """Create the parts of an issue: they inherit its dependencies, and it depends on them."""
         return self._creating.break_down(issue_id, parts)
 
     def update(
@@ -187,15 +187,15 @@ class Tracker:
     ) -> Issue:
         """Change an issue. Concurrent updates are merged, because each applies to the current record.
 
-        With `claim`, only while that claim is in force; with `if_version`, only if the version matches.
+        With `claim`, refused unless that claim is held; with `if_version`, unless the version matches.
         """
         if update.state is None:
             return self._edit(issue_id, update.applied, claim, if_version)
         return self.transactions.retrying(lambda: self._move(issue_id, update, claim, if_version))
 
     def edit(self, issue_id: str, function: Callable[[Issue], Issue], *, claim: ClaimId | None = None) -> Issue:
-        """Change an issue by a pure function, which may run more than once. State, dependencies and gates
-        have operations of their own and stay."""
+        """Change an issue by a pure function, which may run more than once. It cannot change the state, dependencies or
+        gates, which have their own operations."""
         return self._edit(issue_id, function, claim, None)
 
     def delete(self, issue_id: str, *, claim: ClaimId | None = None) -> Issue:

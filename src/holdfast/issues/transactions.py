@@ -74,7 +74,7 @@ class Draft:
             return found
         if issue_id in self._evidence:
             return self._evidence[issue_id]
-        raise Changed(f"{issue_id} became involved meanwhile", issue_id=issue_id)
+        raise Changed(f"{issue_id} became relevant meanwhile", issue_id=issue_id)
 
     def issue(self, issue_id: str) -> Issue:
         """The same; raises `NotFound` instead of returning None."""
@@ -249,7 +249,7 @@ class IssueNeighbours(NamedTuple):
 def check_dependents(draft: Draft, around: IssueNeighbours) -> None:
     """Raise `Changed` if there is a dependent that was not read. The transaction names the dependents."""
     if not set(draft.dependents(around.issue.id)) <= set(around.dependents):
-        raise Changed(f"{around.issue.id} has got another dependent", issue_id=around.issue.id)
+        raise Changed(f"{around.issue.id} has a new dependent", issue_id=around.issue.id)
 
 
 class _Failed(NamedTuple):

@@ -95,7 +95,7 @@ def _finding(
     code: str, issue_id: str, message: str, fix: Callable[[], object] | None = None, *, remedy: str = ""
 ) -> Finding:
     make = Finding if fix is None else findings.warning
-    return make(code, issue_id, message, "The issues do not fit together.", remedy, fix)
+    return make(code, issue_id, message, "The tracker is inconsistent.", remedy, fix)
 
 
 def _unreadable(issue_id: str, failure: Failure) -> Finding:
@@ -127,13 +127,13 @@ def _check_commits(examination: _Examination) -> Iterator[Finding]:
             yield _finding(
                 "commit unfinished",
                 "",
-                f"{decided} its process died before it was carried out",
+                f"{decided} its process died before it was applied",
                 partial(files.finish_commits, [commit]),
-                remedy="Nothing is lost: all readers see it whole. 'holdfast issue validate --fix' carries "
-                "it out, and so does the next change of an issue.",
+                remedy="Nothing is lost: all readers see it applied. 'holdfast issue validate --fix' applies it on "
+                "disk, as does the next change of an issue.",
             )
         else:
-            message = f"{decided} cannot be carried out: {obstacle.message}"
+            message = f"{decided} cannot be applied: {obstacle.message}"
             yield _finding("commit blocked", "", message, remedy=obstacle.hint)
 
 
@@ -167,9 +167,9 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
     actual = {on: each for on, each in dependents.items() if on in issues}
     complete = graph is not None and graph.dependents_complete
     if stored is not None and not (complete and stored == actual):
-        message = "the record of which issues depend on which is not complete"
+        message = "the record of dependents is incomplete"
         if examination.unreadable:
-            remedy = "Repair what cannot be read first: nobody knows what that depends on."
+            remedy = "First repair what cannot be read: its dependencies are unknown."
             yield _finding("dependents", "", message, remedy=remedy)
         else:
             rewrite = partial(_rewrite_dependents, tracker)

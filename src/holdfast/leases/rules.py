@@ -198,7 +198,7 @@ def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> Lease
     """Replace an expired lease; refuse if it has not expired."""
     lease = view.get(keys.lease)
     if lease is None:
-        raise LockNotHeld(f"{keys.worktree} is not locked: there is nothing to steal", worktree=keys.worktree)
+        raise LockNotHeld(f"{keys.worktree} is not leased: there is nothing to steal", worktree=keys.worktree)
     if not lease.may_be_taken(now):
         raise _conflict(now, keys, lease, [])
     others = [each for each in _waiters(view, now, keys) if each.ticket != request.lock_id]
@@ -284,7 +284,7 @@ def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id:
         holder_id = lease.holder_id if lease else None
-        message = f"{keys.worktree} is not locked with the id {lock_id}; it is held by {holder_id or 'nobody'}"
+        message = f"{keys.worktree} is not leased under the id {lock_id}; it is held by {holder_id or 'nobody'}"
         raise LockNotHeld(message, worktree=keys.worktree, lock_id=lock_id, holder_id=holder_id)
     return lease
 
@@ -296,7 +296,7 @@ def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseW
         return LockConflict(message, worktree=keys.worktree, holder_id=first, waiting=len(ahead))
     left = lease.time_left(now, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
-    message = f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}"
+    message = f"{keys.worktree} is leased by {lease.who()} since {lease.created_at}{purpose}"
     facts = {name: getattr(lease, name) for name in ("lock_id", "holder_id", "actor", "purpose")}
     facts |= {"since": lease.created_at, "expires_at": lease.lease_expires_at, "time_left": left}
     message += f"; the lease runs for another {format_duration(left)}"

@@ -275,7 +275,7 @@ def _participant(record: Lease | LeaseWaiter, processes: Iterable[str], above: I
 
 
 class HeldLease(Held[Lease]):
-    """A lease on a worktree. As a context manager (`async with` too) it is released with its block."""
+    """A lease on a worktree. As a context manager (`with` or `async with`), it is released at the end of the block."""
 
     def __init__(
         self, service: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class AsyncLedger:
-    """A ledger whose methods are awaited; see `Ledger` for what they promise."""
+    """A ledger with awaitable methods; see `Ledger`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -56,7 +56,7 @@ class AsyncLedger:
 
 
 class AsyncClaims:
-    """Claims whose methods are awaited; see `Claims` for what they promise."""
+    """Claims with awaitable methods; see `Claims`."""
 
     def __init__(self, claims: Claims) -> None:
         self.claims = claims

@@ -196,8 +196,8 @@ class Ledger:
     def append(self, event: Mapping[str, Any]) -> Recorded:
         """Append an event; durable when this returns. Commit point: it gets its number.
 
-        It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as a
-        fact: `find` tells whether it was appended.
+        The event gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the id: look it up with
+        `find`.
         """
         return self._append([checked(event)], None)[0]
 
@@ -206,15 +206,15 @@ class Ledger:
         return self._append([checked(event)], expected)[0]
 
     def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
-        """Append several events in one commit: all or none, one lock, one sync of the directory."""
+        """Append several events in one commit, all or none."""
         prepared = [checked(event) for event in events]
         return self._append(prepared, None) if prepared else []
 
     def append_decided(
         self, decide: Callable[[int], Mapping[str, Any]], *, retry: RetryConfig | None = None
     ) -> Recorded:
-        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again. Bounded,
-        with growing pauses; `TooManyRetries` when the attempts are used up."""
+        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again. Retries
+        are bounded, with growing delays; then it raises `TooManyRetries`."""
 
         def attempt() -> Recorded:
             sequence = self.sequence
@@ -243,7 +243,8 @@ class Ledger:
 
     @property
     def sequence(self) -> int:
-        """The sequence of the last event, 0 in an empty ledger. Gallops: a few reads, however many events."""
+        """The sequence of the last event, 0 in an empty ledger. Found by galloping: a few reads, however many
+        events."""
         known, leap = self._known, 1
         if known and not self._has_after(known - 1):
             known = 0  # events were removed
@@ -279,7 +280,7 @@ class Ledger:
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
-        """The event with this id after the sequence `after`: did my append succeed?"""
+        """The event with this id after the sequence `after`, or None: tells whether an append succeeded."""
         return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
 
     def watch(
@@ -312,9 +313,9 @@ class Ledger:
     ) -> State:
         """`reducer(state, recorded)` over all events, from the first to the last or to `until`.
 
-        With a `name` the state is saved as a checkpoint, and the next fold of that name costs the new events
-        only. Such a state must be representable in JSON, and its reducer must not change it in place; a
-        changed reducer needs another `version`.
+        With a `name`, the state is saved as a checkpoint, and the next fold of that name reads only new events. Such a
+        state must be representable in JSON, and its reducer must not change it in place; a changed reducer needs
+        another `version`.
         """
         if name is not None:
             _check_json(initial)

@@ -122,8 +122,8 @@ class Claims:
         """Claim a node: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
 
         Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to others; for
-        `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time to wait;
-        `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that the requester holds.
+        `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if `wait` is 0; `LockTimeout` at the time
+        limit; `Deadlock` if the wait is part of a deadlock and must give up.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
@@ -150,8 +150,8 @@ class Claims:
         purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> ClaimRequest:
-        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger. `behalf_of` is the
-        process that the claim is for, if that is not this one: then it outlives this one."""
+        """A request with a new id. The default `ttl` is the `lock_timeout` of the ledger. `behalf_of` is the holder, if
+        that is not this process; the claim then outlives this process."""
         named = {rules.ACTOR: checked_actor(self._actor)} if self._actor else {}
         ids = node_id(node), checked_owner(owner), unique_id()
         holder = described(current_holder()) | named
@@ -160,34 +160,34 @@ class Claims:
         return ClaimRequest(*ids, self._ttl(ttl), priority, self._patience, holder, agent, purpose)
 
     def take(self, request: ClaimRequest) -> Claim:
-        """Grant the claim now, or raise `NodeLocked`. An expired one is reaped first."""
+        """Grant the claim now, or raise `NodeLocked`. An expired claim is reaped first."""
         answer = self._answer(request, wait=False)
         assert isinstance(answer, Claim)
         return answer
 
     def join_queue(self, request: ClaimRequest) -> Claim | ClaimWaiting:
-        """Grant the claim, or give a position in the queue; call again to move up and to keep it."""
+        """Grant the claim, or return a position in the queue. Call it again to move up and to keep the position."""
         return self._answer(request, wait=True)
 
     def leave_queue(self, request: ClaimRequest) -> None:
         self._commit(lambda state, now: rules.withdraw(state, now, request))
 
     def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
-        """Extend a claim from now, for `ttl`. After `LockNotHeld` or `LockExpired`, stop."""
+        """Renew a claim for `ttl` from now. After `LockNotHeld` or `LockExpired`, stop."""
         node, ttl = node_id(node), self._ttl(ttl)
         extended = self._commit(lambda state, now: rules.extend(state, now, node, owner, ttl, claim_id))
         return self._current(node, owner, extended.claim_id)
 
     def release(self, node: str, owner: str, *, claim_id: str = "") -> Claim:
-        """End a claim; `LockNotHeld` if it is not this owner's, and then nothing is touched."""
+        """Release a claim. Raises `LockNotHeld`, and changes nothing, if it is not this owner's."""
         node = node_id(node)
         held = self._commit(lambda state, now: rules.release(state, now, node, owner, claim_id))
         self._update_file(node)
         return held
 
     def reap(self) -> list[Claim]:
-        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap. Returns those that
-        this call removed."""
+        """Reap all expired claims, each by exactly one `lock_reaped`, however many processes reap. Returns those that
+        this call reaped."""
         if self._files is not None:
             for node in self._files.nodes():
                 self._update_file(node)
@@ -206,7 +206,7 @@ class Claims:
     # --- Reading; takes no lock --------------------------------------------------------------------
 
     def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
-        """The claims that have not expired: now, or at the time of an event."""
+        """The active claims: now, or as of an event."""
         if at_sequence is None:
             now, claims = self.ledger.store.now(), self._all()
         else:

@@ -27,15 +27,15 @@ MOST_GAPS = 20  # how many gaps are listed one by one
 _EVENT = re.compile(r"event-([0-9]+)\.json", re.ASCII)
 _OWN = frozenset(("ledger.lock", ".meta.lock"))
 _RESTORE = (
-    "Restore it from a backup; if there is none, put an event in its place that says so: "
+    "Restore it from a backup; without one, put an event in its place that says so: "
     '{"type":"event_lost","timestamp":"<when>"}.'
 )
 _LOST = f"Keep a copy of it. {_RESTORE}"
 _WRONG_NAME = (
-    "No reader looks at it. If it is an event that was meant to count, append its content again "
+    "No reader reads it. If it was meant to be an event, append its content again "
     "('holdfast ledger append'); then move the file away."
 )
-_FORM = "It has no effect on claims. Find out which program wrote it: it does not keep to the form."
+_FORM = "It has no effect on claims. Find out which program wrote this invalid event."
 
 
 class LedgerReport(NamedTuple):
@@ -91,7 +91,7 @@ def _check_files(verification: _Verification) -> Iterator[Finding]:
             if found is None:
                 yield from _other_file(directory, name)
             elif name != _name(int(found[1])) or int(found[1]) == 0:
-                message = "it is not named as events are: six digits beginning with 000001, more from 1000000 on"
+                message = "its name is not that of an event: six digits from 000001, or more from 1000000"
                 yield _error("wrong-name", directory.where(name), message, _WRONG_NAME)
             else:
                 numbers.append(int(found[1]))
@@ -134,10 +134,10 @@ def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
     missing = [number for number in range(1, (numbers or [0])[-1]) if number not in present]
     missing = [number for number in missing if directory.status(_name(number)) is None]  # appended meanwhile
     for number in missing[:MOST_GAPS]:
-        message = f"event {number} is missing, though there are later ones: readers stop before it"
+        message = f"event {number} is missing, although later ones exist: readers stop before it"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
     if more := len(missing[MOST_GAPS:]):
-        yield _error("gap", directory.shown, f"{more} more events are missing", "As for the others.")
+        yield _error("gap", directory.shown, f"{more} more events are missing", "Repair them in the same way.")
 
 
 def _name(number: int) -> str:
@@ -169,8 +169,8 @@ def _appended_twice(recorded: Recorded, ids: dict[str, int], where: str) -> Iter
         return
     first = ids.setdefault(identity, recorded.sequence)
     if first != recorded.sequence:
-        message = f"it has the id of event {first}: one of them was appended needlessly"
-        remedy = "Nothing can be taken out of a ledger: append an event that says which one counts."
+        message = f"it has the id of event {first}: one of them is a duplicate"
+        remedy = "Events cannot be removed: append an event that says which one counts."
         yield _error("twice", where, message, remedy)
 
 
@@ -219,7 +219,7 @@ def _check_claim_files(verification: _Verification) -> Iterator[Finding]:
         if said and held and (said.owner, said.expiry()) == (held.owner, held.expiry()):
             continue
         message = "it differs from the ledger" if said else "there is no such file, or nothing in it"
-        remedy = "'holdfast ledger reap' brings the files of claims back into step; the ledger decides."
+        remedy = "'holdfast ledger reap' updates the claim files; the ledger is authoritative."
         yield _note("claim-file", str(files.path / f"{node}.lock"), message, remedy)
 
 

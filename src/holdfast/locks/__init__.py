@@ -1,1 +1,1 @@
-"""File locks, repository locks and ledger locks, and the identity and liveness of their holders."""
+"""Locks that need only a filesystem, their holders, and whether those are still alive."""

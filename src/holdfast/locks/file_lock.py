@@ -107,11 +107,11 @@ class LockGuard(HeldLock):
 
 
 class FileLocker:
-    """Locks files, waiting at most `timeout` seconds for each (None: without limit).
+    """Locks files. Each wait ends after `timeout` seconds (None: no limit).
 
-    With `fair=True` no process overtakes the next waiter, and competitors get about equal shares, though in no
-    strict order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time.
-    An `observer` sees each wait that does not end at once, and may end it: see `Repository.file_locker`.
+    With `fair=True`, no process overtakes the next waiter, and competitors get about equal shares, though in no strict
+    order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time. An `observer` sees
+    each wait that does not end at once, and may end it: see `Repository.file_locker`.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class FileLocker:
         self._pool = DescriptionPool()
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
-        """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` if that takes too long."""
+        """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` at the time limit."""
         return self.acquire(path, shared=False)
 
     def lock_shared(self, path: StrPath) -> LockGuard:
-        """Wait for a shared lock, which excludes only exclusive holders; raise `LockTimeout`."""
+        """Wait for a shared lock, which excludes only exclusive holders; raise `LockTimeout` at the time limit."""
         return self.acquire(path, shared=True)
 
     def try_lock_exclusive(self, path: StrPath) -> LockGuard | None:
@@ -167,7 +167,7 @@ class FileLocker:
         return None if description is None else self._guard(description, key, shared, owner or _this_thread.itself)
 
     def statistics(self) -> LockStatistics:
-        """Counters of this locker since it was made."""
+        """The counters of this locker since its creation."""
         uses, waits = self._pool.totals(), self._pool.waits
         waited = waits.count, waits.timed_out, self._pool.held_now(), waits.seconds, waits.longest
         return LockStatistics(uses.uses, *waited, uses.held_seconds)

@@ -257,7 +257,7 @@ def _open(key: str) -> int:
             with contextlib.suppress(OSError):
                 return calls.open(key, os.O_RDONLY | _FLAGS)
         if error.errno == errno.ELOOP:
-            message = f"cannot lock {key}: it is a symbolic link, whose target may not be the file meant"
+            message = f"cannot lock {key}: it is a symbolic link, whose target may be another file"
             raise PathEscape(message, path=key) from None
         if error.errno == errno.ENOENT:
             message = f"cannot lock {key}: its directory does not exist"

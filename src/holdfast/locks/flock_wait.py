@@ -6,7 +6,7 @@ signal that only interrupts the call. Then the wait is over: it leaves no waitin
 without a holder. Another thread can cancel a wait in the same way.
 
 The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock is polled
-instead if no signal is free, on Windows, and on network file systems, whose waits the kernel polls itself.
+instead if no signal is free, on Windows, and on network filesystems, whose waits the kernel polls itself.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _describe(fields: list[str]) -> FileLockHolder:
 
 
 def must_poll(description: OpenFileDescription) -> bool:
-    """Whether a blocking wait is unreliable: a network file system may not wake the waiter."""
+    """Whether a blocking wait is unreliable: a network filesystem may not wake the waiter."""
     return _is_on_network(description.device, description.key)
 
 

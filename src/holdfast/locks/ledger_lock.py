@@ -110,7 +110,7 @@ class LedgerLock:
         self._file.close()
 
     def break_lock(self, identity: str) -> None:
-        """Remove the lock with exactly this `identity`, on a person's order."""
+        """Remove the lock with exactly this `identity`. Call it only at a person's request."""
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
         # A stopped holder may keep the turnstile forever: let the others make a new one.

@@ -301,7 +301,7 @@ class KeptDraft:
         except OSError as error:
             self._forget()
             if error.errno in _NO_LINKS:
-                self._uses = -(1 << 62)  # never again: this file system has no links
+                self._uses = -(1 << 62)  # never again: this filesystem has no links
                 return None
             raise io_failure("create", f"{self._path}/{self._name}", error) from error
         finally:

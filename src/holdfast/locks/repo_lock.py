@@ -126,7 +126,7 @@ class RepoLock:
             return {}
 
     def break_lock(self, repo_id: str, identity: str) -> None:
-        """Remove the lock with exactly this `identity`, stale or not, on a person's order."""
+        """Remove the lock with exactly this `identity`, stale or not. Call it only at a person's request."""
         file = self._file(safe_name(repo_id, what="repository id"))
         if not file.remove(identity):
             message = f"the lock of {repo_id} does not have the identity {identity}"

@@ -16,8 +16,8 @@ CHANCE = random.Random()  # not the shared generator, which the program may have
 
 
 class RetryConfig(NamedTuple):
-    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most `max_delay`;
-    each pause is shortened by a random part of up to half."""
+    """The number of attempts and the delays between them: from `initial_delay`, multiplied by `backoff_factor` each
+    time, up to `max_delay`. Each delay is shortened at random by up to half."""
 
     max_attempts: int = 3
     initial_delay: float = 0.05

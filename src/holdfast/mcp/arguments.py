@@ -38,9 +38,9 @@ class Who(Arguments):
 
 class TakeLease(Arguments):
     worktree: Worktree = None
-    ttl: Annotated[Duration | None, _about("How long others wait if this server dies. Default: 30s.")] = None
+    ttl: Annotated[Duration | None, _about("How long the lease lasts if this server dies. Default: 30s.")] = None
     wait: Annotated[Duration, _about("How long to wait in the queue: 0s, 30s, 5m.")] = "0s"
-    purpose: Annotated[Line, _about("What it is for; shown to others.")] = ""
+    purpose: Annotated[Line, _about("The purpose, shown to others.")] = ""
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Higher priority is served first.")] = 0
 
 
@@ -50,21 +50,21 @@ class ReleaseLease(Arguments):
 
 class TakeSnapshot(Arguments):
     worktree: Worktree = None
-    note: Annotated[Text, _about("What it is, for people.")] = ""
-    tag: Annotated[Name | None, _about("A name for it; a named snapshot is not garbage collected.")] = None
+    note: Annotated[Text, _about("A note, for people.")] = ""
+    tag: Annotated[Name | None, _about("A reference to it, which protects it from garbage collection.")] = None
     consistency: Annotated[
         Literal["quiesced", "best_effort"] | None,
-        _about("quiesced: fail if a file changes meanwhile. Default: that of the worktree."),
+        _about("quiesced: fail if a file changes meanwhile. Default: the worktree's setting."),
     ] = None
     lock_id: LockId = None
 
 
 class Restore(Arguments):
-    snapshot: Annotated[Name, _about("The first characters of its id, a tag, head, or head~2.")]
+    snapshot: Annotated[Name, _about("A prefix of its id, a reference, head, or head~2.")]
     into: Annotated[Name | None, _about("The name of the new worktree. Not with in_place.")] = None
     in_place: Annotated[bool, _about("Save the content of the worktree as a snapshot, and replace it.")] = False
     worktree: Worktree = None
-    reason: Annotated[Text, _about("Why. Required with in_place, and recorded.")] = ""
+    reason: Annotated[Text, _about("The reason. Required with in_place; recorded.")] = ""
     path: Annotated[Text | None, _about("With in_place: only this path, relative to the worktree.")] = None
     dry_run: Annotated[bool, _about("Only report what would be done.")] = False
     lock_id: LockId = None
@@ -78,7 +78,7 @@ class ReadHistory(Arguments):
 
 class ClaimNextWork(Arguments):
     issue: Annotated[Name | None, _about("The id of an issue. Default: the most urgent ready one.")] = None
-    worktree: Annotated[Name | None, _about("Where to work. Default: one for the issue, made from main.")] = None
+    worktree: Annotated[Name | None, _about("The worktree. Default: one for the issue, created from main.")] = None
     gate: Annotated[Name | None, _about("The gate that this work decides: passed if done, else failed.")] = None
     ttl: Annotated[Duration, _about("How soon the work returns to the queue if this server dies.")] = "1m"
     wait: Annotated[Duration, _about("How long to wait for the worktree.")] = "10s"

@@ -116,7 +116,7 @@ def _tail(call: Call) -> Record:
 
 def _event(call: Call, sequence: str) -> Record:
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 12):
-        raise UsageFailure(f"{sequence!a} is not a sequence", hint="A number, from 1.")
+        raise UsageFailure(f"{sequence!a} is not a sequence", hint="Give a number from 1.")
     return log.event_to_json(call.project.ledger().read(int(sequence)))
 
 
@@ -125,8 +125,8 @@ RESOURCES = (
     ResourceOffer("worktrees", "worktrees", "All worktrees, with their heads and leases.", _worktrees),
     ResourceOffer("history", "history", f"The newest {TAIL} snapshots of your worktree.", _history),
     ResourceOffer("history/{worktree}", "history of", f"The newest {TAIL} snapshots of a worktree.", _history),
-    ResourceOffer("issues/ready", "ready", "The issues that can be worked on now, the most urgent first.", _ready),
-    ResourceOffer("issues/{id}", "issue", "Everything about one issue, by its id or its first characters.", _issue),
+    ResourceOffer("issues/ready", "ready", "The issues that can be worked on now, most urgent first.", _ready),
+    ResourceOffer("issues/{id}", "issue", "One issue in full, by its id or a prefix of it.", _issue),
     ResourceOffer("ledger/tail", "ledger", f"The last {TAIL} events of the ledger.", _tail),
     ResourceOffer("ledger/{sequence}", "event", "One event of the ledger, by its sequence.", _event),
 )

@@ -49,7 +49,7 @@ Quietly = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class AssignmentOptions(NamedTuple):
-    """Which work to take, where, and how."""
+    """Options of `take_work`: the issue, the worktree, and the waits."""
 
     issue_id: str | None = None  # None: the most urgent issue that is ready
     worktree: str | None = None  # None: the issue's own
@@ -98,7 +98,7 @@ class Assignment:
         self._gate = gate
 
     def check(self) -> None:
-        """Raise if the claim or the lease is lost: call it before every piece of work. A claim that ended because the
+        """Raise if the claim or the lease is lost; call it before each step of the work. A claim that ended because the
         issue was finished, usually by the agent itself, is not lost."""
         try:
             self.claim.check()
@@ -109,8 +109,8 @@ class Assignment:
         self.lease.check()
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done; refused by its token if another agent has claimed the issue since. If the agent has
-        already finished or released the issue itself, that counts."""
+        """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent
+        itself has already finished or released the issue, that outcome stands."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()  # refused before anything is published
@@ -151,7 +151,7 @@ class Assignment:
 
     def remove_worktree(self) -> Removed:
         """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused while processes use
-        the worktree. The pin comes first, so a kill leaves at most a superfluous pin."""
+        the worktree. The pin is created first, so a kill leaves at most an unneeded pin."""
         assert self.outcome is not None
         repository, name = self._repository, self.lease.worktree
         base = repository.context.config(name).base_snapshot_id
@@ -222,8 +222,8 @@ def take_work(
 ) -> Iterator[Assignment]:
     """Claim an issue and lease a worktree for it; `NotFound` if none is ready. `ledger` records outcomes.
 
-    Without an outcome by the end of the block, the issue is released. `quietly` is entered while the threads of the
-    heartbeats start: a command uses it to keep signals away from them.
+    If the block ends without an outcome, the issue is released. The heartbeat threads start inside the context manager
+    `quietly`, with which a command blocks signals in them.
     """
     claims = tracker.claims
     request = claims.request(options.assignee, ttl=options.ttl, purpose=options.by)

@@ -122,10 +122,10 @@ def commits(examination: Examination) -> Iterator[Finding]:
     for commit in files.unfinished_commits():
         facts, obstacle = {"documents": list(commit.documents)}, commit.obstacle
         if obstacle is not None:
-            message = f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}"
+            message = f"the commit {commit.id} is decided, but cannot be applied: {obstacle.message}"
             yield findings.of("commit-blocked", commit.id, message, None, obstacle.hint, **{**facts, **obstacle.facts})
             continue
-        message = f"the commit {commit.id} is decided, but its process died before it was carried out"
+        message = f"the commit {commit.id} is decided, but its process died before it was applied"
         yield findings.of("commit-unfinished", commit.id, message, partial(files.finish_commits, [commit]), **facts)
 
 

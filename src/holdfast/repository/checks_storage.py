@@ -82,12 +82,12 @@ def permissions(examination: Examination) -> Iterator[Finding]:
             continue
         where, mode = str(path.relative_to(root)), f"{stat.S_IMODE(status.st_mode):04o}"
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            message = f"everybody on this machine can write into {path} (mode {mode})"
+            message = f"every user of this machine can write to {path} (mode {mode})"
             yield findings.of(
                 "permissions-open", where, message, None, f"'chmod o-w {path}' unless intended", mode=mode
             )
         if not _can_write(status):
-            message = f"this user cannot write into {path} (mode {mode}, owner {status.st_uid})"
+            message = f"this user cannot write to {path} (mode {mode}, owner {status.st_uid})"
             yield findings.of("permissions-missing", where, message, mode=mode, owner=status.st_uid)
 
 
@@ -127,7 +127,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
     except OSError as error:
         raise io_failure("look at", root, error) from error
     if left < LARGE * LARGE_BYTES:
-        message = f"the disk that the repository is on is full: {left >> 10} KiB are left"
+        message = f"the disk of the repository is full: {left >> 10} KiB are left"
         yield findings.of("disk-full", str(root), message, bytes_left=left)
 
 
@@ -140,7 +140,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     else:
         troubles = [] if served else network_problems(root)
     if troubles:
-        message = f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}"
+        message = f"the repository is on an unsafe filesystem: {'; '.join(troubles)}"
         found = findings.of("filesystem-unsafe", str(root), message, troubles=troubles)
         yield found._replace(severity=Severity.WARNING) if troubles == [probe.JUICEFS_UNKNOWN] else found
 
@@ -184,7 +184,7 @@ def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | Non
         return findings.of("descriptor-missing", snapshot_id, message)
     if last is not None or payloads.is_left(places, snapshot_id) or not is_ready(places, snapshot_id):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
-        remedy = "remove it, but for what other snapshots need of it" if is_needed else ""
+        remedy = "remove it, except for what other snapshots need" if is_needed else ""
         return findings.of("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
     message, target = f"{tree} is a complete tree of unknown origin", places.quarantine / snapshot_id
     if is_needed:

@@ -125,7 +125,7 @@ def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Itera
 
 def _head_behind(context: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]) -> Finding:
     one, worktree = len(tips) == 1, config.worktree_id
-    message = f"the head of {worktree} is {start}, but its line continues to {', '.join(tips)}"
+    message = f"the head of {worktree} is {start}, but its history continues to {', '.join(tips)}"
     fix = partial(_move_head, context, config, tips[0]) if one else None
     remedy = f"move the head to {tips[0]}; no file of the worktree changes" if one else ""
     return findings.of("head-behind", worktree, message, fix, remedy, head_snapshot_id=start, newest=tips)

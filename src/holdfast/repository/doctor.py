@@ -130,7 +130,7 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
 def _not_made(examination: Examination) -> Iterator[Finding]:
     names = examination.not_made
     if names:
-        message = f"{len(names)} checks could not be made without the store: {', '.join(names)}"
+        message = f"{len(names)} checks could not run without the store: {', '.join(names)}"
         yield findings.of("checks-not-made", "store", message, checks=names)
 
 

@@ -66,7 +66,7 @@ def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> D
     found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
     steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
     if steps > MOST_STEPS:
-        raise NotFound(f"{text}: no history is that long", name=text)
+        raise NotFound(f"{text}: its history is shorter", name=text)
     for _ in range(steps):
         found = _parent(context, found, text)
     return found

@@ -65,9 +65,9 @@ def initialise(
     nested: bool = False,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
-    """Create a repository in the directory `root`, with a copy of `source`, if given, in `main/`.
+    """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it.
 
-    An existing repository is left alone. A directory inside a repository is refused, unless it is in a worktree and
+    An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
     `nested` is true. `store` is the address of a server for the records, instead of files. `probe` returns the
     capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
     """
@@ -231,7 +231,7 @@ def _refuse_in_the_way(directory: Directory) -> None:
     for name in sorted(_OURS):
         status = directory.status(name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            message = f"{directory.where(name)} is in the way: it is not a directory"
+            message = f"{directory.where(name)} already exists and is not a directory"
             raise AlreadyExists(message, hint="Move it away, or choose another directory.", path=directory.where(name))
 
 
@@ -278,7 +278,7 @@ def _import(context: RepositoryContext, source: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise io_failure("remove", main, error) from error
-        message = f"{main} already has content: an interrupted import had completed it"
+        message = f"{main} already has content from an interrupted import"
         hint = "To keep it, run 'holdfast init' without --import. To import again, move it away first."
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
     with scratch(context, "import") as room:

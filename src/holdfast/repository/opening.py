@@ -31,8 +31,8 @@ FIRST_EVENT = "event-000001.json"
 
 
 class OpenLedger:
-    """A ledger, its claims, lock and claim files, each opened on first use: appending needs none of them. `lock` and
-    `files` are None if a server keeps the ledger; `files` also if it has no claim files."""
+    """A ledger with its claims, lock and claim files. Each part is opened on first use. `lock` and `files` are None if
+    a server keeps the ledger; `files` also if it has no claim files."""
 
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
         self._on_files = store.files is not None
@@ -71,7 +71,7 @@ class OpenLedger:
         return ClaimFiles(self.root) if self._has_claim_files else None
 
     def close(self) -> None:
-        """Close cached files. Nothing is lost without it."""
+        """Close cached files. Calling it is optional."""
         self.ledger.store.close()
 
     def verify(self) -> LedgerReport:
@@ -99,7 +99,7 @@ def init_ledger(
     try:
         store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
     except AlreadyExists:
-        hint = "Use it, or create another one elsewhere: --repo DIRECTORY."
+        hint = "Use it, or create another one elsewhere: --repo DIR."
         raise AlreadyExists(f"a ledger already exists in {path}", hint=hint, path=str(path)) from None
     if store.files is not None:
         make_directories(store.files.path / DIRECTORY)
@@ -107,8 +107,8 @@ def init_ledger(
 
 
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
-    """Open the ledger of a directory, or at `address`; `NotFound` if there is none. `actor` (`kind:name`) makes the
-    claims, as for leases: it distinguishes agents of one process. Creates nothing."""
+    """Open the ledger of a directory, or at `address`; `NotFound` if there is none. `actor` (`kind:name`) is the
+    claiming actor; it distinguishes agents of one process. Creates nothing."""
     path = Path(os.path.abspath(root))
     if not _exists(path):
         raise _no_ledger(path)
@@ -124,8 +124,9 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, act
 
 
 def find_ledger(start: str | os.PathLike[str]) -> Path | None:
-    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. The name `ledger` alone
-    does not count: other programs use it too. Opening finds out whether a ledger on a server exists."""
+    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. A directory that is
+    merely called `ledger` does not count: other programs use that name too. Whether a ledger on a server exists is
+    known only when it is opened."""
     found = calls.find_upwards(start, lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
 
@@ -173,7 +174,7 @@ def open_tracker(
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The issue tracker of the directory `root`, or at `address`. `actor` names its user, such as `agent:alice`. A new
-    tracker must be initialised first."""
+    """The issue tracker of the directory `root`, or at `address`. `actor` is the actor of every change, such as
+    `agent:alice`. A new tracker must be initialised first."""
     store = open_store(root, address, timeout=timeout)
     return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry, skew=store.skew)

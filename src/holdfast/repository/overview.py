@@ -48,7 +48,7 @@ class UnreadableKind(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """Everything that is held below a directory, as of one moment."""
+    """Everything that is held below a directory, as of one instant."""
 
     root: Path
     at: str
@@ -70,14 +70,14 @@ def find_workspace(start: Path) -> Path:
     if found is not None:
         return Path(found)
     hint = "Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'."
-    raise NotFound(f"{start} is not in a workspace of Holdfast", hint=hint, path=str(start))
+    raise NotFound(f"there is no repository, tracker or ledger in {start} or above it", hint=hint, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
     """Raise `NotFound` if the directory is not a workspace."""
     if not _names(root).intersection(MARKS):
         hint = "Name the directory that has the repository, the tracker or the ledger."
-        raise NotFound(f"{root} is not a workspace of Holdfast", hint=hint, path=str(root))
+        raise NotFound(f"{root} has no repository, tracker or ledger", hint=hint, path=str(root))
 
 
 def _is_workspace(directory: Path) -> bool:
@@ -91,7 +91,7 @@ def _is_workspace(directory: Path) -> bool:
 
 
 def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str | None = None) -> Overview:
-    """Everything that is held below `root`, and all repo locks, which are kept elsewhere.
+    """Everything that is held below `root`, and all repository locks, which are in the data directory.
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
@@ -287,7 +287,7 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
         return
     dead = state.liveness is Liveness.DEAD
     unlock = f"holdfast ledger unlock --repo {shlex.quote(str(root))}"
-    how = f"it is older than it should be: {unlock}" if state.suspect else "wait: it is held only briefly"
+    how = f"it is unusually old: {unlock}" if state.suspect else "wait: it is held only briefly"
     if dead:
         how = f"the next append takes it over; or {unlock} --identity {state.identity}"
     yield Holding(

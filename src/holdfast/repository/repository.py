@@ -83,10 +83,10 @@ class _OtherGraphs:
 class Repository:
     """One repository. Its parts are loaded when they are first used.
 
-    Leases are taken in the name of `actor` (`kind:name`). A program that runs several agents in one process
-    opens it once for each, because the process alone does not tell them apart. `ledger_address` is the store
-    of the ledger, if it is not the configured one: a wait for a lease may be part of a deadlock with its
-    claims. With `to_examine` it opens even if its store cannot be used: see `trouble`.
+    Leases are acquired as `actor` (`kind:name`). A program that runs several agents in one process opens it once for
+    each agent, because the process alone does not distinguish them. `ledger_address` is the store of the ledger, if it
+    is not the configured one: a wait for a lease may be part of a deadlock with its claims. With `to_examine`, it opens
+    even if its store is unavailable: see `trouble`.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Repository:
 
     @cached_property
     def format(self) -> RepositoryFormat:
-        """The format of the repository: read when it is opened, except to be examined."""
+        """The format of the repository. Not read on opening with `to_examine`."""
         return checked_format(self.context.store, self.root)
 
     @property
     def trouble(self) -> Failure | None:
-        """Why its records cannot be read, if it was opened to be examined."""
+        """The reason why its records cannot be read, or None."""
         return self.context.store.trouble
 
     def close(self) -> None:
@@ -162,11 +162,11 @@ class Repository:
         client: Holder | None = None,
         cancelled: threading.Event | None = None,
     ) -> HeldLease:
-        """Acquire the lease of a worktree, a context manager, also an asynchronous one.
+        """Acquire the lease of a worktree. The result is a context manager, for `with` or `async with`.
 
-        `wait` is how many seconds to wait in the queue, None for no limit. With `behalf_of` the lease is that
-        holder's, and outlives this process; with `client` it is held for that process: see
-        `LeaseService.request`. Setting `cancelled` ends the wait at once, as if the time were up.
+        `wait` is the time limit in the queue in seconds; None means no limit. With `behalf_of`, that process is the
+        holder, and the lease outlives this process. With `client`, this process holds the lease for that one: see
+        `LeaseService.request`. Setting `cancelled` ends the wait at once, like its time limit.
         """
         name = worktree_name(worktree)
         request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client)
@@ -191,7 +191,7 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
     ) -> HeldLease:
-        """The same for coroutines: `async with await repository.lease_async()`.
+        """Like `lease`, for coroutines: `async with await repository.lease_async()`.
 
         A lease that is granted to a coroutine after it was cancelled is released.
         """
@@ -203,10 +203,9 @@ class Repository:
         return await wait_in_thread(wait_for_it, HeldLease.release)
 
     def file_locker(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> FileLocker:
-        """A `FileLocker` whose waits count for the deadlock detection of this repository.
+        """A `FileLocker` whose waits take part in the deadlock detection of this repository.
 
-        A wait that is part of a deadlock raises `Deadlock` if it is the youngest there; so do waits for
-        leases and claims.
+        The youngest wait of a deadlock raises `Deadlock`, here as for leases and claims.
         """
         from holdfast.leases.wait_notes import WaitNotes
         from holdfast.repository.waits import LockWaits, WaitContext, waits_of_repository
@@ -219,7 +218,7 @@ class Repository:
     def steal(
         self, worktree: str = MAIN, *, ttl: float = DEFAULT_TTL, purpose: str = "", behalf_of: Holder | None = None
     ) -> LeaseGranted:
-        """Take over an expired lease, and only such a one."""
+        """Take over an expired lease; an unexpired one raises `LockConflict`."""
         name = worktree_name(worktree)
         settle(self.context, name)
         return self.desk.steal(name, self.desk.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
@@ -235,7 +234,7 @@ class Repository:
         return MAIN
 
     def path(self, worktree: str = MAIN) -> Path:
-        """The directory of a worktree. It exists, and is no symbolic link."""
+        """The directory of a worktree; checked to exist and not to be a symbolic link."""
         name = worktree_name(worktree)
         settle(self.context, name)
         self.context.config(name)
@@ -248,7 +247,7 @@ class Repository:
 
     @cached_property
     def snapshots(self) -> Snapshots:
-        """Taking, naming, comparing, verifying, restoring and keeping snapshots."""
+        """Taking, naming, comparing, verifying, restoring and pinning snapshots."""
         from holdfast.repository.snapshot_service import Snapshots
 
         return Snapshots(self.context)
@@ -261,7 +260,7 @@ class Repository:
         return GarbageCollector(self.context)
 
     def payload(self, worktree: str = MAIN) -> Path:
-        """Where the directory of a worktree is, whether it exists or not."""
+        """The path of a worktree's directory, which may not exist."""
         return self.context.places.payload(worktree)
 
     def config(self, worktree: str = MAIN) -> WorktreeConfig:
@@ -295,10 +294,10 @@ class Repository:
         engine: Engine | None = None,
         progress: Progress | None = None,
     ) -> Descriptor:
-        """Take a snapshot of a worktree. An exclusive one needs its lease.
+        """Take a snapshot of a worktree. An exclusive worktree needs its lease.
 
-        Raises `FencingMismatch` or `LockExpired` if that is lost, and `ConsistencyUnavailable` if
-        something wrote meanwhile; nothing of the snapshot is visible then.
+        Raises `FencingMismatch` or `LockExpired` if the lease is lost, and `ConsistencyUnavailable` if a file changed
+        during the capture. Nothing is published then.
         """
         from holdfast.repository.snapshots import SnapshotOptions
 
@@ -320,7 +319,7 @@ class Repository:
     ) -> Restored:
         """Restore a worktree, or `path` in it, from a snapshot, in one step.
 
-        Its content becomes a snapshot first. An exclusive worktree needs its lease. `snapshots.restore`
+        The previous content becomes a snapshot first. An exclusive worktree needs its lease. `snapshots.restore`
         creates a new worktree instead, which needs none.
         """
         from holdfast.repository.restore import RestoreOptions
@@ -343,14 +342,14 @@ class Repository:
         return self.worktrees.remove(name, save=save if keep_unsaved else None, force=force, lock_id=lock_id)
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
-        """Find what is wrong; changes nothing. `strict` reads every file of every snapshot."""
+        """Examine the repository. Changes nothing. `strict` reads every file of every snapshot."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
         return examine(self.context, all_checks(), strict=strict)
 
     def repair(self, *, strict: bool = False) -> Repaired:
-        """Repair what can be repaired without risk. Repairing twice is the same as repairing once."""
+        """Repair what can be repaired without risk. Idempotent."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import repair
 
@@ -419,8 +418,8 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
         raise _no_repository(root)
     if document.record.version > FORMAT_VERSION:
         raise Refused(
-            f"{root} has format {document.record.version}, but this program knows {FORMAT_VERSION} at most",
-            hint="Use the newer version of Holdfast that wrote it: an older one could do harm.",
+            f"{root} has format {document.record.version}, but this version supports at most {FORMAT_VERSION}",
+            hint="Use the newer version of Holdfast that wrote it: an older one could damage it.",
             path=str(root),
             version=document.record.version,
             known=FORMAT_VERSION,

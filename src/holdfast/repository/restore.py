@@ -117,7 +117,7 @@ def _late(context: RepositoryContext, worktree: str, published: Descriptor | Non
 def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> WorktreeConfig:
     """The worktree's record, if a restore in place with these options is allowed."""
     if not how.reason.strip():
-        raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
+        raise UsageFailure("restoring in place needs a reason", hint="Give the reason: --reason TEXT.")
     checked_text(how.reason, what="reason")
     if how.path is not None:
         split_relative(how.path)

@@ -58,7 +58,7 @@ class Snapshots:
     def take_if_changed(
         self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS
     ) -> Descriptor | None:
-        """Take a snapshot unless the worktree equals its head; None then."""
+        """Like `take`, but returns None if the worktree equals its head."""
         if not restore.differs_from_head(self._context, self._context.config(worktree)):
             return None
         return snapshots.snapshot(self._context, worktree, proof, options)
@@ -106,7 +106,7 @@ class Snapshots:
         return compare.compare(self._context, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read a whole snapshot and yield its problems. `SnapshotCollected` if it is deleted meanwhile."""
+        """Read a whole snapshot and yield its problems. Raises `SnapshotCollected` if it is deleted meanwhile."""
         from holdfast.trees.verify import verify
 
         descriptor = history.visible(self._context, snapshot_id)
@@ -138,13 +138,13 @@ class Snapshots:
         raise AssertionError("never reached")
 
     def free_names(self, snapshot_id: str) -> Iterator[str]:
-        """Names for a worktree restored from a snapshot that are free now."""
+        """Free names for a worktree restored from a snapshot."""
         first = f"restored-{snapshot_id[:8]}"
         names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         return (name for name in names if self._context.store.read(WORKTREES.key(name)) is None)
 
     def check_restore(self, worktree: str, how: RestoreOptions) -> None:
-        """Refuse what restoring in place would refuse, before a lease is acquired."""
+        """Raise the refusals of `restore_in_place` early, before a lease is acquired."""
         restore.checked(self._context, worktree, how)
 
     def plan(self, worktree: str, snapshot_id: str, how: RestoreOptions) -> RestorePlan:
@@ -158,14 +158,14 @@ class Snapshots:
         return RestorePlan(source, found, keeps)
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
-        """Restore a worktree from a snapshot, in place; see `restore.restore_in_place`."""
+        """Restore a worktree in place; see `restore.restore_in_place`."""
         settle(self._context, worktree)
         return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
 
     # --- Keeping -----------------------------------------------------------------------------------
 
     def pin(self, text: str, *, seen_from: str = MAIN, reason: str = "", keep_for: float | None = None) -> Pin:
-        """Keep the snapshot that `text` names, for `keep_for` seconds or until the pin is removed."""
+        """Pin the snapshot that `text` names, for `keep_for` seconds or until the pin is removed."""
         return history.add_pin(self._context, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
 
     def remove_pin(self, pin_id: str) -> Pin:
@@ -176,7 +176,7 @@ class Snapshots:
         return history.pins(self._context)
 
     def create_reference(self, name: str, text: str, *, seen_from: str = MAIN, note: str = "") -> Reference:
-        """Name the snapshot that `text` names, and keep it as long as the reference exists."""
+        """Create a reference to the snapshot that `text` names; the reference protects it."""
         return history.create_reference(self._context, name, self._usable(text, seen_from), note=note)
 
     def delete_reference(self, name: str) -> Reference:

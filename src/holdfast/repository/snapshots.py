@@ -112,7 +112,7 @@ def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
     try:
         status = calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
-        hint = "Bring it back, or restore a snapshot: 'holdfast restore ID'."
+        hint = "Put it back, or restore a snapshot: 'holdfast restore ID'."
         raise NotFound(f"the directory of {worktree} does not exist: {path}", hint=hint, worktree=worktree) from None
     except OSError as error:
         raise io_failure("look at", path, error) from error
@@ -250,6 +250,6 @@ def publish_changes(config: WorktreeConfig, descriptor: Descriptor) -> tuple[lis
 def same_worktree(before: WorktreeConfig, now: WorktreeConfig) -> WorktreeConfig:
     """The current record, unless another worktree has the name by now. Pure."""
     if now.created_at != before.created_at:
-        message = f"{now.worktree_id} is a different worktree by now; nothing was published"
+        message = f"{now.worktree_id} is now a different worktree; nothing was published"
         raise ConsistencyUnavailable(message, worktree=now.worktree_id)
     return now

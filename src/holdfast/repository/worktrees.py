@@ -247,8 +247,8 @@ class Worktrees:
         return worktree_changes.rename(self._context, old, new, force=force)
 
     def remove(self, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None) -> Removed:
-        """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it. An active lease
-        is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that use the directory."""
+        """Remove a worktree; its snapshots stay. `save` saves unsaved work; without it, that work is deleted. An active
+        lease is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that use the directory."""
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)

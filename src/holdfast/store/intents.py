@@ -32,7 +32,7 @@ from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.layout import INTENTS, Kind, Layout, Location, open_directory
 from holdfast.store.model import StructCodec
 
-MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole file system, once
+MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ def digest(content: bytes | None) -> str:
 
 
 def are_many(files: int) -> bool:
-    """Whether one sync of the file system is cheaper than a sync of each file."""
+    """Whether one sync of the filesystem is cheaper than a sync of each file."""
     return files > MOST_SINGLE_SYNCS
 
 
@@ -337,7 +337,7 @@ def _sync_filesystems(directories: Iterable[Directory]) -> None:
                 calls.sync_filesystem(directory.fd or 0)
             synced.add(device)
         except OSError as error:
-            raise NotDurable("sync the file system of", directory.shown, error) from error
+            raise NotDurable("sync the filesystem of", directory.shown, error) from error
 
 
 def _write_again(directory: Directory, location: Location, lines: bytes, at: int) -> None:

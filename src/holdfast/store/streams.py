@@ -312,4 +312,4 @@ def _sync_file_system(directory: Directory) -> None:
     try:
         calls.sync_filesystem(directory.fd or 0)
     except OSError as error:
-        raise io_failure("sync the file system of", directory.shown, error) from error
+        raise io_failure("sync the filesystem of", directory.shown, error) from error

@@ -219,7 +219,7 @@ class Manifest:
     def _unknown(self) -> Corrupt:
         if self._content.startswith(_MAGIC_WORDS):
             version = self._content[len(_MAGIC_WORDS) :].partition(b"\n")[0][:20].decode("ascii", "replace")
-            message = f"{self.where} has format version {version}; this Holdfast knows version 1"
+            message = f"{self.where} has format version {version}; this version of Holdfast supports version 1"
             return Corrupt(message, hint="Use the newer Holdfast that created this snapshot.", path=self.where)
         return self._broken("it has another first line")
 

@@ -31,7 +31,7 @@ from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
 _A_TICK = 0.03
-_HINT = "Restore another snapshot, or bring it back from a copy."
+_HINT = "Restore another snapshot, or restore this one from a backup."
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
 

@@ -38,8 +38,8 @@ _TAIL = struct.Struct("<II")
 _END = _SAME = 0xFFFFFFFF
 _MOST_OPEN = 32
 _HINT = (
-    "Bring this file back from a copy. Until then nothing that other snapshots store is deleted, because "
-    "this one may need it; the snapshot itself may be, if nothing keeps it."
+    "Restore this file from a backup. Until then, no content of other snapshots is deleted, because this one may "
+    "need it; the snapshot itself may be, if nothing protects it."
 )
 
 
@@ -95,7 +95,7 @@ def _decoded(content: bytes) -> dict[bytes, SharedDirectory]:
         at += _NUMBER.size
         names.append(content[at : at + length].decode("ascii"))
         if not is_safe_name(names[-1]):  # it would lead elsewhere
-            raise ValueError("it has a name that no tree can have")
+            raise ValueError("it has an invalid name")
         at += length
     return dict(_records(content, at, names))
 
