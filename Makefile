@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
-# The suite runs in two processes. In a proof the tests of one file stay together: some sum up what was tried.
-TWO := --numprocesses 2
+# Many tests wait more than they compute, so three processes share two cores. In a proof the tests of one file stay
+# together: some sum up what was tried.
+SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
 # Names the interpreter and this directory: when either changes, the environment is created again.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
@@ -56,11 +57,11 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(TWO) --dist worksteal)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
 
 proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; slow, and some tests need root
 	@echo '== proof'
-	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(TWO) --dist loadfile --timeout 7200 $(ARGS)
+	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(ARGS)
 
 format: $(DEV) ## format the code and fix what the linter can fix
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -31,7 +31,6 @@ def check(source: str, platform: str, directory: Path) -> subprocess.CompletedPr
 @pytest.mark.req("FL-18")
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 @pytest.mark.sampled(1)
-@pytest.mark.long
 def test_the_lock_call_of_every_platform_is_behind_the_same_interface(platform: str, tmp_path: Path) -> None:
     right = check(USE, platform, tmp_path)
     assert right.returncode == 0, right.stdout

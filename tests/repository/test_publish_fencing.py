@@ -38,6 +38,7 @@ from tests.repository.rivals import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 ROUNDS = 1000
+STEP = 1 if SHARE == 1 else 4  # of the calls that a publisher is stopped at
 REFUSED = ("E_FENCING_MISMATCH", "E_LOCK_EXPIRED")
 SHORT = 0.02
 """How long a thief waits for a guard that a stopped process holds, before the test concludes that it does."""
@@ -75,9 +76,9 @@ def stopping(root: Path, stop_at: int, publish: Callable[[Rival], Answer]) -> Ca
     return work
 
 
-def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer]) -> Iterator[str]:
+def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer], *, step: int = 1) -> Iterator[str]:
     """Stop a publisher before each of its calls, let a thief try, let it go on; what came of it each time."""
-    for stop_at in itertools.count(1, 1 if SHARE == 1 else 4):
+    for stop_at in itertools.count(1, step):
         worker = Worker(stopping(root, stop_at, publish))
         try:
             if not stops(worker):
@@ -127,7 +128,7 @@ def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(ro
 def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_nothing(root: Path) -> None:
     context = Rival(root).context
     first = published(context)[0]
-    outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first)))
+    outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first), step=STEP))
     assert stale_commits(context) == []
     require_one_line(context)
     assert outcomes["E_FENCING_MISMATCH"] >= (8 if SHARE == 1 else 1), outcomes
