@@ -141,7 +141,7 @@ def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: P
     issue = create(shop, "Interrupted")
     assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
     assert holdfast("lease", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
-    store, line = Repository(shop).context.store, LeaseKeys.of("other").line
+    store, line = Repository(shop).context.store, LeaseKeys.of("other").queue
     arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "forever", "--ttl", "10m"]
     with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
         wait_until(lambda: store.read(line))

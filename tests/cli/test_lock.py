@@ -141,7 +141,7 @@ def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
     command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >/dev/full"
     result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
     assert result.returncode != 0
-    assert Repository(repo).desk.state("main") is None
+    assert Repository(repo).leases.state("main") is None
 
 
 def test_the_holder_can_be_named(repo: Path) -> None:

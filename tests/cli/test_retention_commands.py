@@ -21,7 +21,7 @@ from tests.repository.repositories import make_repository
 def root(scratch: Path) -> Path:
     """A repository with three snapshots."""
     made = make_repository(scratch / "repository")
-    made.context.places.worktrees.mkdir()
+    made.context.paths.worktrees.mkdir()
     line_of(made.context, 3)
     return made.root
 
@@ -172,7 +172,7 @@ def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) ->
     assert failure["code"] == "E_UNHEALTHY"
     assert {each["code"] for each in failure["findings"]} == {"scratch-abandoned", "tree-orphaned"}
     assert all(each["fixable"] and each["remedy"] == "remove it" for each in failure["findings"])
-    assert (context.places.scratch / "left").is_dir()  # looking changes nothing
+    assert (context.paths.scratch / "left").is_dir()  # looking changes nothing
     read = holdfast("doctor", cwd=root)
     assert "scratch-abandoned" in read.stdout
     assert "--fix: remove it" in read.stdout

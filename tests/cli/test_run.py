@@ -38,7 +38,7 @@ def repo(scratch: Path) -> Path:
 
 
 def is_free(repo: Path) -> bool:
-    return Repository(repo).desk.state("main") is None
+    return Repository(repo).leases.state("main") is None
 
 
 def outcome(stderr: str) -> dict[str, object]:
@@ -87,17 +87,17 @@ def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path)
 
 
 def test_the_lock_is_kept_for_as_long_as_the_command_runs(repo: Path) -> None:
-    desk = Repository(repo).desk
+    leases = Repository(repo).leases
     with Running("run", "--repo", repo, "--ttl", "300ms", "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
-        first = desk.state("main")
+        first = leases.state("main")
         assert first is not None
         for _ in range(4):
-            before = desk.state("main")
+            before = leases.state("main")
             assert before is not None
-            wait_until(lambda before=before: desk.state("main") != before)  # type: ignore[misc]
+            wait_until(lambda before=before: leases.state("main") != before)  # type: ignore[misc]
         assert running.process.poll() is None
-        last = desk.state("main")
+        last = leases.state("main")
         assert last is not None
         assert last.lease.lock_id == first.lease.lock_id
         assert running.finish().returncode == 0
@@ -130,7 +130,7 @@ def test_signals_reach_the_command_each_once_beside_the_heartbeat(repo: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.Signals) -> None:
     repository = Repository(repo)
-    line = LeaseKeys.of("main").line
+    line = LeaseKeys.of("main").queue
     with repository.lease() as held:
         with Running("run", "--repo", repo, "--wait", "forever", "--", "true") as waiting:
             wait_until(lambda: repository.context.store.read(line))
@@ -173,7 +173,7 @@ def test_a_command_whose_lock_is_lost_is_ended(repo: Path) -> None:
         result = running.finish()
     assert result.returncode == 5
     assert json.loads(result.stderr)["error"]["code"] in ("E_LOCK_NOT_HELD", "E_LOCK_EXPIRED")
-    state = repository.desk.state("main")
+    state = repository.leases.state("main")
     assert state is not None
     assert state.lease.lock_id == thief.lease.lock_id, "the thief's lock was touched"
 
@@ -253,7 +253,7 @@ def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path
     assert isinstance(saved, str)
     repository = Repository(repo)
     assert repository.context.config("main").head_snapshot_id == saved
-    assert files_kept(repository.context.places.tree(saved)) == {"made": "by the command"}
+    assert files_kept(repository.context.paths.tree(saved)) == {"made": "by the command"}
     failed = holdfast("run", *options, *python(f"{write}; raise SystemExit(1)"), cwd=repo)
     assert failed.returncode == 1
     assert outcome(failed.stderr)["snapshot_id"] is None

@@ -360,7 +360,7 @@ def test_a_command_that_is_asked_to_end_gives_back_what_it_holds(root: Path) -> 
         command.send(signal.SIGTERM)
         result = command.finish()
     assert died_of(result) is signal.SIGTERM
-    assert Repository(root).desk.state(MAIN) is None
+    assert Repository(root).leases.state(MAIN) is None
     assert list(rooms.iterdir()) == []
     assert run(root, "history", "--all")["snapshots"] == []
 

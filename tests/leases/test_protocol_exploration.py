@@ -83,7 +83,7 @@ class World(NamedTuple):
             {
                 KEYS.lease: None if self.lease is None else Document(self.lease, "1"),
                 KEYS.counter: None if self.counter is None else Document(self.counter, "1"),
-                KEYS.line: None,
+                KEYS.queue: None,
             }
         )
 

@@ -217,7 +217,7 @@ def test_who_leaves_the_line_is_not_waited_for(office: Office) -> None:
     with pytest.raises(LockTimeout, match="held by"):
         acquire(impatient, "main", impatient.request(ttl=TTL), wait=0.01)
     service.release("main", held.lock_id)
-    assert office.store.read(LeaseKeys.of("main").line) is None
+    assert office.store.read(LeaseKeys.of("main").queue) is None
     service.acquire("main", service.request(ttl=TTL))
 
 

@@ -55,7 +55,7 @@ def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str
     repository.worktrees.create("side")
 
     def waiters(worktree: str) -> int:
-        state = repository.desk.state(worktree)
+        state = repository.leases.state(worktree)
         return 0 if state is None else len(state.waiters)
 
     async def test() -> None:
@@ -137,7 +137,7 @@ def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None
 
 
 def _line(repository: Repository) -> tuple[object, ...]:
-    state = repository.desk.state("main")
+    state = repository.leases.state("main")
     return () if state is None else state.waiters
 
 
@@ -150,7 +150,7 @@ def test_a_snapshot_that_is_cancelled_publishes_nothing(shop: Path) -> None:
     repository = Repository(shop)
 
     def begun() -> bool:
-        place = repository.context.places.scratch
+        place = repository.context.paths.scratch
         return place.is_dir() and any(each.is_dir() for each in place.iterdir())
 
     async def test() -> None:

@@ -27,7 +27,7 @@ def shop(scratch: Path) -> Path:
 
 
 def lease_on(shop: Path, worktree: str = "main") -> Any:
-    return Repository(shop).desk.state(worktree)
+    return Repository(shop).leases.state(worktree)
 
 
 def was_renewed_after(shop: Path, worktree: str, instant: str) -> bool:

@@ -49,7 +49,7 @@ class Damage(NamedTuple):
 
 def prepare(context: RepositoryContext) -> None:
     """What is there before: two snapshots, a reference, a pin, a directory for more worktrees."""
-    context.places.worktrees.mkdir(exist_ok=True)
+    context.paths.worktrees.mkdir(exist_ok=True)
     first, second = line_of(context, 2)
     for key, record in (
         (REFERENCES.key("v1"), Reference(name="v1", snapshot_id=first, created_at=format_instant(0))),
@@ -91,7 +91,7 @@ def unfinished_commit(context: RepositoryContext) -> None:
 def blocked_commit(context: RepositoryContext) -> None:
     """The same, and another program has put something else where one of them is to be."""
     unfinished_commit(context)
-    place = context.places.root / Layout().locate("jvs/plans/x2").path
+    place = context.paths.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{}")
 
@@ -126,7 +126,7 @@ def decided_collection(context: RepositoryContext) -> None:
     assert plan.snapshots == (extra,)
     change(context, PLANS.key(plan.plan_id), state=PlanState.DECIDED)
     change(context, DESCRIPTORS.key(extra), doomed_by=plan.plan_id)
-    os.rename(context.places.tree(extra), context.places.root.parent / "elsewhere")
+    os.rename(context.paths.tree(extra), context.paths.root.parent / "elsewhere")
 
 
 def expired_plan(context: RepositoryContext) -> None:
@@ -136,7 +136,7 @@ def expired_plan(context: RepositoryContext) -> None:
 
 
 def abandoned_scratch(context: RepositoryContext) -> None:
-    place = context.places.scratch / "left"
+    place = context.paths.scratch / "left"
     (place / "tree" / "payload").mkdir(parents=True)
     (place / "tree" / "payload" / "file").write_text("half")
 
@@ -144,38 +144,38 @@ def abandoned_scratch(context: RepositoryContext) -> None:
 def orphaned_tree(context: RepositoryContext) -> None:
     """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
     unknown_tree(context)
-    scratch = context.places.scratch / "0123456789abcdef"
+    scratch = context.paths.scratch / "0123456789abcdef"
     scratch.mkdir(parents=True, exist_ok=True)
     (scratch / "lock").touch()
 
 
 def useless_remnant(context: RepositoryContext) -> None:
     """What a collection leaves that is killed before it looks who needs what."""
-    remnant = context.places.remnants / "fedcba9876543210"
+    remnant = context.paths.remnants / "fedcba9876543210"
     (remnant / "payload" / "directory").mkdir(parents=True)
     (remnant / "payload" / "directory" / "file").write_text("of nobody")
     (remnant / ".READY").touch()
 
 
 def partial_tree(context: RepositoryContext) -> None:
-    (context.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
+    (context.paths.tree("0123456789abcdef") / "payload").mkdir(parents=True)
 
 
 def unknown_tree(context: RepositoryContext) -> None:
-    tree = context.places.tree("0123456789abcdef")
+    tree = context.paths.tree("0123456789abcdef")
     (tree / "payload").mkdir(parents=True)
     (tree / ".READY").touch()
 
 
 def old_draft(context: RepositoryContext) -> None:
-    draft = context.places.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
+    draft = context.paths.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
     draft.write_text("{")
     old = time.time() - 7200
     os.utime(draft, (old, old))
 
 
 def old_probe(context: RepositoryContext) -> None:
-    directory = context.places.root / ".jvs" / ".holdfast-probe-0123456789ab"
+    directory = context.paths.root / ".jvs" / ".holdfast-probe-0123456789ab"
     directory.mkdir()
     (directory / "a").touch()
     old = time.time() - 7200
@@ -183,7 +183,7 @@ def old_probe(context: RepositoryContext) -> None:
 
 
 def expired_lease(context: RepositoryContext) -> None:
-    lease = context.desk.acquire(MAIN, context.desk.request(ttl=60.0)).lease
+    lease = context.leases.acquire(MAIN, context.leases.request(ttl=60.0)).lease
     change(
         context,
         LeaseKeys.of(MAIN).lease,
@@ -194,8 +194,8 @@ def expired_lease(context: RepositoryContext) -> None:
 
 
 def orphaned_lease(context: RepositoryContext) -> None:
-    lease = context.desk.acquire(MAIN, context.desk.request(ttl=60.0)).lease
-    context.desk.release(MAIN, lease.lock_id)
+    lease = context.leases.acquire(MAIN, context.leases.request(ttl=60.0)).lease
+    context.leases.release(MAIN, lease.lock_id)
     commit(context, Create(LeaseKeys.of("gone").lease, msgspec.structs.replace(lease, worktree_id="gone")))
 
 
@@ -204,7 +204,7 @@ def dead_waiter(context: RepositoryContext) -> None:
     waiter = LeaseWaiter(
         ticket="t", holder_id="elsewhere:u:1:1", priority=0, since=now, seen_at=now, identity=Identity()
     )
-    commit(context, Create(LeaseKeys.of(MAIN).line, LeaseQueue(MAIN, (waiter,))))
+    commit(context, Create(LeaseKeys.of(MAIN).queue, LeaseQueue(MAIN, (waiter,))))
 
 
 # --- What should not be -------------------------------------------------------------------------------
@@ -216,29 +216,29 @@ def lost_descriptor(context: RepositoryContext) -> None:
 
 
 def strange_snapshot_directory(context: RepositoryContext) -> None:
-    (context.places.snapshots / "a note to myself").write_text("mine")
+    (context.paths.snapshots / "a note to myself").write_text("mine")
 
 
 def lost_tree(context: RepositoryContext) -> None:
-    os.rename(context.places.tree(head_of(context)), context.places.root.parent / "elsewhere")
+    os.rename(context.paths.tree(head_of(context)), context.paths.root.parent / "elsewhere")
 
 
 def lost_mark(context: RepositoryContext) -> None:
-    (context.places.tree(head_of(context)) / ".READY").unlink()
+    (context.paths.tree(head_of(context)) / ".READY").unlink()
 
 
 def lost_payload(context: RepositoryContext) -> None:
-    os.rename(context.places.tree(head_of(context)) / "payload", context.places.root.parent / "elsewhere")
+    os.rename(context.paths.tree(head_of(context)) / "payload", context.paths.root.parent / "elsewhere")
 
 
 def lost_file(context: RepositoryContext) -> None:
-    tree = context.places.tree(head_of(context))
+    tree = context.paths.tree(head_of(context))
     (tree / "payload").chmod(0o700)
     (tree / "payload" / "file-1").unlink()
 
 
 def changed_manifest(context: RepositoryContext) -> None:
-    path = context.places.tree(head_of(context)) / "manifest"
+    path = context.paths.tree(head_of(context)) / "manifest"
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -246,7 +246,7 @@ def changed_manifest(context: RepositoryContext) -> None:
 
 
 def changed_file(context: RepositoryContext) -> None:
-    path = context.places.tree(head_of(context)) / "payload" / "file-1"
+    path = context.paths.tree(head_of(context)) / "payload" / "file-1"
     path.chmod(0o600)
     status = path.stat()
     path.write_text("x" * status.st_size)
@@ -279,24 +279,24 @@ def dangling_pin(context: RepositoryContext) -> None:
 
 
 def missing_directory(context: RepositoryContext) -> None:
-    os.rename(context.places.payload(MAIN), context.places.root.parent / "elsewhere")
+    os.rename(context.paths.payload(MAIN), context.paths.root.parent / "elsewhere")
 
 
 def unknown_directory(context: RepositoryContext) -> None:
-    (context.places.worktrees / "mine").mkdir()
-    (context.places.worktrees / "mine" / "work").write_text("precious")
+    (context.paths.worktrees / "mine").mkdir()
+    (context.paths.worktrees / "mine" / "work").write_text("precious")
 
 
 def control_file_in_payload(context: RepositoryContext) -> None:
-    (context.places.payload(MAIN) / ".jvs").mkdir()
+    (context.paths.payload(MAIN) / ".jvs").mkdir()
 
 
 def foreign_record(context: RepositoryContext) -> None:
-    (context.places.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
+    (context.paths.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
 
 
 def _trail(context: RepositoryContext) -> Path:
-    return context.places.root / ".jvs" / "audit" / "audit.jsonl"
+    return context.paths.root / ".jvs" / "audit" / "audit.jsonl"
 
 
 def forged_entry(context: RepositoryContext) -> None:
@@ -312,7 +312,7 @@ def unreadable_entry(context: RepositoryContext) -> None:
 
 
 def corrupt_document(context: RepositoryContext) -> None:
-    (context.places.root / ".jvs" / "refs" / "v1.json").write_text("{")
+    (context.paths.root / ".jvs" / "refs" / "v1.json").write_text("{")
 
 
 def clock_set_back(context: RepositoryContext) -> None:
@@ -321,13 +321,13 @@ def clock_set_back(context: RepositoryContext) -> None:
 
 
 def clock_of_a_lease(context: RepositoryContext) -> None:
-    context.desk.acquire(MAIN, context.desk.request(ttl=60.0))
+    context.leases.acquire(MAIN, context.leases.request(ttl=60.0))
     later = format_instant(context.store.now() + 3600)
     change(context, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
 
 
 def open_to_all(context: RepositoryContext) -> None:
-    (context.places.root / ".jvs" / "descriptors").chmod(0o777)
+    (context.paths.root / ".jvs" / "descriptors").chmod(0o777)
 
 
 WARNING, ERROR, NOTE = "warning", "error", "note"

@@ -76,9 +76,9 @@ def world(contents: Contents = MANY) -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as directory:
         root = Path(directory) / "repository"
         repository = make_repository(root)
-        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=24 * 3600.0)).lease
+        lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=24 * 3600.0)).lease
         proof = Proof(lease.lock_id, lease.fencing_token)
-        payload = repository.context.places.payload(MAIN)
+        payload = repository.context.paths.payload(MAIN)
         write(payload, contents.first)
         first = snapshot(repository.context, MAIN, proof, SnapshotOptions(note="first")).snapshot_id
         write(payload, contents.second)
@@ -140,7 +140,7 @@ class Case:
             self._check(context, outcome)
 
     def _check(self, context: RepositoryContext, outcome: Outcome) -> None:
-        payload = context.places.payload(MAIN)
+        payload = context.paths.payload(MAIN)
         added = self.added(context)
         unsaved = self.world.contents.unsaved
         assert content_of(payload) in (unsaved, self.after), "the worktree is neither old nor new"
@@ -160,10 +160,10 @@ class Case:
         found = [each.descriptor for each in worktree_history(context, MAIN).entries][::-1]
         assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
         for each in found:
-            tree = context.places.tree(each.snapshot_id)
+            tree = context.paths.tree(each.snapshot_id)
             problems = [problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown]
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
-        trees = [files_kept(context.places.tree(each.snapshot_id)) for each in found]
+        trees = [files_kept(context.paths.tree(each.snapshot_id)) for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
         assert {name for name, _ in context.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
@@ -212,7 +212,7 @@ class NewWorktree(Case):
 
     def _check(self, context: RepositoryContext, outcome: Outcome) -> None:
         settle(context, "new")
-        new = context.places.payload("new")
+        new = context.paths.payload("new")
         made = context.store.read(WORKTREES.key("new"))
         assert (made is not None) is new.exists()
         if made is not None:

@@ -50,22 +50,22 @@ def keep(
     For that it takes a moment: what was written just now could be written once more within the same tick.
     """
     snapshot_id = snapshot_id or new_snapshot_id()
-    payload, tree = context.places.payload(worktree), context.places.tree(snapshot_id)
+    payload, tree = context.paths.payload(worktree), context.paths.tree(snapshot_id)
     for name, text in content.items():
         (payload / name).parent.mkdir(parents=True, exist_ok=True)
         (payload / name).write_text(text)
     cache = None
     if shared:
         time.sleep(_TICK)
-        context.places.caches.mkdir(parents=True, exist_ok=True)
-        cache = context.places.stat_cache(worktree)
+        context.paths.caches.mkdir(parents=True, exist_ok=True)
+        cache = context.paths.stat_cache(worktree)
     before = context.config(worktree).head_snapshot_id
     tree.parent.mkdir(parents=True, exist_ok=True)
     captured = capture(
         payload,
         tree,
         engine=Engine.LINKED,
-        base=context.places.tree(before) if before and is_ready(context.places, before) else None,
+        base=context.paths.tree(before) if before and is_ready(context.paths, before) else None,
         cache=cache,
         quiesced=False,
     )
@@ -120,22 +120,22 @@ def snapshots_of(context: RepositoryContext) -> dict[str, Descriptor]:
 
 
 def trees_of(context: RepositoryContext) -> set[str]:
-    return {path.name for path in context.places.snapshots.iterdir()}
+    return {path.name for path in context.paths.snapshots.iterdir()}
 
 
 def remnants_of(context: RepositoryContext) -> set[str]:
     """The snapshots that are gone, and of which something is left."""
-    return {path.name for path in context.places.remnants.iterdir()} if context.places.remnants.exists() else set()
+    return {path.name for path in context.paths.remnants.iterdir()} if context.paths.remnants.exists() else set()
 
 
 def require_no_more_than_needed(context: RepositoryContext) -> None:
     """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
     need: dict[str, set[str]] = {}
-    for tree in context.places.snapshots.iterdir():
+    for tree in context.paths.snapshots.iterdir():
         for home in read_shared_directories(tree).values():
             need.setdefault(home.tree, set()).add(os.fsdecode(home.path))
     for remnant in remnants_of(context):
-        top = context.places.remnants / remnant
+        top = context.paths.remnants / remnant
         assert [path.name for path in top.iterdir()] == ["payload"], f"{remnant} is not trimmed"
         kept = {os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files}
         wanted = {each or "." for each in need.get(remnant, ())}
@@ -158,8 +158,8 @@ def parents_of(context: RepositoryContext, start: str | None) -> list[str]:
 def require_whole(context: RepositoryContext) -> None:
     """Every snapshot that is visible is what it was when it was taken."""
     for snapshot_id, descriptor in snapshots_of(context).items():
-        if is_ready(context.places, snapshot_id):
-            problems = list(verify(context.places.tree(snapshot_id), descriptor.payload_hash))
+        if is_ready(context.paths, snapshot_id):
+            problems = list(verify(context.paths.tree(snapshot_id), descriptor.payload_hash))
             assert problems == [], f"{snapshot_id}: {problems}"
         else:
             assert descriptor.doomed_by is not None, f"{snapshot_id} is not complete, and not doomed"

@@ -55,7 +55,7 @@ def add_worktree(
         head_snapshot_id=head,
         snapshot_defaults=SnapshotDefaults(consistency) if consistency else None,
     )
-    context.places.payload(name).mkdir(parents=True)
+    context.paths.payload(name).mkdir(parents=True)
     key = WORKTREES.key(name)
     context.store.transact([key], lambda view, now: Decision([Create(key, config)], None))
     return config
@@ -88,9 +88,9 @@ def add_snapshot(
         doomed_by=doomed_by,
     )
     if tree:
-        context.places.tree(snapshot_id).mkdir(parents=True)
+        context.paths.tree(snapshot_id).mkdir(parents=True)
     if tree and ready:
-        (context.places.tree(snapshot_id) / ".READY").touch()
+        (context.paths.tree(snapshot_id) / ".READY").touch()
     key, config = DESCRIPTORS.key(snapshot_id), context.config(worktree)
     changes: list[Change] = [Create(key, descriptor)]
     if head:

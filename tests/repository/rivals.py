@@ -50,8 +50,8 @@ class Answer(NamedTuple):
 def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> RepositoryContext:
     """The repository at `root` with a clock of its own."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
-    desk = LeaseService(store, trail, also_named=worktree_keys, precondition=check_leasable, clock=clock)
-    return RepositoryContext(RepositoryPaths(root), store, trail, desk)
+    leases = LeaseService(store, trail, also_named=worktree_keys, precondition=check_leasable, clock=clock)
+    return RepositoryContext(RepositoryPaths(root), store, trail, leases)
 
 
 class Rival:
@@ -66,7 +66,7 @@ class Rival:
         """Get the lease at this time, from whoever had it before."""
         self.clock.advance(BEGIN + at - self.clock.wall())
         try:
-            lease = self.context.desk.acquire(MAIN, self.context.desk.request(ttl=TTL)).lease
+            lease = self.context.leases.acquire(MAIN, self.context.leases.request(ttl=TTL)).lease
         except Failure as failure:
             return Answer(failure.code)
         self.proof = Proof(lease.lock_id, lease.fencing_token)
@@ -122,9 +122,9 @@ def require_one_line(context: RepositoryContext, *, hidden: Sequence[str] = ()) 
     expected = published(context)
     assert [each.descriptor.snapshot_id for each in worktree_history(context, MAIN).entries] == expected[::-1]
     assert {name for name, _ in context.store.scan(DESCRIPTORS)} == set(expected)
-    trees = {path.name for path in context.places.snapshots.iterdir()}
+    trees = {path.name for path in context.paths.snapshots.iterdir()}
     assert trees == set(expected) | set(hidden)
-    assert all(is_ready(context.places, each) for each in expected)
+    assert all(is_ready(context.paths, each) for each in expected)
 
 
 def _number(value: object) -> int:

@@ -46,7 +46,7 @@ def make_repository(root: Path) -> Repository:
 
 def expire(repository: Repository, worktree: str = MAIN) -> Lease:
     """Let the lease of a worktree have run out, as if its holder had died long ago."""
-    keys, reading = LeaseKeys.of(worktree), repository.desk.reading()
+    keys, reading = LeaseKeys.of(worktree), repository.leases.reading()
 
     def decide(view: View, now: float) -> Decision[Lease]:
         lease = view.get(keys.lease)
@@ -93,7 +93,7 @@ def json_at(path: Path) -> Any:
 
 def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) -> Descriptor:
     """A snapshot of a worktree, put there without any of the care that publishing one takes."""
-    places = repository.context.places
+    places = repository.context.paths
     engine = choose_engine(places.payload(worktree), places.snapshots)
     captured = capture(places.payload(worktree), places.tree(snapshot_id), engine=engine, quiesced=False)
     descriptor = Descriptor(

@@ -77,11 +77,11 @@ def doom(context: RepositoryContext, snapshot_id: str, plan_id: str | None) -> N
 def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(context: RepositoryContext) -> None:
     line_of(context, 3)
     gc_plan.set_policy(context, Policy(keep_last=1))
-    before = fingerprint(context.places.root)
+    before = fingerprint(context.paths.root)
     dry = gc_plan.propose(context, store=False)
-    assert fingerprint(context.places.root) == before
+    assert fingerprint(context.paths.root) == before
     wet = gc_plan.propose(context)
-    changed = {name for name, what in fingerprint(context.places.root).items() if before.get(name) != what}
+    changed = {name for name, what in fingerprint(context.paths.root).items() if before.get(name) != what}
     new = {f".jvs/plans/{wet.plan.plan_id}.json", ".jvs/audit/audit.jsonl", ".jvs/plans"}
     assert {name for name in changed if "guards" not in name and ".holdfast" not in name} == new
     assert dry.plan.snapshots == wet.plan.snapshots
@@ -162,7 +162,7 @@ def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(context: R
     assert done.plan.state is PlanState.FINISHED
     assert parents_of(context, ids[5]) == [ids[5], ids[2]]
     assert snapshots_of(context).keys() == trees_of(context) == {ids[2], ids[5]}
-    assert list(context.places.scratch.iterdir()) == []
+    assert list(context.paths.scratch.iterdir()) == []
     require_whole(context)
     events = [entry.record.event for entry in context.store.entries(context.trail.stream)]
     assert events[-3:] == ["gc_decided", "snapshots_collected", "gc_finished"]
@@ -174,9 +174,9 @@ def test_running_a_plan_again_does_nothing(context: RepositoryContext) -> None:
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
     gc.run(context, plan.plan_id)
-    before = fingerprint(context.places.root)
+    before = fingerprint(context.paths.root)
     assert gc.run(context, plan.plan_id).snapshots == ()
-    assert fingerprint(context.places.root) == before
+    assert fingerprint(context.paths.root) == before
 
 
 def test_many_snapshots_go_in_several_transactions_and_the_lines_stay_whole(

@@ -65,8 +65,8 @@ def take_any(context: RepositoryContext) -> str | None:
 def require_there(context: RepositoryContext, snapshot_id: str) -> None:
     document = context.store.read(DESCRIPTORS.key(snapshot_id))
     assert document is not None, f"{snapshot_id} has no descriptor any more"
-    assert document.record.doomed_by is None or is_ready(context.places, snapshot_id), "its tree is gone"
-    problems = list(verify(context.places.tree(snapshot_id), document.record.payload_hash))
+    assert document.record.doomed_by is None or is_ready(context.paths, snapshot_id), "its tree is gone"
+    problems = list(verify(context.paths.tree(snapshot_id), document.record.payload_hash))
     assert problems == [], f"{snapshot_id}: {problems}"
 
 
@@ -87,7 +87,7 @@ def use(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
     with payloads.scratch(context, "restore", uses=[snapshot_id]) as room:
         usable(visible(context, snapshot_id))
-        tree = context.places.tree(snapshot_id)
+        tree = context.paths.tree(snapshot_id)
         materialise(tree, room.path / "payload")
         assert list(changes(room.path / "payload", tree)) == []
         require_there(context, snapshot_id)
@@ -151,7 +151,7 @@ def writer(root: Path) -> Callable[[Line], None]:
         while not line.has_news():
             if len(snapshots_of(context)) < 20:
                 count += 1
-                (context.places.payload(MAIN) / "id").write_text(f"{count}")
+                (context.paths.payload(MAIN) / "id").write_text(f"{count}")
                 parent = context.config(MAIN).head_snapshot_id
                 made = snapshot(context, MAIN, None, SnapshotOptions(note=f"{count}"))
                 assert made.parent_id == parent

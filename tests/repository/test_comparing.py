@@ -21,8 +21,8 @@ class Site:
     def __init__(self, root: Path) -> None:
         repository = make_repository(root)
         self.context: RepositoryContext = repository.context
-        self.payload = self.context.places.payload(MAIN)
-        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+        self.payload = self.context.paths.payload(MAIN)
+        lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
 
     def take(self, tag: str) -> str:
@@ -82,7 +82,7 @@ def test_two_snapshots_are_compared_in_the_order_that_was_asked_for(site: Site) 
 
 @pytest.mark.req("LC-27")
 def test_a_partial_snapshot_is_not_compared(site: Site) -> None:
-    (site.context.places.tree(site.take("v1")) / ".READY").unlink()
+    (site.context.paths.tree(site.take("v1")) / ".READY").unlink()
     for old in ("v1", None):
         with pytest.raises(PartialSnapshot):
             compare(site.context, MAIN, old, None)
@@ -141,7 +141,7 @@ def test_comparing_changes_nothing(site: Site) -> None:
     write(site.payload, {"a": "1"})
     site.take("v1")
     write(site.payload, {"b": "1"})
-    before = state_of(site.context.places.root)
+    before = state_of(site.context.paths.root)
     compare(site.context, MAIN, None, None)
     list(patches(site.context, compare(site.context, MAIN, "v1", None)))
-    assert state_of(site.context.places.root) == before
+    assert state_of(site.context.paths.root) == before

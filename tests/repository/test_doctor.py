@@ -161,7 +161,7 @@ def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
-    begun = repository.context.places.scratch / ("b" * 16)
+    begun = repository.context.paths.scratch / ("b" * 16)
     begun.mkdir(parents=True)
     (begun / payloads.LOCK).touch()
     assert repository.examine() == []
@@ -174,7 +174,7 @@ def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
 def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(repository: Repository) -> None:
     context = repository.context
     damage.unfinished_operation(context)
-    place = context.places.scratch / "dead"  # the scratch of that operation
+    place = context.paths.scratch / "dead"  # the scratch of that operation
     make_directories(place / "payload")
     with payload_locked(context, "new"):
         assert repository.examine() == []  # somebody is at it
@@ -194,7 +194,7 @@ def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) ->
 def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repository: Repository) -> None:
     context = repository.context
     damage.unknown_tree(context)
-    (context.places.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
+    (context.paths.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
     repository.repair()
     place = repository.root / ".jvs" / "quarantine" / "0123456789abcdef"
     assert (place / "payload" / "file").read_text() == "precious"
@@ -205,21 +205,21 @@ def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repositor
 def test_snapshots_outlive_the_loss_of_all_records_of_them(repository: Repository) -> None:
     for name in ("descriptors", "audit"):
         shutil.rmtree(repository.root / ".jvs" / name)
-    trees = {path.name for path in repository.context.places.snapshots.iterdir()}
+    trees = {path.name for path in repository.context.paths.snapshots.iterdir()}
     repository.repair()
     assert {path.name for path in (repository.root / ".jvs" / "quarantine").iterdir()} == trees
 
 
 def test_a_running_collection_is_left_alone(repository: Repository) -> None:
     damage.undecided_collection(repository.context)
-    guard = FileLocker().lock_exclusive(repository.context.places.guards / "collector.lock")
+    guard = FileLocker().lock_exclusive(repository.context.paths.guards / "collector.lock")
     with guard:
         assert repository.examine() == []
 
 
 def test_a_commit_in_progress_is_left_alone(repository: Repository) -> None:
     damage.unfinished_commit(repository.context)
-    guard = FileLocker().lock_exclusive(repository.context.places.guards / "retention.lock")
+    guard = FileLocker().lock_exclusive(repository.context.paths.guards / "retention.lock")
     with guard:
         assert "commit-unfinished" not in codes(repository.examine())
 
@@ -250,14 +250,14 @@ def test_a_repair_leaves_strange_directories_and_their_content(repository: Repos
     context = repository.context
     damage.unknown_directory(context)
     damage.strange_snapshot_directory(context)
-    (context.places.snapshots / "backup").mkdir()
-    (context.places.snapshots / "notes.txt").write_text("precious")
-    (context.places.snapshots / ("f" * 16)).write_text("no directory")
+    (context.paths.snapshots / "backup").mkdir()
+    (context.paths.snapshots / "notes.txt").write_text("precious")
+    (context.paths.snapshots / ("f" * 16)).write_text("no directory")
     damage.lost_descriptor(context)
-    trees = set(context.places.snapshots.iterdir())
+    trees = set(context.paths.snapshots.iterdir())
     repository.repair(strict=True)
-    assert (context.places.worktrees / "mine" / "work").read_text() == "precious"
-    assert set(context.places.snapshots.iterdir()) == trees
+    assert (context.paths.worktrees / "mine" / "work").read_text() == "precious"
+    assert set(context.paths.snapshots.iterdir()) == trees
 
 
 def test_after_a_repair_the_head_shows_what_was_published(repository: Repository) -> None:
@@ -272,9 +272,9 @@ def test_a_tree_is_not_taken_for_unpublished_if_the_trail_was_tampered_with(repo
     damage.lost_descriptor(repository.context)
     path = repository.root / ".jvs" / "audit" / "audit.jsonl"
     path.write_text("".join([*path.read_text().splitlines(keepends=True)[:-2], '{"forged": true}\n']))
-    trees = set(repository.context.places.snapshots.iterdir())
+    trees = set(repository.context.paths.snapshots.iterdir())
     repository.repair()
-    assert set(repository.context.places.snapshots.iterdir()) == trees
+    assert set(repository.context.paths.snapshots.iterdir()) == trees
 
 
 # --- The frame --------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_one_unreadable_record_is_told_once_and_stops_what_depends_on_it(reposit
     damage.orphaned_tree(repository.context)
     repaired = repository.repair()
     assert [each.code for each in repaired.remaining].count("document-corrupt") == 1
-    assert {path.name for path in repository.context.places.snapshots.iterdir()} >= {head}
+    assert {path.name for path in repository.context.paths.snapshots.iterdir()} >= {head}
 
 
 def test_findings_are_records_for_programs(repository: Repository) -> None:

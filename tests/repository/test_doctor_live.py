@@ -32,7 +32,7 @@ Act = Callable[[Repository, int], object]
 def take(repository: Repository, round_: int) -> None:
     if len(repository.snapshots.all_ids()) > 15:
         return  # those who collect come first
-    (repository.context.places.payload(MAIN) / "file").write_text(f"{round_}")
+    (repository.context.paths.payload(MAIN) / "file").write_text(f"{round_}")
     repository.snapshots.take(MAIN, None)
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch:
     root = scratch / "repository"
     repository = make_repository(root, isolation=Isolation.SHARED)
     context = repository.context
-    context.places.worktrees.mkdir()
+    context.paths.worktrees.mkdir()
     add_worktree(context, "target", isolation=Isolation.SHARED)
     line_of(context, 2)
     gc_plan.set_policy(context, Policy(keep_last=3))

@@ -45,7 +45,7 @@ class Site:
         self.repository.worktrees.create("dev")
         self.path = self.repository.path("dev")
         put_files(self.path, SAVED)
-        lease = self.repository.desk.acquire("dev", self.repository.desk.request(ttl=3600.0)).lease
+        lease = self.repository.leases.acquire("dev", self.repository.leases.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         self.saved = self.repository.snapshots.take("dev", self.proof, SnapshotOptions(note="saved")).snapshot_id
         self.taken = root.parent / "taken"
@@ -80,7 +80,7 @@ def test_every_operation_says_what_is_wrong_and_touches_nothing(site: Site) -> N
             attempt()
         assert caught.value.facts["path"] == str(site.path)
         assert site.path.read_text() == PRECIOUS
-    repository.desk.release("dev", proof.lock_id)
+    repository.leases.release("dev", proof.lock_id)
     with pytest.raises(DirectoryReplaced):
         repository.worktrees.change_name("dev", "other")
     with pytest.raises(AlreadyExists):
@@ -112,7 +112,7 @@ def test_the_doctor_tells_it_and_the_way_out_works(site: Site) -> None:
 def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
     stranger = site.repository.root / "worktrees" / "new"
     stranger.write_text(PRECIOUS)
-    site.repository.desk.release("dev", site.proof.lock_id)
+    site.repository.leases.release("dev", site.proof.lock_id)
     attempts: list[Callable[[], object]] = [
         lambda: site.repository.worktrees.create("new"),
         lambda: site.repository.snapshots.restore(site.saved, "new"),
@@ -146,7 +146,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     assert files_in(site.path) == SAVED
     late = worktree_history(site.context, "dev").entries[1].descriptor
     assert "written while" in late.note
-    assert files_kept(site.context.places.tree(late.snapshot_id)) == {"dev": PRECIOUS}
+    assert files_kept(site.context.paths.tree(late.snapshot_id)) == {"dev": PRECIOUS}
     assert site.repository.examine(strict=True) == []
 
 
@@ -211,7 +211,7 @@ def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> N
     settle(site.context, "dev")
     assert files_in(site.path) == SAVED
     contents = [
-        files_kept(site.context.places.tree(each.descriptor.snapshot_id))
+        files_kept(site.context.paths.tree(each.descriptor.snapshot_id))
         for each in worktree_history(site.context, "dev").entries
     ]
     assert {"dev": PRECIOUS} in contents

@@ -82,7 +82,7 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
                 time.sleep(0.03)  # or what was written just now would not be taken for unchanged later
                 newest = repository.snapshot(MAIN, held).snapshot_id
         repository.worktrees.create("other")
-        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+        lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=3600.0)).lease
     fill_to_the_last_byte(disk)
 
     full = holdfast("lease", "acquire", "--repo", root, "--worktree", "other", "--json")
@@ -104,7 +104,7 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
     with Repository(root) as repository:
         assert repository.snapshots.all_ids() == [newest]
         descriptor = repository.snapshots.named("head")
-        assert list(verify(repository.context.places.tree(newest), descriptor.payload_hash)) == []
+        assert list(verify(repository.context.paths.tree(newest), descriptor.payload_hash)) == []
         assert "lock_released" in [each.event for each in events(repository)]
 
 
@@ -234,7 +234,7 @@ def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> 
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
         set_policy(repository.context, Policy(keep_last=1))
-        while repository.context.places.reserve.release():
+        while repository.context.paths.reserve.release():
             pass
     fill_to_the_last_byte(disk)
     failed = holdfast("gc", "plan", "--repo", disk / "repository", "--json")
@@ -279,11 +279,11 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
         for number in range(3):
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
-    lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
-    context, reserve = repository.context, repository.context.places.reserve
+    lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=3600.0)).lease
+    context, reserve = repository.context, repository.context.paths.reserve
     steps: list[Callable[[], object]] = [
-        lambda: repository.desk.renew(MAIN, lease.lock_id),
-        lambda: repository.desk.release(MAIN, lease.lock_id),
+        lambda: repository.leases.renew(MAIN, lease.lock_id),
+        lambda: repository.leases.release(MAIN, lease.lock_id),
         lambda: set_policy(context, Policy(keep_last=1)),
         lambda: gc.run(context, propose(context).plan.plan_id),
     ]
@@ -294,7 +294,7 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
             step()
         assert disk.refused >= 1
     assert len(repository.snapshots.all_ids()) == 1
-    assert repository.desk.state(MAIN) is None
+    assert repository.leases.state(MAIN) is None
 
 
 def test_what_is_set_aside_takes_real_space_and_is_set_aside_again(scratch: Path) -> None:

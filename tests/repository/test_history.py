@@ -63,9 +63,9 @@ def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
     context: RepositoryContext,
 ) -> None:
     add_line(context, "s1", "s2", "s3")
-    (context.places.tree("s2") / ".READY").unlink()
-    context.places.tree("unpublished").mkdir()
-    (context.places.tree("unpublished") / ".READY").touch()
+    (context.paths.tree("s2") / ".READY").unlink()
+    context.paths.tree("unpublished").mkdir()
+    (context.paths.tree("unpublished") / ".READY").touch()
     for found in (worktree_history(context, "main"), all_history(context)):
         assert ids(found) == ["s3", "s1"]
         assert found.entries[0].parent_id == "s1"
@@ -143,7 +143,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
 @pytest.mark.skipif(sys.platform == "win32", reason="files are compared by their inodes")
 def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -> None:
     add_line(context, "s1", "s2")
-    root = context.places.root
+    root = context.paths.root
     before = state_of(root)
     seen: list[str] = []
 

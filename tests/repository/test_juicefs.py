@@ -289,11 +289,11 @@ def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) ->
             for engine in (Engine.COPY, Engine.LINKED, Engine.JUICEFS_CLONE)
         ]
     with Repository(root) as repository:
-        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+        lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=3600.0)).lease
     juicefs.crash(mounted)
     again = juicefs.mount(*COHERENT)
     with Repository(again / "outlives") as repository:
-        found = repository.desk.state(MAIN)
+        found = repository.leases.state(MAIN)
         assert found is not None
         assert found.lease.lock_id == lease.lock_id
         assert [each.event for each in events(repository)][-1] == "lock_acquired"
@@ -401,7 +401,7 @@ def test_with_the_records_on_a_server_a_mount_may_remember(here: Path, rememberi
     with Repository(remembering / "served") as repository:
         for number, each in enumerate(taken):
             assert list(repository.snapshots.verify(each.snapshot_id)) == []
-            kept = files_kept(repository.context.places.tree(each.snapshot_id))
+            kept = files_kept(repository.context.paths.tree(each.snapshot_id))
             assert kept[f"file-{number}"] == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
     info = told("info", cwd=remembering / "served")

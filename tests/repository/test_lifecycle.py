@@ -174,7 +174,7 @@ def test_renaming_moves_directory_and_record_and_leaves_no_lock(repository: Repo
     assert renamed.label == "kept"
     assert files_in(repository.root / "worktrees") == {"new/work": "unsaved"}
     assert not (repository.root / ".jvs/worktrees/old").exists()
-    assert repository.desk.state("old") is repository.desk.state("new") is None
+    assert repository.leases.state("old") is repository.leases.state("new") is None
     with pytest.raises(NotFound):
         repository.lease("old")
     assert events(repository)[-1].facts["renamed_to"] == "new"
@@ -197,7 +197,7 @@ def test_an_expired_lock_does_not_keep_a_worktree_from_being_renamed(repository:
     held = repository.lease("old")
     expire(repository, "old")
     repository.worktrees.change_name("old", "new")
-    assert repository.desk.state("new") is None
+    assert repository.leases.state("new") is None
     assert tokens(repository, "new") > held.token
 
 
@@ -232,7 +232,7 @@ def test_removing_deletes_payload_and_record_and_is_in_the_trail(repository: Rep
     assert list((repository.root / "worktrees").iterdir()) == []
     assert not (repository.root / ".jvs/worktrees/dev").exists()
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
-    assert repository.desk.state("dev") is None
+    assert repository.leases.state("dev") is None
     assert events(repository)[-1].event == "worktree_removed"
     with pytest.raises(NotFound):
         repository.worktrees.remove("dev", save=None)
@@ -252,9 +252,9 @@ def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Reposit
         removed = repository.remove_worktree("dev")
     assert removed.saved is not None
     caught = repository.snapshots.named(removed.saved)
-    assert files_kept(repository.context.places.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
+    assert files_kept(repository.context.paths.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
     assert caught.parent_id is not None
-    assert files_kept(repository.context.places.tree(caught.parent_id)) == {"a": "1"}
+    assert files_kept(repository.context.paths.tree(caught.parent_id)) == {"a": "1"}
     assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
 
@@ -294,7 +294,7 @@ def test_the_holder_removes_what_it_holds(repository: Repository) -> None:
     repository.worktrees.create("dev")
     held = repository.lease("dev")
     repository.worktrees.remove("dev", save=None, lock_id=held.lock_id)
-    assert repository.desk.state("dev") is None
+    assert repository.leases.state("dev") is None
     with pytest.raises(NotFound):
         repository.context.config("dev")
 
@@ -324,7 +324,7 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: 
             with pytest.raises(NotWritable):
                 attempt()
     assert repository.worktrees.state("dev").operation is None
-    assert repository.desk.state("dev") is None
+    assert repository.leases.state("dev") is None
     repository.worktrees.change_name("dev", "new")
 
 

@@ -224,7 +224,7 @@ def test_the_same_on_every_store(tmp_path: Path, store_url: str) -> None:
 
 def who_waits_for(shop: Shop, worktree: str) -> bool:
     with Repository(shop.root) as repository:
-        state = repository.desk.state(worktree)
+        state = repository.leases.state(worktree)
         return state is not None and bool(state.waiters)
 
 

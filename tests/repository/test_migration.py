@@ -36,9 +36,9 @@ def fill(store: Store) -> None:
         else:
             apply(store, *[Append(Stream(row.key, RawCodec()), content)] * 3)
     apply(store, *(Create(ISSUES.key(f"m{each}"), Item(each)) for each in range(MANY)))
-    desk = LeaseService(store, TRAIL)
-    lease = desk.acquire("main", desk.request(ttl=60)).lease
-    desk.release("main", lease.lock_id)
+    leases = LeaseService(store, TRAIL)
+    lease = leases.acquire("main", leases.request(ttl=60)).lease
+    leases.release("main", lease.lock_id)
 
 
 def everything(store: Store) -> dict[str, object]:
@@ -68,8 +68,8 @@ def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_
 
     assert everything(origin) == everything(there) == everything(back)
     assert [entry.event for entry in verify(back.entries(TRAIL.stream))] == ["lock_acquired", "lock_released"]
-    desk = LeaseService(back, TRAIL)
-    assert desk.acquire("main", desk.request(ttl=60)).lease.fencing_token == 2  # the counter came along
+    leases = LeaseService(back, TRAIL)
+    assert leases.acquire("main", leases.request(ttl=60)).lease.fencing_token == 2  # the counter came along
     for store in (origin, there, back):
         store.close()
 
@@ -142,8 +142,8 @@ def test_something_foreign_in_the_target_is_not_overwritten() -> None:
 def test_what_is_in_use_is_not_moved() -> None:
     source = MemoryStore()
     fill(source)
-    desk = LeaseService(source, TRAIL)
-    desk.acquire("main", desk.request(ttl=60))
+    leases = LeaseService(source, TRAIL)
+    leases.acquire("main", leases.request(ttl=60))
 
     with pytest.raises(Refused, match="main is leased"):
         migrate(source, MemoryStore())

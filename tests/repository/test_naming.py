@@ -84,8 +84,8 @@ def test_a_worktree_without_snapshots_has_no_head(context: RepositoryContext) ->
 def test_naming_a_partial_snapshot_is_refused_as_such(context: RepositoryContext) -> None:
     add_snapshot(context, "b000000000000001", ready=False, head=False)  # .READY is not there
     add_snapshot(context, "b100000000000002", tree=False, head=False)  # nothing of its tree is there
-    (context.places.tree("b200000000000003") / "payload").mkdir(parents=True)  # a crash before it was published
-    published_not = context.places.tree("b300000000000004")
+    (context.paths.tree("b200000000000003") / "payload").mkdir(parents=True)  # a crash before it was published
+    published_not = context.paths.tree("b300000000000004")
     published_not.mkdir()
     (published_not / ".READY").touch()
     for name in ("b000000000000001", "b0", "b100000000000002", "b200000000000003", "b2", "b3"):
@@ -97,7 +97,7 @@ def test_naming_a_partial_snapshot_is_refused_as_such(context: RepositoryContext
 @pytest.mark.req("LC-27")
 def test_a_directory_called_ready_makes_no_snapshot_complete(context: RepositoryContext) -> None:
     add_snapshot(context, "c000000000000001", ready=False, head=False)
-    (context.places.tree("c000000000000001") / ".READY").mkdir()
+    (context.paths.tree("c000000000000001") / ".READY").mkdir()
     with pytest.raises(PartialSnapshot):
         resolve(context, "c0")
 
@@ -105,7 +105,7 @@ def test_a_directory_called_ready_makes_no_snapshot_complete(context: Repository
 def test_a_partial_tree_does_not_make_the_name_of_a_complete_one_ambiguous(
     context: RepositoryContext,
 ) -> None:
-    context.places.tree("4f1cffffffffffff").mkdir()
+    context.paths.tree("4f1cffffffffffff").mkdir()
     assert resolve(context, "4f1c").snapshot_id == FIRST
 
 

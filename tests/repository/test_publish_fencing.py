@@ -48,7 +48,7 @@ SHORT = 0.02
 def root(scratch: Path) -> Path:
     """A repository with one snapshot and an unsaved change."""
     repository = make_repository(scratch)
-    payload = repository.context.places.payload(MAIN)
+    payload = repository.context.paths.payload(MAIN)
     (payload / "work").write_text("saved")
     rival = Rival(scratch)
     rival.acquire(0)

@@ -59,7 +59,7 @@ def move(context: RepositoryContext, plan: GcPlan) -> None:
     doom(context, plan)
     decided = gc._set_state(context, plan, PlanState.DECIDED, "gc_decided")
     for each in decided.snapshots:
-        context.places.tree(each).rename(context.places.root / ".jvs" / each)
+        context.paths.tree(each).rename(context.paths.root / ".jvs" / each)
 
 
 def finish(context: RepositoryContext, plan: GcPlan) -> None:

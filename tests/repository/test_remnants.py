@@ -89,7 +89,7 @@ class Histories:
 
     def grow(self) -> None:
         worktree = self.chance.choice([MAIN, "dev"])
-        top = self.context.places.payload(worktree)
+        top = self.context.paths.payload(worktree)
         for _ in range(self.chance.randrange(3)):
             self._change(top)
         taken = keep(self.context, {}, worktree=worktree, shared=True)
@@ -139,32 +139,32 @@ def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_e
         proposal = gc_plan.propose(context)
         if not proposal.stored:
             continue
-        places = [context.places.snapshots, context.places.remnants]
+        places = [context.paths.snapshots, context.paths.remnants]
         before = used(places)
         gc.run(context, proposal.plan.plan_id)
         assert before - used(places) == proposal.plan.bytes
         require_whole(context)
         require_no_more_than_needed(context)
         assert trees_of(context) == snapshots_of(context).keys()
-        assert list(context.places.scratch.iterdir()) == []
+        assert list(context.paths.scratch.iterdir()) == []
         for each in trees_of(context):
             restored = scratch / f"{generation}-{each}"
-            materialise(context.places.tree(each), restored)
+            materialise(context.paths.tree(each), restored)
             assert fingerprint(restored) == histories.held[each]
         shared += len(remnants_of(context))
     assert shared > 0, "nothing was shared"
-    assert Repository(context.places.root).examine(strict=True) == []
+    assert Repository(context.paths.root).examine(strict=True) == []
 
 
 def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(context: RepositoryContext) -> None:
     ids = line_of(context, 4, shared=True)
     collect(context)
     assert remnants_of(context)
-    shutil.rmtree(context.places.payload(MAIN))
-    context.places.payload(MAIN).mkdir()
+    shutil.rmtree(context.paths.payload(MAIN))
+    context.paths.payload(MAIN).mkdir()
     last = keep(context, {"file": "nothing else"}, shared=True)
     plan = gc_plan.propose(context).plan
-    places = [context.places.snapshots, context.places.remnants]
+    places = [context.paths.snapshots, context.paths.remnants]
     before = used(places)
     gc.run(context, plan.plan_id)
     assert before - used(places) == plan.bytes
@@ -191,15 +191,15 @@ def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(context: Repo
     collect(context)
     assert first in remnants_of(context)
     newest = keep(context, {"file": "another"}, shared=True)
-    assert first in {home.tree for home in read_shared_directories(context.places.tree(newest)).values()}
+    assert first in {home.tree for home in read_shared_directories(context.paths.tree(newest)).values()}
 
 
 def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
-    shutil.copytree(context.places.tree(ids[0]), context.places.root / "copy", symlinks=True)
+    shutil.copytree(context.paths.tree(ids[0]), context.paths.root / "copy", symlinks=True)
     collect(context)
     assert ids[0] in remnants_of(context)
-    (context.places.root / "copy").rename(context.places.tree(ids[0]))
+    (context.paths.root / "copy").rename(context.paths.tree(ids[0]))
     gc_sweep.retire(context, [ids[0]])
     gc_sweep.sweep(context)
     require_whole(context)
@@ -214,7 +214,7 @@ def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_nee
 ) -> None:
     """Copying it back was interrupted; what is left of it among the remnants is all that there is."""
     ids = line_of(context, 3, shared=True)
-    tree, copy = context.places.tree(ids[0]), context.places.root / "copy"
+    tree, copy = context.paths.tree(ids[0]), context.paths.root / "copy"
     shutil.copytree(tree, copy, symlinks=True)
     collect(context)
     if damage == "empty":
@@ -226,7 +226,7 @@ def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_nee
     if damage == "no manifest":
         (copy / "manifest").unlink()
     copy.rename(tree)
-    repository = Repository(context.places.root)
+    repository = Repository(context.paths.root)
     repository.repair()
     assert repository.examine(strict=True) == []
     assert trees_of(context) == {ids[2]}
@@ -239,20 +239,20 @@ def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it
 ) -> None:
     """A directory that had been on the way to a needed one is needed itself by then."""
     first = keep(context, {"d/file": "1", "d/below/file": "1"}, shared=True)
-    shutil.copytree(context.places.tree(first), context.places.root / "copy", symlinks=True)
+    shutil.copytree(context.paths.tree(first), context.paths.root / "copy", symlinks=True)
     second = keep(context, {"d/file": "2", "file": "2"}, shared=True)
-    assert read_shared_directories(context.places.tree(second)) == {b"d/below": SharedDirectory(first, b"d/below")}
+    assert read_shared_directories(context.paths.tree(second)) == {b"d/below": SharedDirectory(first, b"d/below")}
     collect(context)
-    (context.places.root / "copy").rename(context.places.tree(first))
-    shutil.copytree(context.places.tree(second), context.places.tree("0" * 16), symlinks=True)
-    (context.places.tree("0" * 16) / "homes").unlink()
+    (context.paths.root / "copy").rename(context.paths.tree(first))
+    shutil.copytree(context.paths.tree(second), context.paths.tree("0" * 16), symlinks=True)
+    (context.paths.tree("0" * 16) / "homes").unlink()
     write_shared_directories(
-        context.places.tree("0" * 16),
+        context.paths.tree("0" * 16),
         [(b"d/below", SharedDirectory(first, b"d/below")), (b"d", SharedDirectory(first, b"d"))],
     )
     gc_sweep.retire(context, [first])
     gc_sweep.sweep(context)
-    assert (context.places.remnants / first / "payload" / "d" / "file").read_text() == "1"
+    assert (context.paths.remnants / first / "payload" / "d" / "file").read_text() == "1"
     require_whole(context)
     require_no_more_than_needed(context)
 
@@ -261,12 +261,12 @@ def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
     context: RepositoryContext,
 ) -> None:
     ids = line_of(context, 3, shared=True)
-    shutil.copytree(context.places.tree(ids[0]), context.places.root / "copy", symlinks=True)
+    shutil.copytree(context.paths.tree(ids[0]), context.paths.root / "copy", symlinks=True)
     collect(context)
     kept = "main-0/kept/file"
-    for top in (context.places.root / "copy", context.places.remnants / ids[0]):
+    for top in (context.paths.root / "copy", context.paths.remnants / ids[0]):
         (top / "payload" / kept).unlink()
-    (context.places.root / "copy").rename(context.places.tree(ids[0]))
+    (context.paths.root / "copy").rename(context.paths.tree(ids[0]))
     with pytest.raises(Refused, match="neither"):
         gc_sweep.retire(context, [ids[0]])
     assert ids[0] in trees_of(context) & remnants_of(context)
@@ -276,7 +276,7 @@ def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
 
 
 def spoil(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
-    where = context.places.tree(snapshot_id) / "homes"
+    where = context.paths.tree(snapshot_id) / "homes"
     where.chmod(0o600)
     if lost:
         where.unlink()
@@ -292,23 +292,23 @@ def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(context: Rep
         ids.append(str(context.config(MAIN).head_snapshot_id))
     plan = gc_plan.propose(context).plan
     spoil(context, ids[-1], lost=how != "cut off")
-    before = fingerprint(context.places.root)
+    before = fingerprint(context.paths.root)
     with pytest.raises(Corrupt, match="homes"):
         gc.run(context, plan.plan_id)
     with pytest.raises(Corrupt, match="homes"):
         gc_plan.propose(context)
-    after = {name: what for name, what in fingerprint(context.places.root).items() if "guards" not in name}
+    after = {name: what for name, what in fingerprint(context.paths.root).items() if "guards" not in name}
     assert after.items() <= before.items()
-    codes = {each.code for each in Repository(context.places.root).examine()}
+    codes = {each.code for each in Repository(context.paths.root).examine()}
     assert codes == {"snapshot-damaged"}
 
 
 def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: RepositoryContext) -> None:
     ids = line_of(context, 4, shared=True)
     plan = gc_plan.propose(context).plan
-    whole = (context.places.tree(ids[-1]) / "homes").read_bytes()
+    whole = (context.paths.tree(ids[-1]) / "homes").read_bytes()
     retire = gc_sweep.retire
-    repository = Repository(context.places.root)
+    repository = Repository(context.paths.root)
 
     def late(context: RepositoryContext, snapshot_ids: Any) -> None:
         retire(context, snapshot_ids)
@@ -321,7 +321,7 @@ def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: Re
     assert remnants_of(context) == set(ids[:-1])
     assert repository.repair().failed  # it says so, and touches nothing
     assert remnants_of(context) == set(ids[:-1])
-    (context.places.tree(ids[-1]) / "homes").write_bytes(whole)
+    (context.paths.tree(ids[-1]) / "homes").write_bytes(whole)
     gc.run(context, plan.plan_id)
     require_whole(context)
     require_no_more_than_needed(context)
@@ -342,7 +342,7 @@ def test_a_spoilt_one_can_be_deleted_itself(context: RepositoryContext) -> None:
 
 def in_the_making(context: RepositoryContext, home: str, path: bytes) -> Path:
     """A complete tree that a process has not put in its place yet."""
-    tree = context.places.scratch / "0123456789abcdef" / "tree"
+    tree = context.paths.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
     write_shared_directories(tree, [(path, SharedDirectory(home, path))])
     (tree / ".READY").touch()
@@ -351,7 +351,7 @@ def in_the_making(context: RepositoryContext, home: str, path: bytes) -> Path:
 
 def require_kept_for(context: RepositoryContext, tree: Path) -> None:
     for home in read_shared_directories(tree).values():
-        assert (context.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), "it is gone"
+        assert (context.paths.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), "it is gone"
 
 
 def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> None:
@@ -359,7 +359,7 @@ def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> No
     tree = in_the_making(context, ids[0], b"main-0/lost")
     collect(context)
     require_kept_for(context, tree)
-    repository = Repository(context.places.root)
+    repository = Repository(context.paths.root)
     assert {each.code for each in repository.examine()} == {"scratch-abandoned"}
     repository.repair()  # its process is gone: so is the need
     assert repository.examine() == []
@@ -369,12 +369,12 @@ def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> No
 def test_what_a_tree_in_quarantine_needs_stays(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
     tree = in_the_making(context, ids[0], b"main-0/lost")
-    context.places.quarantine.mkdir()
-    tree = tree.rename(context.places.quarantine / "0123456789abcdef")
-    shutil.rmtree(context.places.scratch)
+    context.paths.quarantine.mkdir()
+    tree = tree.rename(context.paths.quarantine / "0123456789abcdef")
+    shutil.rmtree(context.paths.scratch)
     collect(context)
     require_kept_for(context, tree)
-    assert Repository(context.places.root).examine() == []
+    assert Repository(context.paths.root).examine() == []
 
 
 # --- The doctor -------------------------------------------------------------------------------------
@@ -385,39 +385,39 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
 ) -> None:
     """One of which nothing is known is left where it is; one that is not missed is left as a remnant."""
     ids = line_of(context, 3, shared=True)
-    repository = Repository(context.places.root)
+    repository = Repository(context.paths.root)
     unknown = "0123456789abcdef"
-    needing = context.places.tree(ids[2]) / "homes"
-    homes = read_shared_directories(context.places.tree(ids[2]))
+    needing = context.paths.tree(ids[2]) / "homes"
+    homes = read_shared_directories(context.paths.tree(ids[2]))
     needing.unlink()
     write_shared_directories(
-        context.places.tree(ids[2]),
+        context.paths.tree(ids[2]),
         [(path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home) for path, home in homes.items()],
     )
-    shutil.copytree(context.places.tree(ids[0]), context.places.tree(unknown), symlinks=True)
+    shutil.copytree(context.paths.tree(ids[0]), context.paths.tree(unknown), symlinks=True)
     (found,) = repository.examine()
     assert (found.code, found.fix) == ("tree-unknown", None)
     assert repository.repair().fixed == ()
     require_whole(context)
-    context.places.scratch.mkdir(exist_ok=True)
-    (context.places.scratch / unknown).mkdir()  # now it is known: its process died before it was published
+    context.paths.scratch.mkdir(exist_ok=True)
+    (context.paths.scratch / unknown).mkdir()  # now it is known: its process died before it was published
     (found,) = repository.examine()
     assert (found.code, "need" in found.remedy) == ("tree-orphaned", True)
     assert repository.repair().remaining == ()
     assert remnants_of(context) == {unknown}
     require_whole(context)
     require_no_more_than_needed(context)
-    once = fingerprint(context.places.root)
+    once = fingerprint(context.paths.root)
     assert repository.repair() == ((), (), ())
-    assert fingerprint(context.places.root) == once
+    assert fingerprint(context.paths.root) == once
 
 
 def test_a_home_that_is_lost_is_told_as_damage(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
     collect(context)
     assert ids[0] in remnants_of(context)
-    (context.places.remnants / ids[0]).rename(context.places.root / "away")
-    (found,) = Repository(context.places.root).examine()
+    (context.paths.remnants / ids[0]).rename(context.paths.root / "away")
+    (found,) = Repository(context.paths.root).examine()
     assert (found.code, found.subject) == ("snapshot-damaged", ids[2])
     assert ids[0] in found.message
     assert found.fix is None
@@ -429,7 +429,7 @@ def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(
     ids = line_of(context, 3, shared=True)
     with gc.collector_locked(context):
         gc_sweep.retire(context, [ids[0]])
-        codes = {each.code for each in Repository(context.places.root).examine()}
+        codes = {each.code for each in Repository(context.paths.root).examine()}
     assert "remnant-excessive" not in codes
 
 
@@ -458,8 +458,8 @@ def verify(context: RepositoryContext, snapshot_id: str) -> object:
 
 
 def restore(context: RepositoryContext, snapshot_id: str) -> object:
-    into = context.places.root / "restored"
-    materialise(context.places.tree(snapshot_id), into)
+    into = context.paths.root / "restored"
+    materialise(context.paths.tree(snapshot_id), into)
     return fingerprint(into)
 
 
@@ -469,7 +469,7 @@ def diff(context: RepositoryContext, snapshot_id: str) -> object:
 
 
 def examine(context: RepositoryContext, snapshot_id: str) -> object:
-    codes = {each.code for each in Repository(context.places.root).examine()}
+    codes = {each.code for each in Repository(context.paths.root).examine()}
     return codes - {"collection-unfinished"}
 
 
@@ -625,7 +625,7 @@ def met(begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], o
             with interposed(rule):
                 share(context, begun.old)
             head = context.config(MAIN).head_snapshot_id
-            shared += bool(read_shared_directories(context.places.tree(head or "")))
+            shared += bool(read_shared_directories(context.paths.tree(head or "")))
         except Failure as failure:
             if rule.left > 0 or failure.code not in TOO_LATE:
                 yield f"before call {index}: {failure}"
@@ -673,7 +673,7 @@ def taker(root: Path) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         delay_calls(most=0.0001)
         context, chance, count = Repository(root).context, random.Random(1), 0
-        top = context.places.payload(MAIN)
+        top = context.paths.payload(MAIN)
         while (told := line.wait()) != "enough":
             count += 1
             try:
@@ -708,7 +708,7 @@ def gatherer(root: Path) -> Callable[[Line], None]:
 def storm(context: RepositoryContext, full: int = ROUNDS) -> None:
     """Take snapshots and collect at the same time; all that is visible is whole all the time.
     It goes on until some were collected and somebody needed a remnant."""
-    root, seen = context.places.root, Counter[str]()
+    root, seen = context.paths.root, Counter[str]()
     with Workers() as workers:
         takes, collects = workers.start(taker(root)), workers.start(gatherer(root))
         for _ in until(lambda: seen["collected"] and seen["shared"], full):
@@ -727,7 +727,7 @@ def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(contex
     storm(context)
     collect(context)
     require_no_more_than_needed(context)
-    assert Repository(context.places.root).examine(strict=True) == []
+    assert Repository(context.paths.root).examine(strict=True) == []
 
 
 def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_does_not_end(
@@ -735,7 +735,7 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
 ) -> None:
     """While somebody goes on taking snapshots, and after each kill is asked for more."""
     line_of(context, 3, shared=True)
-    root, killed = context.places.root, Counter[bool]()
+    root, killed = context.paths.root, Counter[bool]()
     with Workers() as workers:
         takes = workers.start(taker(root))
         for _ in until(lambda: killed[True], 12):
@@ -765,7 +765,7 @@ def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
 ) -> None:
     line_of(context, 3, shared=True)
     collect(context)
-    stale = gc_sweep.need_of_all(context.places)
+    stale = gc_sweep.need_of_all(context.paths)
     monkeypatch.setattr(gc_sweep, "need_of_all", lambda places: stale)
     with pytest.raises(AssertionError):
         storm(context, ROUNDS)

@@ -32,9 +32,9 @@ EVERY = 2
 def old() -> Iterator[World]:
     with world() as made:
         context = Repository(made.root).context
-        context.places.worktrees.mkdir(exist_ok=True)
+        context.paths.worktrees.mkdir(exist_ok=True)
         Repository(made.root).worktrees.create("dev", snapshot=made.first)
-        (context.places.payload("dev") / "unsaved").write_text("precious")
+        (context.paths.payload("dev") / "unsaved").write_text("precious")
         yield made
 
 
@@ -72,8 +72,8 @@ class Killed:
         assert trees_of(context) == set(repository.snapshots.all_ids())
         for config in repository.worktrees.configs():
             parents_of(context, config.head_snapshot_id)
-        assert list(context.places.scratch.iterdir()) == []
-        (context.places.payload(MAIN) / "next").write_text("works")
+        assert list(context.paths.scratch.iterdir()) == []
+        (context.paths.payload(MAIN) / "next").write_text("works")
         repository.snapshots.take(MAIN, self.old.proof)
         assert repository.examine() == []
 

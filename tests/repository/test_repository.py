@@ -44,7 +44,7 @@ def test_a_lease_is_held_for_a_block_and_checked_in_it(repository: Repository) -
         held.check()
         with pytest.raises(LockConflict, match="tests"):
             repository.lease()
-    assert repository.desk.state(MAIN) is None
+    assert repository.leases.state(MAIN) is None
     with pytest.raises(LockNotHeld):
         held.check()
 
@@ -56,13 +56,13 @@ def test_a_coroutine_holds_a_lease_too(repository: Repository) -> None:
             return held.token
 
     assert asyncio.run(work()) == 1
-    assert repository.desk.state(MAIN) is None
+    assert repository.leases.state(MAIN) is None
 
 
 def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_nothing(
     repository: Repository,
 ) -> None:
-    line = LeaseKeys.of(MAIN).line
+    line = LeaseKeys.of(MAIN).queue
 
     async def work() -> None:
         waiting = asyncio.ensure_future(repository.lease_async(wait=None))
@@ -76,7 +76,7 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_
     held = repository.lease()
     asyncio.run(work())
     assert repository.context.store.read(line) is None
-    assert repository.desk.state(MAIN) is None
+    assert repository.leases.state(MAIN) is None
 
 
 @pytest.mark.req("LC-12")

@@ -74,8 +74,8 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
         self.context = self.repository.context
-        self.payload = self.context.places.payload(MAIN)
-        lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
+        self.payload = self.context.paths.payload(MAIN)
+        lease = self.repository.leases.acquire(MAIN, self.repository.leases.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         write(self.payload, OLD)
         self.first = snapshot(self.context, MAIN, self.proof).snapshot_id
@@ -89,7 +89,7 @@ class Site:
         return [each.descriptor for each in worktree_history(self.context, worktree).entries]
 
     def kept(self, snapshot_id: str) -> dict[str, str]:
-        return files_kept(self.context.places.tree(snapshot_id))
+        return files_kept(self.context.paths.tree(snapshot_id))
 
     def require_nothing_happened(self) -> None:
         assert content_of(self.payload) == NEW
@@ -116,9 +116,9 @@ def before_the_exchange(action: Any) -> Any:
 @pytest.mark.req("LC-25")
 def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Site) -> None:
     """Somebody holds the lock of `main`; nothing there is touched."""
-    before = site.repository.desk.state(MAIN)
+    before = site.repository.leases.state(MAIN)
     config = site.repository.snapshots.restore(site.first)
-    assert content_of(site.context.places.payload(config.worktree_id)) == OLD
+    assert content_of(site.context.paths.payload(config.worktree_id)) == OLD
     assert config.base_snapshot_id == config.head_snapshot_id == site.first
     assert config.worktree_id.startswith("restored-")
     assert site.repository.snapshots.status(config.worktree_id).changes == ()
@@ -128,7 +128,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
     assert named.worktree_id == "by-name"
     with pytest.raises(AlreadyExists):
         site.repository.snapshots.restore(site.first, "by-name")
-    after = site.repository.desk.state(MAIN)
+    after = site.repository.leases.state(MAIN)
     assert before is not None
     assert after is not None
     assert after.lease == before.lease
@@ -137,7 +137,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
 
 @pytest.mark.req("LC-27")
 def test_a_partial_snapshot_is_restored_by_nobody(site: Site) -> None:
-    (site.context.places.tree(site.first) / ".READY").unlink()
+    (site.context.paths.tree(site.first) / ".READY").unlink()
     with pytest.raises(PartialSnapshot):
         site.repository.snapshots.restore(site.first)
     with pytest.raises(PartialSnapshot):
@@ -160,9 +160,9 @@ def test_in_place_everything_is_replaced_and_what_was_there_is_kept(site: Site) 
     assert new.restored_from == site.first
     assert new.note == "tested"
     assert new.payload_hash == first.payload_hash
-    assert list(verify(site.context.places.tree(new.snapshot_id), new.payload_hash)) == []
+    assert list(verify(site.context.paths.tree(new.snapshot_id), new.payload_hash)) == []
     assert site.repository.snapshots.status(MAIN).changes == ()
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 def test_what_is_the_same_as_the_head_is_not_kept_twice(site: Site) -> None:
@@ -192,7 +192,7 @@ def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
 @pytest.mark.parametrize("path", [None, "file"])
 def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site, path: str | None) -> None:
     def steal(attempt: Attempt) -> Any:
-        state = site.repository.desk.state(MAIN)
+        state = site.repository.leases.state(MAIN)
         if state is not None and state.lease.lock_id == site.proof.lock_id:
             expire(site.repository)
             site.repository.steal(MAIN)
@@ -201,14 +201,14 @@ def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site,
     with interposed(steal, ("sync_filesystem",)), pytest.raises(FencingMismatch):
         site.restore(keep=False, path=path)
     site.require_nothing_happened()
-    assert {each.name for each in site.context.places.snapshots.iterdir()} == {site.first}
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert {each.name for each in site.context.paths.snapshots.iterdir()} == {site.first}
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 @pytest.mark.req("LC-26")
 def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site) -> None:
     add_worktree(site.context, "open", isolation=Isolation.SHARED)
-    payload = site.context.places.payload("open")
+    payload = site.context.paths.payload("open")
     write(payload, NEW)
     with pytest.raises(Refused, match="shared"):
         restore_in_place(site.context, "open", site.first, None, RestoreOptions(reason="tested"))
@@ -243,7 +243,7 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
     assert site.kept(kept.snapshot_id) == NEW
     assert [new.parent_id, caught.parent_id] == [caught.snapshot_id, kept.snapshot_id]
     assert first.snapshot_id == site.first
-    assert list(verify(site.context.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    assert list(verify(site.context.paths.tree(caught.snapshot_id), caught.payload_hash)) == []
 
 
 @pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
@@ -274,15 +274,15 @@ def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str
     settle(site.context, MAIN)
     assert content_of(site.payload) == OLD
     assert [site.kept(each.snapshot_id) for each in site.history()] == [OLD, late, NEW, OLD]
-    assert {each.name for each in site.context.places.snapshots.iterdir()} == {
+    assert {each.name for each in site.context.paths.snapshots.iterdir()} == {
         each.snapshot_id for each in site.history()
     }
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
     add_worktree(site.context, "fresh")
-    write(site.context.places.payload("fresh"), NEW)
+    write(site.context.paths.payload("fresh"), NEW)
     lease = site.repository.lease("fresh")
     proof = Proof(lease.lock_id, lease.token)
     restore_in_place(site.context, "fresh", site.first, proof, RestoreOptions(reason="tested"))
@@ -292,7 +292,7 @@ def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
 
 
 def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
-    site.payload.rename(site.context.places.root / "away")
+    site.payload.rename(site.context.paths.root / "away")
     site.restore()
     assert content_of(site.payload) == OLD
 
@@ -312,7 +312,7 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
     assert settle(site.context, MAIN) is None
     repository_exchange.finish_restore(site.context, finished)  # once more, by one who did not know
     assert content_of(site.payload) == OLD
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
     assert len(site.history()) == 3
 
 
@@ -331,15 +331,15 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
     with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
         site.restore()
     copy = tmp_path / "copy"
-    shutil.copytree(site.context.places.root, copy, copy_function=shutil.copyfile)
+    shutil.copytree(site.context.paths.root, copy, copy_function=shutil.copyfile)
     if lost == "scratch":
         shutil.rmtree(copy / ".jvs" / "tmp")
     context = Repository(copy).context
     settle(context, MAIN)
-    assert content_of(context.places.payload(MAIN)) == OLD
+    assert content_of(context.paths.payload(MAIN)) == OLD
     assert context.store.read(OPERATIONS.key(MAIN)) is None
     kept = [
-        files_kept(context.places.tree(each.descriptor.snapshot_id)) for each in worktree_history(context, MAIN).entries
+        files_kept(context.paths.tree(each.descriptor.snapshot_id)) for each in worktree_history(context, MAIN).entries
     ]
     assert kept[0] == kept[-1] == OLD
     assert NEW in kept
@@ -398,10 +398,10 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
     part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
     assert site.kept(caught.snapshot_id) == {**NEW, **part}
     assert (caught.parent_id, caught.consistency_level) == (kept.snapshot_id, Consistency.BEST_EFFORT)
-    assert list(verify(site.context.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    assert list(verify(site.context.paths.tree(caught.snapshot_id), caught.payload_hash)) == []
     there = content_of(site.payload)
     assert {name: there[name] for name in part} == {name: OLD[name] for name in part}
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 def die_before_the_exchange(site: Site, path: str) -> None:
@@ -430,7 +430,7 @@ def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site:
 def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: str) -> None:
     """Or the worktree would be stuck for good; and a link would lead the restore to somewhere else."""
     die_before_the_exchange(site, "directory/a")
-    directory, away = site.payload / "directory", site.context.places.root / "away"
+    directory, away = site.payload / "directory", site.context.paths.root / "away"
     directory.rename(away)
     if became == "a file":
         directory.write_text("mine")
@@ -439,7 +439,7 @@ def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: 
     settle(site.context, MAIN)
     assert (away / "a").read_text() == "new"
     assert site.context.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
     snapshot(site.context, MAIN, site.proof)
 
 
@@ -450,14 +450,14 @@ def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restore
 
     def take_away(*arguments: Any) -> bool:
         found = is_done(*arguments)
-        (site.payload / "directory").rename(site.context.places.root / "away")
+        (site.payload / "directory").rename(site.context.paths.root / "away")
         return found
 
     monkeypatch.setattr(repository_exchange._Exchange, "is_done", take_away)
     with pytest.raises(ConsistencyUnavailable, match="nothing was replaced"):
         site.restore(path="directory/a")
     assert site.context.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("by", ["itself", "another"])
@@ -476,7 +476,7 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
             settle(site.context, MAIN)
     assert content_of(site.payload) == NEW
     assert site.context.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
     site.restore(path="directory/a")
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
 
@@ -505,7 +505,7 @@ def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> 
     with pytest.raises(IoFailure, match="too long"):
         site.restore(path=deep)
     assert site.context.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,7 +536,7 @@ def test_a_part_replaces_what_is_of_another_kind(site: Site) -> None:
 
 
 def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: Site) -> None:
-    outside = site.context.places.root / "outside"
+    outside = site.context.paths.root / "outside"
     outside.mkdir()
     (outside / "a").write_text("not yours")
     with pytest.raises(NotFound):
@@ -551,7 +551,7 @@ def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: 
     with pytest.raises(PathEscape):
         site.restore(path="directory/a", keep=False)
     assert (outside / "a").read_text() == "not yours"
-    assert list(site.context.places.scratch.iterdir()) == []
+    assert list(site.context.paths.scratch.iterdir()) == []
 
 
 # --- The plan ---------------------------------------------------------------------------------------
@@ -610,7 +610,7 @@ def require_mended(made: World) -> None:
                 cut_short(lambda: case.operate(directory), Kill.AFTER, index, names=("rename_noreplace",))
                 with opened(directory) as context:
                     settle(context, MAIN)
-                    assert content_of(context.places.payload(MAIN)) in (UNSAVED, FIRST)
+                    assert content_of(context.paths.payload(MAIN)) in (UNSAVED, FIRST)
                     assert context.store.read(OPERATIONS.key(MAIN)) is None
 
 

@@ -155,10 +155,8 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
     assert len(going) == 4
-    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
-    homes = [
-        home.tree for each in world.staying for home in read_shared_directories(context.places.tree(each)).values()
-    ]
+    world = World(context.paths.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
+    homes = [home.tree for each in world.staying for home in read_shared_directories(context.paths.tree(each)).values()]
     world = world._replace(left=going.intersection(homes))
     assert len(world.left) >= 2
     report = killed_everywhere(CollectionKilled(world), share=SHARE)
@@ -186,7 +184,7 @@ class RepairKilled(Copied):
     def require_sound(self, context: RepositoryContext) -> None:
         require_whole(context)
         assert self.world.staying <= snapshots_of(context).keys()
-        assert (context.places.payload(MAIN) / "unsaved").read_text() == "precious"
+        assert (context.paths.payload(MAIN) / "unsaved").read_text() == "precious"
 
 
 ALL_AT_ONCE = [
@@ -219,11 +217,11 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
     staying = frozenset(snapshots_of(context))
     for plant in ALL_AT_ONCE:
         plant(context)
-    (context.places.payload(MAIN) / "unsaved").write_text("precious")
+    (context.paths.payload(MAIN) / "unsaved").write_text("precious")
     codes = {each.code for each in repository.examine()}
     codes |= {"tree-orphaned", "tree-unknown"}  # trees are not judged while an operation is pending
     assert codes == {each.code for each in damage.ALL.values() if each.repaired}
-    report = killed_everywhere(RepairKilled(World(context.places.root, staying=staying)), share=SHARE)
+    report = killed_everywhere(RepairKilled(World(context.paths.root, staying=staying)), share=SHARE)
     report.require_clean(at_least=100)
 
 
@@ -240,7 +238,7 @@ def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_chil
     plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
     monkeypatch.setattr(gc, "staying_ancestor", lambda descriptor, going: descriptor.parent_id)
-    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
+    world = World(context.paths.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     report = Report("planted")
     scenario = CollectionKilled(world)
     with swept_directory() as base, fresh(base) as directory:
@@ -260,14 +258,14 @@ class CollectionWithoutPower(CollectionKilled):
         found = snapshots_of(context)
         for each in self.world.staying:
             assert found[each].doomed_by is None
-            assert files_kept(context.places.tree(each)) == {
+            assert files_kept(context.paths.tree(each)) == {
                 "file": "new",
                 "one/file": "1",
                 "one/two/file": "3",
             }
         parents_of(context, context.config(MAIN).head_snapshot_id)
         for each, descriptor in found.items():
-            assert descriptor.doomed_by or is_ready(context.places, each)
+            assert descriptor.doomed_by or is_ready(context.paths, each)
 
 
 def without_power(repository: Repository, *, share: float = 1.0) -> Report:
@@ -277,7 +275,7 @@ def without_power(repository: Repository, *, share: float = 1.0) -> Report:
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
     staying = frozenset(snapshots_of(context)) - going
-    world = World(context.places.root, plan.plan_id, going, staying, left=going)
+    world = World(context.paths.root, plan.plan_id, going, staying, left=going)
     return power_cuts(CollectionWithoutPower(world), limit=2, share=share)
 
 
@@ -309,6 +307,6 @@ def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
-    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
+    world = World(context.paths.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
     failed_everywhere(CollectionKilled(world), faults, share=SHARE).require_clean(at_least=50)

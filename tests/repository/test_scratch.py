@@ -30,18 +30,18 @@ def context(scratch: Path) -> RepositoryContext:
 
 
 def left_over(context: RepositoryContext) -> list[str]:
-    return [path.name for path in context.places.scratch.iterdir()]
+    return [path.name for path in context.paths.scratch.iterdir()]
 
 
 def test_a_scratch_is_in_use_until_its_block_ends(context: RepositoryContext) -> None:
     with scratches.scratch(context, "test", uses=["a", "b"]) as room:
-        (intent,) = scratches.in_use(context.places)
+        (intent,) = scratches.in_use(context.paths)
         assert (intent.scratch_id, intent.purpose, intent.uses) == (room.scratch_id, "test", ("a", "b"))
-        assert list(scratches.abandoned(context.places)) == []
-        assert scratches.sweep(context.places, room.scratch_id) is False
+        assert list(scratches.abandoned(context.paths)) == []
+        assert scratches.sweep(context.paths, room.scratch_id) is False
         assert room.path.is_dir()
     assert left_over(context) == []
-    assert list(scratches.in_use(context.places)) == []
+    assert list(scratches.in_use(context.paths)) == []
 
 
 def test_what_cannot_be_removed_is_litter_and_undoes_nothing(context: RepositoryContext) -> None:
@@ -52,40 +52,40 @@ def test_what_cannot_be_removed_is_litter_and_undoes_nothing(context: Repository
 
     with interposed(refuse, ("unlink",)), scratches.scratch(context, "test") as room:
         (room.path / "file").write_text("x")
-    (litter,) = scratches.abandoned(context.places)
-    assert scratches.sweep(context.places, litter.scratch_id)
+    (litter,) = scratches.abandoned(context.paths)
+    assert scratches.sweep(context.paths, litter.scratch_id)
     assert left_over(context) == []
 
 
 def test_looking_makes_nothing_in_a_scratch(context: RepositoryContext) -> None:
-    place = context.places.scratch / "bare"
+    place = context.paths.scratch / "bare"
     place.mkdir(parents=True)
-    (found,) = scratches.abandoned(context.places)
+    (found,) = scratches.abandoned(context.paths)
     assert (found.scratch_id, found.intent) == ("bare", None)
     assert list(place.iterdir()) == []
-    assert scratches.sweep(context.places, "bare")
-    assert scratches.sweep(context.places, "bare")  # twice is fine
+    assert scratches.sweep(context.paths, "bare")
+    assert scratches.sweep(context.paths, "bare")  # twice is fine
     assert left_over(context) == []
 
 
 def test_a_sweep_that_was_killed_is_finished_by_the_next(context: RepositoryContext) -> None:
     for name in ("dead", "dead" + scratches.SWEPT):
-        place = context.places.scratch / name
+        place = context.paths.scratch / name
         (place / "tree").mkdir(parents=True)
         (place / scratches.LOCK).touch()
-    assert {each.scratch_id for each in scratches.abandoned(context.places)} == {"dead", "dead.swept"}
-    assert scratches.sweep(context.places, "dead")
-    assert scratches.sweep(context.places, "dead.swept")
+    assert {each.scratch_id for each in scratches.abandoned(context.paths)} == {"dead", "dead.swept"}
+    assert scratches.sweep(context.paths, "dead")
+    assert scratches.sweep(context.paths, "dead.swept")
     assert left_over(context) == []
 
 
 def test_what_somebody_is_removing_is_left_to_them(context: RepositoryContext) -> None:
-    place = context.places.scratch / ("gone" + scratches.SWEPT)
+    place = context.paths.scratch / ("gone" + scratches.SWEPT)
     place.mkdir(parents=True)
     with FileLocker().lock_exclusive(place / scratches.LOCK):
-        assert list(scratches.abandoned(context.places)) == []
-        assert scratches.sweep(context.places, place.name) is False
-    assert scratches.sweep(context.places, place.name)
+        assert list(scratches.abandoned(context.paths)) == []
+        assert scratches.sweep(context.paths, place.name) is False
+    assert scratches.sweep(context.paths, place.name)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
@@ -112,9 +112,9 @@ def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch
         delay_calls(("open", "rename", "mkdir", "unlink", "rmdir"), most=0.0005)
         own, swept = Repository(root).context, 0
         while not line.has_news():
-            sum(1 for _ in scratches.in_use(own.places))
-            for each in scratches.abandoned(own.places):
-                swept += scratches.sweep(own.places, each.scratch_id)
+            sum(1 for _ in scratches.in_use(own.paths))
+            for each in scratches.abandoned(own.paths):
+                swept += scratches.sweep(own.paths, each.scratch_id)
         line.say(swept)
 
     with Workers() as workers:
@@ -122,6 +122,6 @@ def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch
         working = workers.start_many(3, work)
         assert [worker.hear() for worker in working] == [[], [], []]
         assert all(worker.ask("enough") >= 0 for worker in sweeping)
-    for each in scratches.abandoned(context.places):
-        scratches.sweep(context.places, each.scratch_id)
+    for each in scratches.abandoned(context.paths):
+        scratches.sweep(context.paths, each.scratch_id)
     assert left_over(context) == []

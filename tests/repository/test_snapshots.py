@@ -58,8 +58,8 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
         self.context: RepositoryContext = self.repository.context
-        self.payload = self.context.places.payload(MAIN)
-        lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
+        self.payload = self.context.paths.payload(MAIN)
+        lease = self.repository.leases.acquire(MAIN, self.repository.leases.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         (self.payload / "file").write_text("content")
 
@@ -73,9 +73,9 @@ class Site:
         """These snapshots are there, newest first, and nothing else is, seen or unseen."""
         assert self.ids() == list(expected)
         assert {name for name, _ in self.context.store.scan(DESCRIPTORS)} == set(expected)
-        trees = self.context.places.snapshots
+        trees = self.context.paths.snapshots
         assert ({each.name for each in trees.iterdir()} if trees.exists() else set()) == set(expected)
-        rooms = self.context.places.scratch
+        rooms = self.context.paths.scratch
         assert not rooms.exists() or list(rooms.iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None
     (site.payload / "directory").mkdir()
     (site.payload / "directory" / "below").write_text("deep")
     made = snapshot(site.context, MAIN, site.proof, SnapshotOptions(note="first"))
-    tree = site.context.places.tree(made.snapshot_id)
+    tree = site.context.paths.tree(made.snapshot_id)
     assert files_kept(tree)["directory/below"] == "deep"
     assert list(verify(tree, made.payload_hash)) == []
     assert made.note == "first"
@@ -141,7 +141,7 @@ def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None
 def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
     (site.payload / ".READY").write_text("mine")
     made = site.take()
-    tree = site.context.places.tree(made)
+    tree = site.context.paths.tree(made)
     assert (tree / "payload" / ".READY").read_text() == "mine"
     (tree / ".READY").unlink()
     assert site.ids() == []
@@ -160,7 +160,7 @@ def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
 
 
 def test_unchanged_files_are_stored_once(site: Site) -> None:
-    trees = [site.context.places.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
+    trees = [site.context.paths.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
     inodes = {located(tree, read_shared_directories(tree), b"file").stat().st_ino for tree in trees}
     assert len(inodes) == 1
     assert (site.payload / "file").stat().st_ino not in inodes
@@ -172,7 +172,7 @@ def test_a_parent_that_is_about_to_be_collected_is_not_linked_to(site: Site) -> 
     doomed = msgspec.structs.replace(resolve(site.context, first), doomed_by="plan")
     site.context.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
     second = site.take(engine=Engine.LINKED)
-    inodes = {(site.context.places.tree(each) / "payload" / "file").stat().st_ino for each in (first, second)}
+    inodes = {(site.context.paths.tree(each) / "payload" / "file").stat().st_ino for each in (first, second)}
     assert len(inodes) == 2
 
 
@@ -198,7 +198,7 @@ def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
 def test_quiesced_is_the_default_and_what_was_asked_for_is_stored(site: Site) -> None:
     assert resolve(site.context, site.take()).consistency_level is QUIESCED
     assert resolve(site.context, site.take(consistency=BEST_EFFORT)).consistency_level is BEST_EFFORT
-    stored = site.context.places.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
+    stored = site.context.paths.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
     assert '"consistency_level": "best_effort"' in stored.read_text()
 
 
@@ -284,7 +284,7 @@ def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, 
     rough = snapshot(site.context, MAIN, site.proof, SnapshotOptions(consistency=BEST_EFFORT))
     assert writer.ask("stop") == "stopped"
     assert rough.files == 1001
-    assert list(verify(site.context.places.tree(rough.snapshot_id), rough.payload_hash)) == []
+    assert list(verify(site.context.paths.tree(rough.snapshot_id), rough.payload_hash)) == []
     assert resolve(site.context, site.take()).consistency_level is QUIESCED
 
 
@@ -350,9 +350,9 @@ def test_a_lease_stolen_and_released_meanwhile_publishes_nothing(site: Site) -> 
     def steal_and_release() -> None:
         expire(site.repository)
         site.repository.steal(MAIN)
-        lease = site.repository.desk.state(MAIN)
+        lease = site.repository.leases.state(MAIN)
         assert lease is not None
-        site.repository.desk.release(MAIN, lease.lease.lock_id)
+        site.repository.leases.release(MAIN, lease.lease.lock_id)
 
     with at_call("sync_filesystem", 1, steal_and_release), pytest.raises(FencingMismatch):
         site.take()
@@ -425,7 +425,7 @@ def test_a_tree_that_was_perhaps_published_is_left_where_it_is(site: Site) -> No
             site.take()
     made = site.ids()
     assert len(made) == 1
-    assert list(verify(site.context.places.tree(made[0]), resolve(site.context, "head").payload_hash)) == []
+    assert list(verify(site.context.paths.tree(made[0]), resolve(site.context, "head").payload_hash)) == []
 
 
 REAL_PUBLISH = snapshots._publish
@@ -455,6 +455,6 @@ def test_failures_are_failures_whatever_call_goes_wrong(site: Site) -> None:
 
 def test_a_repository_that_is_opened_anew_goes_on(site: Site) -> None:
     first = site.take()
-    again = Repository(site.context.places.root)
+    again = Repository(site.context.paths.root)
     second = snapshot(again.context, MAIN, site.proof)
     assert second.parent_id == first

@@ -51,7 +51,7 @@ class Place:
         context, claims = self.repository.context, self.tracker.claims
         return {
             "purpose": lambda text: self.repository.lease(purpose=text).release(),
-            "purpose of a steal": lambda text: self.repository.desk.request(purpose=text),
+            "purpose of a steal": lambda text: self.repository.leases.request(purpose=text),
             "note": self.note,
             "label of a worktree": lambda text: self.repository.worktrees.create(f"w{len(text)}", label=text),
             "note of a reference": lambda text: create_reference(context, f"r{len(text)}", self.snapshot_id, note=text),

@@ -74,7 +74,7 @@ def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(repository
             assert isinstance(named, list)
             assert named[0]["pid"] == pid
     assert files_in(path) == {"below/work": "in progress"}
-    assert repository.desk.state("dev") is None, "the lease of the attempt was not given back"
+    assert repository.leases.state("dev") is None, "the lease of the attempt was not given back"
     assert usage_of(path).users == ()
     repository.worktrees.change_name("dev", "new")
 

@@ -275,7 +275,7 @@ def test_a_ledger_that_is_away_neither_holds_up_who_waits_for_a_lease_nor_ends_t
         ):
             first = repository.lease(ttl=LONG)
             waiting = pool.submit(lambda: repository.lease(ttl=LONG, wait=PATIENCE))
-            wait_until(lambda: (state := repository.desk.state("main")) is not None and state.waiters)
+            wait_until(lambda: (state := repository.leases.state("main")) is not None and state.waiters)
             time.sleep(0.3)  # until it looks there
             first.release()
             waiting.result(PATIENCE).release()

@@ -101,7 +101,7 @@ class Case:
     def _check_leases(self, repository: Repository, found: State) -> None:
         """There is no lock without a worktree, and tokens have not gone back."""
         for name in {*self.old, *self.new} - {*found}:
-            assert repository.desk.state(name) is None, "a ghost lock"
+            assert repository.leases.state(name) is None, "a ghost lock"
         for name in {*self.old, *(found if self.old else ())}:
             counter = repository.context.store.read(LeaseKeys.of(name).counter)
             assert counter is not None, "tokens are counted from the start again"
@@ -125,9 +125,9 @@ class Case:
     def _let_expire(self, repository: Repository) -> None:
         """The lease of the one that was killed has run out by now."""
         for name in names(repository):
-            state = repository.desk.state(name)
+            state = repository.leases.state(name)
             if state is not None:
-                repository.desk.release(name, state.lease.lock_id)
+                repository.leases.release(name, state.lease.lock_id)
 
 
 class Creation(Case):
@@ -180,7 +180,7 @@ class RemovalOfUnsavedWork(Removal):
 
     def _check_that_it_is_kept(self, repository: Repository) -> None:
         """As a snapshot, unless it is still where it was."""
-        places = repository.context.places
+        places = repository.context.paths
         kept = [files_kept(places.tree(snapshot_id)) for snapshot_id, _ in repository.context.store.scan(DESCRIPTORS)]
         where_it_was = places.payload("dev")
         assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
@@ -347,7 +347,7 @@ PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 def _delete_first(repository: Repository, name: str, **_: Any) -> object:
-    remove_tree(repository.context.places.payload(name))
+    remove_tree(repository.context.paths.payload(name))
     return repository.worktrees.remove(name, save=None, force=True)
 
 

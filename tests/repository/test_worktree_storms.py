@@ -102,9 +102,9 @@ class Stage:
         put_files(self.repository.path("a"), WORK)
 
     def clear(self, name: str) -> None:
-        state = self.repository.desk.state(name)
+        state = self.repository.leases.state(name)
         if state is not None:
-            self.repository.desk.release(name, state.lease.lock_id)
+            self.repository.leases.release(name, state.lease.lock_id)
 
     def judge(self, answers: list[Answer]) -> None:
         """Records, directories and locks fit together; tokens have grown."""

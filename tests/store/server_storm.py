@@ -176,13 +176,13 @@ class Diary:
 
 def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) -> None:
     """Append to a stream, and work under the lease, until it is over; then find out what was not told."""
-    desk = LeaseService(store, TRAIL)
+    leases = LeaseService(store, TRAIL)
     for number in itertools.count():
         if over():
             break
         attempt(diary, number, "append", lambda: append(store, name, number))  # noqa: B023
         if random.random() < 0.1:
-            work_under_the_lease(store, desk, name, number, diary)
+            work_under_the_lease(store, leases, name, number, diary)
         time.sleep(random.random() * 0.01)
     for number, what, commit_id in diary.unknown:
         diary.note(number, "done" if ask_for(store, commit_id) else "E_NOT_MADE", what)
@@ -221,10 +221,10 @@ def append(store: ServedStore, name: str, number: int) -> None:
     store.transact([INDEX, EVENTS], decide)
 
 
-def work_under_the_lease(store: ServedStore, desk: LeaseService, name: str, number: int, diary: Diary) -> None:
+def work_under_the_lease(store: ServedStore, leases: LeaseService, name: str, number: int, diary: Diary) -> None:
     """Commit under the token as long as that goes, also when the lease may have been taken over by then."""
     try:
-        lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+        lease = leases.acquire("main", leases.request(ttl=TTL)).lease
     except Failure:
         return
     for each in range(3):
@@ -234,7 +234,7 @@ def work_under_the_lease(store: ServedStore, desk: LeaseService, name: str, numb
         attempt(diary, number, what, commit)
     if random.random() < 0.5:
         with contextlib.suppress(Failure):
-            desk.release("main", lease.lock_id)
+            leases.release("main", lease.lock_id)
 
 
 def commit_under(store: ServedStore, lock_id: str, token: int, text: str) -> None:

@@ -255,8 +255,8 @@ def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Sit
     def hold(line: Line) -> None:
         enter(first.namespace or "")
         store = site.open()
-        desk = LeaseService(store, TRAIL)
-        held = acquire(desk, "main", desk.request(ttl=TTL)).beat()
+        leases = LeaseService(store, TRAIL)
+        held = acquire(leases, "main", leases.request(ttl=TTL)).beat()
         line.say(held.token)
         line.wait()  # it is cut off now
         assert held.lost.wait(60)
@@ -271,12 +271,12 @@ def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Sit
     def follow(line: Line) -> None:
         enter(second.namespace or "")
         with mock.patch("time.time", return_value=1e9):  # a clock that is years behind
-            desk = LeaseService(site.open(timeout=10.0), TRAIL)
+            leases = LeaseService(site.open(timeout=10.0), TRAIL)
             with pytest.raises(LockConflict):
-                desk.acquire("main", desk.request(ttl=60))
+                leases.acquire("main", leases.request(ttl=60))
             line.say("refused")
             line.wait()
-            after = acquire(desk, "main", desk.request(ttl=60), wait=60.0)
+            after = acquire(leases, "main", leases.request(ttl=60), wait=60.0)
             line.say(after.token)
 
     with Workers() as workers:

@@ -85,10 +85,10 @@ def do_everything(url: str) -> None:
         assert len(list(store.entries(EVENTS))) == 32
         store.read_together([INDEX, ONE])
         store.now()
-        desk = LeaseService(store, TRAIL)
-        lease = desk.acquire("main", desk.request(ttl=60)).lease
-        desk.renew("main", lease.lock_id)
-        desk.release("main", lease.lock_id)
+        leases = LeaseService(store, TRAIL)
+        lease = leases.acquire("main", leases.request(ttl=60)).lease
+        leases.renew("main", lease.lock_id)
+        leases.release("main", lease.lock_id)
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)  # which also forgets old ids
 
@@ -211,10 +211,10 @@ def test_where_listening_is_refused_changes_are_looked_for(postgres_server: Post
             assert watch.wait(30) == {ONE.name}
             apply(other, Create(INDEX, Item(1)))
             assert watch.wait(0.7) == frozenset()
-        desk, elsewhere = LeaseService(store, TRAIL), LeaseService(other, TRAIL)
+        leases, elsewhere = LeaseService(store, TRAIL), LeaseService(other, TRAIL)
         held = elsewhere.acquire("main", elsewhere.request(ttl=60)).lease
         threading.Timer(0.2, lambda: elsewhere.release("main", held.lock_id)).start()
-        assert acquire(desk, "main", desk.request(ttl=60), wait=30.0).token == held.fencing_token + 1
+        assert acquire(leases, "main", leases.request(ttl=60), wait=30.0).token == held.fencing_token + 1
         assert between.refused == 1
 
 

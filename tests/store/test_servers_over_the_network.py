@@ -86,12 +86,12 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
 
 
 def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: Line) -> None:
-    desk = LeaseService(line.store, TRAIL)
+    leases = LeaseService(line.store, TRAIL)
     for worktree in ("first", "second", "first"):  # the first time, and when its documents are known
-        request = desk.request(ttl=60)
-        assert line.turns(lambda: desk.acquire(worktree, request)) <= 2  # noqa: B023
-        assert line.turns(lambda: desk.renew(worktree, request.lock_id)) <= 2  # noqa: B023
-        assert line.turns(lambda: desk.release(worktree, request.lock_id)) <= 2  # noqa: B023
+        request = leases.request(ttl=60)
+        assert line.turns(lambda: leases.acquire(worktree, request)) <= 2  # noqa: B023
+        assert line.turns(lambda: leases.renew(worktree, request.lock_id)) <= 2  # noqa: B023
+        assert line.turns(lambda: leases.release(worktree, request.lock_id)) <= 2  # noqa: B023
 
 
 def test_reading_takes_one_round_trip_and_a_commit_two(line: Line) -> None:
@@ -271,8 +271,8 @@ def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(l
     assert held.lost.wait(30.0)
     with pytest.raises(LockExpired):
         held.check()
-    desk = LeaseService(line.beside, TRAIL)
-    after = acquire(desk, "main", desk.request(ttl=60), wait=30.0)
+    leases = LeaseService(line.beside, TRAIL)
+    after = acquire(leases, "main", leases.request(ttl=60), wait=30.0)
     assert after.token == held.token + 1
     line.proxy.close()
     held._ended.set()

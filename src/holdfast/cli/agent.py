@@ -78,7 +78,7 @@ def run(
     from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
 
     repo, actor = given.pop("repo"), given.pop("actor")
-    options = AssignmentOptions(assignee=actor, patience=given["wait"] if take_next else 0.0, **given)
+    options = AssignmentOptions(assignee=actor, wait_for_issue=given["wait"] if take_next else 0.0, **given)
     if take_next is (options.issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
     if remove_worktree and options.worktree is not None:

@@ -145,7 +145,7 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
       holdfast lease renew --ttl 10m
     """
     opened = open_worktree(repo, worktree)
-    lease = opened.repository.desk.renew(opened.worktree, held_lock_id(lock_id), ttl)
+    lease = opened.repository.leases.renew(opened.worktree, held_lock_id(lock_id), ttl)
     line = f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"
     output.result(lease_to_json(lease), [line])
 
@@ -162,7 +162,7 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
       holdfast lease release
     """
     opened = open_worktree(repo, worktree)
-    lease = opened.repository.desk.release(opened.worktree, held_lock_id(lock_id))
+    lease = opened.repository.leases.release(opened.worktree, held_lock_id(lock_id))
     output.result(lease_to_json(lease), [f"{lease.worktree_id}: released"])
 
 
@@ -179,7 +179,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
     """
     opened = open_worktree(repo, worktree)
     config = opened.repository.config(opened.worktree)
-    state = opened.repository.desk.state(opened.worktree)
+    state = opened.repository.leases.state(opened.worktree)
     output.result(lease_state_to_json(config, state), lease_state_lines(config, state))
 
 
@@ -193,7 +193,7 @@ def list_(output: Output, *, repo: str | None) -> None:
       holdfast lease list --json
     """
     repository = open_repository(repo)
-    states = [(each, repository.desk.state(each.worktree_id)) for each in repository.worktrees.configs()]
+    states = [(each, repository.leases.state(each.worktree_id)) for each in repository.worktrees.configs()]
     record = {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]}
     output.result(record, [line for each in states for line in lease_state_lines(*each)])
 
@@ -213,7 +213,7 @@ def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, fi
     try:
         options.print_record(output, field, lease_to_json(lease), lines)
     except BaseException:
-        opened.repository.desk.release(opened.worktree, lease.lock_id)
+        opened.repository.leases.release(opened.worktree, lease.lock_id)
         raise
 
 

@@ -102,7 +102,7 @@ def token_named(environment: Mapping[str, str]) -> int | None:
 
 def refuse_own_lease(repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to acquire a lease that the caller holds: it would wait for itself."""
-    state = repository.desk.state(worktree)
+    state = repository.leases.state(worktree)
     if state is None or state.expired or state.lease.lock_id != environment.get(LOCK_ID):
         return
     raise LockReentry(

@@ -84,13 +84,13 @@ def _work(stage: Stage, issues: Sequence[str], story: Sequence[Any]) -> Iterator
 
 
 def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor]) -> Iterator[str]:
-    places = repository.context.places
+    paths = repository.context.paths
     for note in stage.noted():
         worktree, file = f"issue-{str(note['issue'])[:8]}", str(note["file"])
-        trees = [places.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
+        trees = [paths.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
         stored = (located(tree, read_shared_directories(tree), os.fsencode(file)) for tree in trees)
         expected = f"{note['issue']} {note['token']} {file.rpartition('-')[2].partition('.')[0]}\n".encode()
-        if not any(_content(path) == expected for path in (places.payload(worktree) / file, *stored)):
+        if not any(_content(path) == expected for path in (paths.payload(worktree) / file, *stored)):
             yield f"a write is lost: {worktree}/{file}"
 
 

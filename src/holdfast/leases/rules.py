@@ -122,14 +122,14 @@ class LeaseKeys(NamedTuple):
     worktree: str
     lease: Key[Lease]
     counter: Key[TokenCounter]
-    line: Key[LeaseQueue]
+    queue: Key[LeaseQueue]
 
     @classmethod
     def of(cls, worktree: str) -> LeaseKeys:
         return cls(worktree, LEASES.key(worktree), _COUNTERS.key(worktree), QUEUES.key(worktree))
 
     def all(self) -> list[Key[Any] | Stream[Any]]:
-        return [self.lease, self.counter, self.line]
+        return [self.lease, self.counter, self.queue]
 
 
 class LeaseRequest(NamedTuple):
@@ -309,7 +309,7 @@ def _facts(lease: Lease) -> dict[str, object]:
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:
     """The waiters that still wait, in order."""
-    queue = view.get(keys.line)
+    queue = view.get(keys.queue)
     waiters = queue.waiters if queue else ()
     alive = (each for each in waiters if each.ticket not in gone and each.unseen_for(now) < WAITER_TTL)
     return sorted(alive, key=LeaseWaiter.order)
@@ -341,10 +341,10 @@ def _own_entry(request: LeaseRequest, queue: list[LeaseWaiter], now: Now) -> Lea
 
 def _queue_changes(view: View, keys: LeaseKeys, waiters: list[LeaseWaiter]) -> list[Change]:
     """The change that stores these waiters; none if they are already stored."""
-    stored = view.get(keys.line)
+    stored = view.get(keys.queue)
     queue = LeaseQueue(keys.worktree, tuple(waiters))
     if stored == queue or (stored is None and not waiters):
         return []
     if stored is None:
-        return [Create(keys.line, queue)]
-    return [Replace(keys.line, queue) if waiters else Delete(keys.line)]
+        return [Create(keys.queue, queue)]
+    return [Replace(keys.queue, queue) if waiters else Delete(keys.queue)]

@@ -151,7 +151,7 @@ class LeaseService:
     def state(self, worktree: str) -> LeaseState | None:
         """The lease and its waiters; None if it is free. Takes no lock."""
         keys = LeaseKeys.of(worktree)
-        document, queue = self.store.read(keys.lease), self.store.read(keys.line)
+        document, queue = self.store.read(keys.lease), self.store.read(keys.queue)
         if document is None:
             return None
         lease, now = document.record, self.reading().at(self.store.now())
@@ -235,7 +235,7 @@ class LeaseService:
         return LockConflict(f"{conflict.message} (holder {state.liveness.value})", hint=conflict.hint, **facts)
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
-        queue = self.store.read(LeaseKeys.of(worktree).line)
+        queue = self.store.read(LeaseKeys.of(worktree).queue)
         return frozenset(each.ticket for each in queue.record.waiters if _is_dead(each)) if queue else frozenset()
 
 

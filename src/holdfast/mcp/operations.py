@@ -45,7 +45,7 @@ def take_lease(call: Call, given: arguments.TakeLease) -> Record:
     if (lease := _renewed(call, key, ttl)) is not None:
         return lease_to_json(lease)
     if (handed_on := call.project.given_lease(key.worktree)) is not None:
-        return lease_to_json(repository.desk.renew(key.worktree, handed_on.lock_id, ttl))
+        return lease_to_json(repository.leases.renew(key.worktree, handed_on.lock_id, ttl))
     taken = _taken(call, repository, key, given, ttl)
     if isinstance(taken, Lease):
         return lease_to_json(taken)
@@ -108,7 +108,7 @@ def _taken(
                 raise
             return lease
         except LockConflict as conflict:
-            if conflict.facts.get("holder_id") != repository.desk.holder.holder_id:
+            if conflict.facts.get("holder_id") != repository.leases.holder.holder_id:
                 raise
             if (lease := _soon_renewed(call, key, ttl)) is not None:
                 return lease

@@ -57,7 +57,9 @@ class AssignmentOptions(NamedTuple):
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = 60.0
     wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
-    patience: float | None = 0.0  # how long to wait for a ready issue while any is unfinished; None: without limit
+    wait_for_issue: float | None = (
+        0.0  # how long to wait for a ready issue while any is unfinished; None: without limit
+    )
     by: str = "agent run"  # the command or program that works, for other users to see
     client: Holder | None = None  # the agent for which this process, a server, takes the work
     cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
@@ -230,7 +232,7 @@ def take_work(
     if options.issue_id is not None:
         claimed = claims.claim(tracker.find_id(options.issue_id), request)
     else:
-        claimed = claims.take_next(request, wait=options.patience)
+        claimed = claims.take_next(request, wait=options.wait_for_issue)
     with contextlib.ExitStack() as held:
         claim = HeldIssueClaim(claims, claimed.claim)
         with quietly():
@@ -318,15 +320,15 @@ def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[L
     """The lease with this id, and the leases that this process acts under: see `acts_under`. A server renews and
     releases the leases that it holds for an agent: they do not count."""
     for config in repository.worktrees.configs():
-        if (state := repository.desk.state(config.worktree_id)) is not None:
+        if (state := repository.leases.state(config.worktree_id)) is not None:
             lease = state.lease
             holder = lease.identity.holder(lease.holder_id)
-            if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.desk.actor):
+            if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.leases.actor):
                 yield lease
 
 
 def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLeaseResult]:
-    return [_try(lease, repository.desk.renew) for lease in own_leases(repository, lock_id)]
+    return [_try(lease, repository.leases.renew) for lease in own_leases(repository, lock_id)]
 
 
 def release_own(repository: Repository) -> list[OwnLeaseResult]:
@@ -334,7 +336,7 @@ def release_own(repository: Repository) -> list[OwnLeaseResult]:
     stay: 'holdfast run' releases its own after its snapshot, and the user who started the agent may need theirs."""
     agent = calling_agent()
     return [
-        _try(lease, repository.desk.release)
+        _try(lease, repository.leases.release)
         for lease in list(own_leases(repository))
         if lease.detached and lease.identity.holder(lease.holder_id) == agent
     ]

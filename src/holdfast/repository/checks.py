@@ -57,7 +57,7 @@ def all_checks() -> tuple[RepositoryCheck, ...]:
 
 def _store(examination: Examination) -> Iterator[Finding]:
     """A store that cannot be used, or whose clock differs from this machine's."""
-    root, store = examination.context.places.root, examination.context.store
+    root, store = examination.context.paths.root, examination.context.store
     try:
         store.now()
         address = address_of(root)
@@ -108,7 +108,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
     """The ledger beside the repository, if any. It is never changed."""
     _require_store(examination)
     try:
-        opened = open_ledger(examination.context.places.root)
+        opened = open_ledger(examination.context.paths.root)
     except NotFound:
         return
     for each in opened.verify().findings:
@@ -123,7 +123,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
 def _issues(examination: Examination) -> Iterator[Finding]:
     """The issues beside the repository, if any."""
     _require_store(examination)
-    tracker = open_tracker(examination.context.places.root, actor=ACTOR)
+    tracker = open_tracker(examination.context.paths.root, actor=ACTOR)
     fix = partial(validate.repair, tracker)
     try:
         found = validate.examine(tracker)

@@ -44,7 +44,7 @@ QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 def scratches(examination: Examination) -> Iterator[Finding]:
     """Scratch directories whose process is gone and that no pending operation needs."""
     context = examination.context
-    left = list(payloads.abandoned(context.places))
+    left = list(payloads.abandoned(context.paths))
     needed = {each.operation_id for each in examination.operations().values()}  # read second: it may end
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
@@ -52,7 +52,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
         if not payloads.is_abandoned(each.path):  # it was about to be locked when it was listed
             continue
         snapshot_id = each.scratch_id.removesuffix(payloads.SWEPT)
-        if status_of(context.places.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
+        if status_of(context.paths.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
             continue  # it alone explains an unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         message = f"{each.path} was left by {holder} that is gone"
@@ -71,13 +71,13 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
 
 
 def _sweep(context: RepositoryContext, scratch_id: str) -> None:
-    if not payloads.sweep(context.places, scratch_id):
+    if not payloads.sweep(context.paths, scratch_id):
         raise LockConflict(f"the scratch directory {scratch_id} is in use", scratch_id=scratch_id)
 
 
 def drafts(examination: Examination) -> Iterator[Finding]:
     """Files that were never published."""
-    root = examination.context.places.root
+    root = examination.context.paths.root
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
             message = f"{path} was written {format_duration(age)} ago and never published"
@@ -189,7 +189,7 @@ def leases(examination: Examination) -> Iterator[Finding]:
     context, store = examination.context, examination.context.store
     for worktree, _ in store.scan(LEASES):
         orphaned = store.read(OPERATIONS.key(worktree)) is None and store.read(WORKTREES.key(worktree)) is None
-        state = context.desk.state(worktree)  # read second: a rename takes the lease along
+        state = context.leases.state(worktree)  # read second: a rename takes the lease along
         if state is None:
             continue
         lock_id, holder = state.lease.lock_id, state.lease.holder_id
@@ -220,14 +220,14 @@ def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
 
 def _release(context: RepositoryContext, worktree: str, lock_id: str) -> None:
     with contextlib.suppress(LockNotHeld):  # taken over meanwhile
-        context.desk.release(worktree, lock_id)
+        context.leases.release(worktree, lock_id)
 
 
 def waiters(examination: Examination) -> Iterator[Finding]:
     """Waiters in queues whose processes are gone."""
     context = examination.context
     for worktree, document in context.store.scan(QUEUES):
-        now = context.desk.reading().at(examination.now)
+        now = context.leases.reading().at(examination.now)
         dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
             message = f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}"
@@ -241,4 +241,4 @@ def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:
 
 def _remove_waiters(context: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
     for each in dead:
-        context.desk.leave(worktree, each.ticket)
+        context.leases.leave(worktree, each.ticket)

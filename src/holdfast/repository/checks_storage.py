@@ -75,7 +75,7 @@ def permissions(examination: Examination) -> Iterator[Finding]:
     """Directories of the repository that this user cannot write, or that anybody can."""
     if sys.platform == "win32":
         return
-    root = examination.context.places.root
+    root = examination.context.paths.root
     for path in _control_directories(root):
         status = status_of(path)
         if status is None or not stat.S_ISDIR(status.st_mode):
@@ -121,7 +121,7 @@ def _can_write(status: os.stat_result) -> bool:
 
 def disk(examination: Examination) -> Iterator[Finding]:
     """A full disk."""
-    root = examination.context.places.root
+    root = examination.context.paths.root
     try:
         left = calls.free_space(root)
     except OSError as error:
@@ -133,7 +133,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
 
 def filesystem(examination: Examination) -> Iterator[Finding]:
     """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
-    root = examination.context.places.root
+    root = examination.context.paths.root
     served = examination.context.store.files is None
     if examination.strict:
         troubles = find_capabilities(root / ".jvs").troubles(records_elsewhere=served)
@@ -154,39 +154,39 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     first, so nothing is judged until then.
     """
     context = examination.context
-    trees = names_in(context.places.snapshots)
-    making = {each.scratch_id for each in payloads.in_use(context.places)}
+    trees = names_in(context.paths.snapshots)
+    making = {each.scratch_id for each in payloads.in_use(context.paths)}
     orphaned = [
         each
         for each in trees
         if _ID.fullmatch(each)
         and each not in making
         and examination.descriptor(each) is None
-        and is_directory(context.places.tree(each))
+        and is_directory(context.paths.tree(each))
     ]
     if orphaned and not examination.operations():
         last, needed = _last_events(context, set(orphaned)), None
         with contextlib.suppress(Corrupt):  # a tree cannot say what it needs: all may be needed
-            needed = need_of_all(context.places)
+            needed = need_of_all(context.paths)
         for each in orphaned:
             yield _orphan(context, each, last.get(each), is_needed=needed is None or each in needed)
     for name in trees:
         if not _is_ours(examination, name):
-            message = f"{context.places.snapshots / name!s:.300} is not the tree of a snapshot"
+            message = f"{context.paths.snapshots / name!s:.300} is not the tree of a snapshot"
             yield findings.of("snapshot-directory-strange", name, message)
 
 
 def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool) -> Finding:
     """The finding about a tree without a descriptor, by the last event that mentions it."""
-    places, tree = context.places, context.places.tree(snapshot_id)
+    paths, tree = context.paths, context.paths.tree(snapshot_id)
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
         return findings.of("descriptor-missing", snapshot_id, message)
-    if last is not None or payloads.is_left(places, snapshot_id) or not is_ready(places, snapshot_id):
+    if last is not None or payloads.is_left(paths, snapshot_id) or not is_ready(paths, snapshot_id):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
         remedy = "remove it, except for what other snapshots need" if is_needed else ""
         return findings.of("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
-    message, target = f"{tree} is a complete tree of unknown origin", places.quarantine / snapshot_id
+    message, target = f"{tree} is a complete tree of unknown origin", paths.quarantine / snapshot_id
     if is_needed:
         return findings.of("tree-unknown", snapshot_id, message, quarantine=None)
     fix, remedy = partial(_quarantine, context, snapshot_id, target), f"move it to {target}, where you can examine it"
@@ -199,7 +199,7 @@ def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> N
         return Decision([context.audit(view, now, "tree_quarantined", **facts)], None)
 
     make_directories(target.parent)
-    move(context.places.tree(snapshot_id), target)
+    move(context.paths.tree(snapshot_id), target)
     context.store.transact([context.trail.stream], decide)
 
 
@@ -226,7 +226,7 @@ def _retire(context: RepositoryContext, snapshot_id: str) -> None:
     def decide(view: View, now: float) -> Decision[None]:
         return Decision([context.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
-    if status_of(context.places.tree(snapshot_id)) is not None:
+    if status_of(context.paths.tree(snapshot_id)) is not None:
         retire(context, [snapshot_id])
         context.store.transact([context.trail.stream], decide)
         with contextlib.suppress(LockConflict, Corrupt, Refused):  # then `remnants` finds it
@@ -236,16 +236,16 @@ def _retire(context: RepositoryContext, snapshot_id: str) -> None:
 def remnants(examination: Examination) -> Iterator[Finding]:
     """Retired trees that have more than other trees need."""
     context = examination.context
-    if not untrimmed(context.places):
+    if not untrimmed(context.paths):
         return
     try:
         with collector_locked(context):  # no collection runs, and none begins
-            found = untrimmed(context.places)
+            found = untrimmed(context.paths)
     except LockConflict:
         return
     for name, need in found.items():
         why = "has more than other snapshots need" if need else "no other snapshot needs it"
-        message = f"{context.places.remnants / name} is left of a deleted snapshot, and {why}"
+        message = f"{context.paths.remnants / name} is left of a deleted snapshot, and {why}"
         yield findings.of("remnant-excessive", name, message, partial(_sweep, context))
 
 
@@ -257,7 +257,7 @@ def _sweep(context: RepositoryContext) -> None:
 def incomplete(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is None and not is_ready(examination.context.places, snapshot_id):
+        if descriptor.doomed_by is None and not is_ready(examination.context.paths, snapshot_id):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 message = f"the tree of the snapshot {snapshot_id} is missing, or has no .READY"
@@ -271,9 +271,9 @@ def damaged(examination: Examination) -> Iterator[Finding]:
     context = examination.context
     check = verify if examination.strict else verify_manifest
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is not None or not is_ready(context.places, snapshot_id):
+        if descriptor.doomed_by is not None or not is_ready(context.paths, snapshot_id):
             continue
-        problems = list(check(context.places.tree(snapshot_id), descriptor.payload_hash))
+        problems = list(check(context.paths.tree(snapshot_id), descriptor.payload_hash))
         if not problems:
             continue
         now = examination.descriptor(snapshot_id)
@@ -287,6 +287,6 @@ def damaged(examination: Examination) -> Iterator[Finding]:
 def _is_ours(examination: Examination, name: str) -> bool:
     """Whether it is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
-        status = status_of(examination.context.places.tree(name))
+        status = status_of(examination.context.paths.tree(name))
         return status is None or stat.S_ISDIR(status.st_mode)
     return is_safe_name(name) and examination.descriptor(name) is not None

@@ -38,12 +38,12 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
     Reads directories, then operations, then records: a worktree that is being created has an operation until
     the commit that creates its record.
     """
-    places = examination.context.places
-    directories = names_in(places.worktrees)
+    paths = examination.context.paths
+    directories = names_in(paths.worktrees)
     pending = set(examination.operations())
     configs = examination.configs()
     for worktree in configs:
-        path = places.payload(worktree)
+        path = paths.payload(worktree)
         if is_directory(path) or worktree in examination.operations():
             continue
         if examination.config(worktree) is not None and not is_directory(path):
@@ -51,14 +51,14 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
             message = f"the directory of {worktree} is missing{instead}: {path}"
             yield findings.of("worktree-directory-missing", worktree, message, path=str(path))
     for name in directories:
-        if name not in configs and name not in pending and status_of(places.worktrees / name) is not None:
-            yield findings.of("worktree-directory-unknown", name, f"{places.worktrees / name} belongs to no worktree")
+        if name not in configs and name not in pending and status_of(paths.worktrees / name) is not None:
+            yield findings.of("worktree-directory-unknown", name, f"{paths.worktrees / name} belongs to no worktree")
 
 
 def payloads(examination: Examination) -> Iterator[Finding]:
     """Control files among users' files."""
     for worktree in examination.configs():
-        payload = examination.context.places.payload(worktree)
+        payload = examination.context.paths.payload(worktree)
         for name in _CONTROL_FILES if is_directory(payload) else ():
             if status_of(payload / name) is not None:
                 message = f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}"
@@ -67,7 +67,7 @@ def payloads(examination: Examination) -> Iterator[Finding]:
 
 def records(examination: Examination) -> Iterator[Finding]:
     """Foreign files beside the record of a worktree."""
-    directory = examination.context.places.root / ".jvs" / "worktrees"
+    directory = examination.context.paths.root / ".jvs" / "worktrees"
     for worktree in names_in(directory):
         for name in names_in(directory / worktree):
             if name != "config.json" and not name.startswith("."):
@@ -103,7 +103,7 @@ def _tips_ahead(
         if each.worktree_id == config.worktree_id
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
-        and is_ready(examination.context.places, each.snapshot_id)
+        and is_ready(examination.context.paths, each.snapshot_id)
     }
     parents = {descriptors[each].parent_id for each in own}
     return sorted(own - parents)

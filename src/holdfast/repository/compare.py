@@ -68,7 +68,7 @@ def compare(context: RepositoryContext, worktree: str, old: str | None, new: str
     after = _snapshot(resolve(context, new, worktree=worktree))
     ids = [each.descriptor.snapshot_id for each in (before, after) if each.descriptor]
     with reading(context, *ids):
-        found = tuple(filter(_is_significant, compare_trees(*map(context.places.tree, ids))))
+        found = tuple(filter(_is_significant, compare_trees(*map(context.paths.tree, ids))))
     return Comparison(before, after, found)
 
 
@@ -76,14 +76,14 @@ def unsaved(context: RepositoryContext, payload: Path, tip: str | None, worktree
     """The differences between a directory and the snapshot `tip`."""
     from holdfast.trees.verify import changes
 
-    tree = None if tip is None else context.places.tree(tip)
-    found = filter(_is_significant, changes(payload, tree, cache=context.places.stat_cache(worktree)))
+    tree = None if tip is None else context.paths.tree(tip)
+    found = filter(_is_significant, changes(payload, tree, cache=context.paths.stat_cache(worktree)))
     return (each for each in found if each.path) if tip is None else found
 
 
 def differs(context: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> bool:
     """Whether a directory differs from the snapshot `tip`; an incomplete snapshot equals nothing."""
-    if tip is not None and not is_ready(context.places, tip):
+    if tip is not None and not is_ready(context.paths, tip):
         return True
     return next(unsaved(context, payload, tip, worktree), None) is not None
 
@@ -101,7 +101,7 @@ def _is_significant(change: Change) -> bool:
 
 def _with_worktree(context: RepositoryContext, old: Side, worktree: str) -> Comparison:
     refuse_replaced(context, worktree)
-    payload = context.places.payload(worktree)
+    payload = context.paths.payload(worktree)
     tip = None if old.descriptor is None else old.descriptor.snapshot_id
     with reading(context, *([tip] if tip else [])):
         found = tuple(unsaved(context, payload, tip, worktree))
@@ -194,7 +194,7 @@ class _Content:
             return None if self._side.files is None else self._side.files / os.fsdecode(path)
         from holdfast.trees.shared_dirs import located, read_shared_directories
 
-        tree = self._context.places.tree(self._side.descriptor.snapshot_id)
+        tree = self._context.paths.tree(self._side.descriptor.snapshot_id)
         if self._shared is None:
             with reading(self._context, self._side.descriptor.snapshot_id):
                 self._shared = read_shared_directories(tree)
@@ -230,13 +230,13 @@ def export(
     _check_destination(context, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
     with contextlib.ExitStack() as stack:
-        context.places.reserve.relieve(  # 1. also from a full disk, to another one
+        context.paths.reserve.relieve(  # 1. also from a full disk, to another one
             lambda: stack.enter_context(scratch(context, "export", uses=[snapshot_id]))
         )
         usable(visible(context, snapshot_id))
         try:
             with synced(destination.parent):
-                made = materialise(context.places.tree(snapshot_id), draft, only=path, progress=progress)  # 2
+                made = materialise(context.paths.tree(snapshot_id), draft, only=path, progress=progress)  # 2
             move(draft, destination)  # 3. commit point
         except BaseException:
             with contextlib.suppress(Failure):
@@ -257,6 +257,6 @@ def _check_destination(context: RepositoryContext, destination: Path) -> None:
     if exists:
         hint = "Name a directory that does not exist: nothing is ever overwritten."
         raise AlreadyExists(f"{path} already exists", hint=hint, path=path)
-    if is_within(above, calls.stat(context.places.root / ".jvs")):
+    if is_within(above, calls.stat(context.paths.root / ".jvs")):
         hint = "Name a directory outside it."
         raise Refused(f"{path} is inside .jvs, where only Holdfast writes", hint=hint, path=path)

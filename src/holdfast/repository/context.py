@@ -188,14 +188,14 @@ class RepositoryPaths:
 class RepositoryContext(NamedTuple):
     """One open repository, which every operation receives."""
 
-    places: RepositoryPaths
+    paths: RepositoryPaths
     store: Store
     trail: AuditTrail
-    desk: LeaseService
+    leases: LeaseService
 
     @property
     def holder(self) -> Holder:
-        return self.desk.holder
+        return self.leases.holder
 
     def audit(self, view: View, now: float, event: str, **facts: object) -> Append:
         """The audit entry of a transaction, which must name `self.trail.stream`. Pure."""
@@ -335,7 +335,7 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
     an exclusive worktree's current lease does not have the proof's lock id and token. The clock is read now: a stale
     reading may admit a holder whose lease has just expired, but never one whose lease was taken over.
     """
-    validate = None if proof is None else context.desk.validator(worktree, proof.lock_id, proof.token)
+    validate = None if proof is None else context.leases.validator(worktree, proof.lock_id, proof.token)
 
     def check(view: View, now: float) -> WorktreeConfig:
         config = settled_config(view, worktree)

@@ -112,7 +112,7 @@ def examine(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, st
 
 def repair(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> Repaired:
     """Repair all repairable findings, one check after the other."""
-    relieve = context.places.reserve.relieve
+    relieve = context.paths.reserve.relieve
     return findings.repair(lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve)
 
 

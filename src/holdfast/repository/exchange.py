@@ -48,7 +48,7 @@ def finish_restore(context: RepositoryContext, operation: Operation) -> None:
     except IoFailure:
         if context.pending(operation.worktree_id) is not None:
             raise
-    sweep(context.places, operation.operation_id)
+    sweep(context.paths, operation.operation_id)
 
 
 def carry_out(context: RepositoryContext, operation: Operation) -> bool:
@@ -68,7 +68,7 @@ def carry_out(context: RepositoryContext, operation: Operation) -> bool:
         exchange.end(late)  # 6
     if operation.path is None:
         with contextlib.suppress(OSError):  # the cache saves reading the new files
-            calls.replace(exchange.room / CACHE, context.places.stat_cache(operation.worktree_id))
+            calls.replace(exchange.room / CACHE, context.paths.stat_cache(operation.worktree_id))
     return True
 
 
@@ -80,7 +80,7 @@ class _Exchange(NamedTuple):
 
     @property
     def room(self) -> Path:
-        return self.context.places.scratch / self.operation.operation_id
+        return self.context.paths.scratch / self.operation.operation_id
 
     @property
     def new(self) -> Path:
@@ -88,7 +88,7 @@ class _Exchange(NamedTuple):
 
     @property
     def target(self) -> Path:
-        return self.context.places.payload(self.operation.worktree_id) / (self.operation.path or "")
+        return self.context.paths.payload(self.operation.worktree_id) / (self.operation.path or "")
 
     @property
     def replaced(self) -> Path:
@@ -102,14 +102,14 @@ class _Exchange(NamedTuple):
             return target == self.operation.inode
         if self.operation.path is not None:
             return True  # one of the two is in place; the user can restore again
-        tree = self.context.places.tree(self.operation.operation_id)
+        tree = self.context.paths.tree(self.operation.operation_id)
         if new is not None:
             return not _holds(self.new, tree)  # the old content is here: the new one is in place
         return inode_at(self.replaced) is not None or _holds(self.target, tree)
 
     def is_reachable(self) -> bool:
         """Whether the directories above a part exist, and none of them is a link."""
-        payload = self.context.places.payload(self.operation.worktree_id)
+        payload = self.context.paths.payload(self.operation.worktree_id)
         above = split_relative(self.operation.path)[:-1] if self.operation.path is not None else ()
         if not above:
             return self.operation.path is None or inode_at(payload) is not None
@@ -133,7 +133,7 @@ class _Exchange(NamedTuple):
         if inode_at(self.new) is None:  # the scratch directory was deleted; R has the content
             make_directories(self.room)
             with synced(self.room):
-                materialise(self.context.places.tree(self.operation.operation_id), self.new)
+                materialise(self.context.paths.tree(self.operation.operation_id), self.new)
         if inode_at(self.target) is None:
             move(self.new, self.target)
             return
@@ -290,7 +290,7 @@ def late_writes(
 def _has_late_writes(context: RepositoryContext, operation: Operation, directory: Path, kept: str | None) -> bool:
     if operation.path is None:
         return differs(context, directory, kept, operation.worktree_id)
-    if kept is not None and not is_ready(context.places, kept):
+    if kept is not None and not is_ready(context.paths, kept):
         return True
     found = unsaved(context, directory, kept, operation.worktree_id)
     return next(below(operation.path, found), None) is not None
@@ -303,8 +303,8 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
     from holdfast.trees.walker import remove_tree
 
     whole, part = room.path / "whole", room.path / "part"
-    if kept is not None and is_ready(context.places, kept):
-        materialise(context.places.tree(kept), whole)
+    if kept is not None and is_ready(context.paths, kept):
+        materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
         if _kind(above) != stat.S_IFDIR:

@@ -52,14 +52,14 @@ def check(context: RepositoryContext, plan_id: str) -> GcPlan:
     plan = plan_of(context, plan_id)
     if plan.state is PlanState.PROPOSED:
         _check_again(context, plan)
-        need_of_all(context.places, but=plan.snapshots)
+        need_of_all(context.paths, but=plan.snapshots)
     return plan
 
 
 def run(context: RepositoryContext, plan_id: str, *, progress: Progress | None = None) -> Collected:
     """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none. Works on a full disk."""
-    collected = context.places.reserve.relieve(lambda: _run(context, plan_id, progress))
-    context.places.reserve.refill()
+    collected = context.paths.reserve.relieve(lambda: _run(context, plan_id, progress))
+    context.paths.reserve.refill()
     return collected
 
 
@@ -71,7 +71,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
         if plan.state is PlanState.PROPOSED:
             try:
                 _check_again(context, plan)  # 1
-                need_of_all(context.places, but=plan.snapshots)  # if a tree cannot say, nothing may go
+                need_of_all(context.paths, but=plan.snapshots)  # if a tree cannot say, nothing may go
                 _mark(context, plan)  # 2
                 _check_again(context, plan)  # 3
             except BaseException:  # also an interruption or a full disk; if this fails, the doctor undoes the marks
@@ -93,8 +93,8 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
 @contextlib.contextmanager
 def collector_locked(context: RepositoryContext) -> Iterator[None]:
     """Hold the collector's lock for the block; never waits."""
-    make_directories(context.places.guards)
-    lock = FileLocker().try_lock_exclusive(context.places.guards / "collector.lock")
+    make_directories(context.paths.guards)
+    lock = FileLocker().try_lock_exclusive(context.paths.guards / "collector.lock")
     if lock is None:
         raise LockConflict("another collection is running", hint="Wait until it has finished, then make a new plan.")
     with lock:

@@ -52,7 +52,7 @@ def find_roots(context: RepositoryContext) -> GcRoots:
 
 def _read_roots(context: RepositoryContext) -> GcRoots:
     """The roots, read in the order in which a protection is handed on."""
-    uses = [retention.Use(used, each.purpose) for each in payloads.in_use(context.places) for used in each.uses]
+    uses = [retention.Use(used, each.purpose) for each in payloads.in_use(context.paths) for used in each.uses]
     operations = [document.record for _, document in context.store.scan(OPERATIONS)]
     configs = [document.record for _, document in context.store.scan(WORKTREES)]
     heads = {each.worktree_id: each.head_snapshot_id or each.base_snapshot_id for each in configs}
@@ -113,7 +113,7 @@ def set_policy(context: RepositoryContext, policy: Policy) -> Policy:
         return Decision([change, context.audit(view, now, "retention_changed", **facts)], policy)
 
     keys = (RETENTION, context.trail.stream)
-    return context.places.reserve.relieve(lambda: context.store.transact(keys, decide).result)
+    return context.paths.reserve.relieve(lambda: context.store.transact(keys, decide).result)
 
 
 def check_policy(policy: Policy) -> None:
@@ -143,17 +143,17 @@ class Proposal(NamedTuple):
 
 def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
     """Plan a collection; with `store`, save the plan to be run. Works on a full disk, out of the reserve."""
-    proposal = context.places.reserve.relieve(lambda: _propose(context, store=store))
+    proposal = context.paths.reserve.relieve(lambda: _propose(context, store=store))
     if store:
-        context.places.reserve.refill()
+        context.paths.reserve.refill()
     return proposal
 
 
 def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
     policy, roots, now = policy_of(context), find_roots(context), context.store.now()
     decision = retention.retain(roots, policy, now)
-    total = _total_bytes(context.places) if policy.max_bytes is not None else 0
-    sizes = _reclaimable_sizes(context.places, [each.snapshot_id for each in decision.collectable])
+    total = _total_bytes(context.paths) if policy.max_bytes is not None else 0
+    sizes = _reclaimable_sizes(context.paths, [each.snapshot_id for each in decision.collectable])
     count = retention.within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
     chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
@@ -210,20 +210,20 @@ def _store(context: RepositoryContext, plan: GcPlan) -> None:
     context.store.transact([key, context.trail.stream], decide)
 
 
-def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
+def _reclaimable_sizes(paths: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
     """The reclaimable sizes of the first 0, 1, 2, ... of these; a snapshot deleted meanwhile frees nothing."""
     from holdfast.repository.gc_sweep import need_of_all, trees_in
     from holdfast.trees.retained_dirs import reclaimable_sizes
 
     if not snapshot_ids:
         return [0]
-    need = need_of_all(places, but=set(snapshot_ids))
-    return reclaimable_sizes([places.tree(each) for each in snapshot_ids], need, trees_in(places.remnants))
+    need = need_of_all(paths, but=set(snapshot_ids))
+    return reclaimable_sizes([paths.tree(each) for each in snapshot_ids], need, trees_in(paths.remnants))
 
 
-def _total_bytes(places: RepositoryPaths) -> int:
+def _total_bytes(paths: RepositoryPaths) -> int:
     """The size of all snapshots and retained directories."""
     from holdfast.repository.gc_sweep import trees_in
     from holdfast.trees.retained_dirs import tree_bytes
 
-    return tree_bytes([*trees_in(places.snapshots), *trees_in(places.remnants)])
+    return tree_bytes([*trees_in(paths.snapshots), *trees_in(paths.remnants)])

@@ -27,7 +27,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
     """Move the trees of these snapshots to `.jvs/remnants/`, durably. A missing tree was moved before."""
-    places, ids = context.places, tuple(snapshot_ids)
+    places, ids = context.paths, tuple(snapshot_ids)
     make_directories(places.remnants)
     for each in ids:
         tree, remnant = places.tree(each), places.remnants / each
@@ -53,7 +53,7 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
     The retired tree stays if it has everything that others need, because the copy may be partial. The copy replaces
     it only if it was a snapshot again and others need directories that had been trimmed away. Else both stay.
     """
-    need = need_of_all(context.places, but=but).get(remnant.name, set())
+    need = need_of_all(context.paths, but=but).get(remnant.name, set())
     manifest = retained_dirs.readable_manifest(tree)
     with scratch(context, "collection") as room:
         aside = room.path / remnant.name
@@ -93,14 +93,14 @@ def sweep(context: RepositoryContext) -> None:
     A tree that cannot be trimmed, for example because of a mount in it, is skipped; the first such failure is raised
     at the end. If a tree cannot say what it needs, nothing is done.
     """
-    excessive, failures = untrimmed(context.places), list[Failure]()
+    excessive, failures = untrimmed(context.paths), list[Failure]()
     if not excessive:
         return
     with scratch(context, "sweep") as room:
         bin_ = retained_dirs.TrashDirectory(room.path)
         for name, need in excessive.items():
             try:
-                retained_dirs.trim(context.places.remnants / name, need, bin_)
+                retained_dirs.trim(context.paths.remnants / name, need, bin_)
             except Failure as failure:
                 failures.append(failure)
     if failures:

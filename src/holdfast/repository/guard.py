@@ -106,7 +106,7 @@ def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = Non
     from holdfast.repository.repository import Repository
 
     try:
-        state = Repository(place.root).desk.state(place.worktree)
+        state = Repository(place.root).leases.state(place.worktree)
     except NotFound:
         return  # not a repository, or one that is being created
     if state is None or state.expired or state.lease.lock_id == lock_id:

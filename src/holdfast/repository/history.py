@@ -95,7 +95,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
 
 def _by_prefix(context: RepositoryContext, prefix: str) -> str:
     """The only snapshot whose id has this prefix; trees without a descriptor are a last resort."""
-    trees = [each for each in _tree_names(context.places) if each.startswith(prefix)]
+    trees = [each for each in _tree_names(context.paths) if each.startswith(prefix)]
     described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
     candidates = described or trees
     if not candidates:
@@ -122,11 +122,11 @@ def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descrip
 def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
     """The descriptor of a complete snapshot, by its full id."""
     found = context.descriptor(snapshot_id)
-    if found is not None and is_ready(context.places, snapshot_id):
+    if found is not None and is_ready(context.paths, snapshot_id):
         return found
     if found is not None:
         refuse_if_collected(context, snapshot_id)
-    elif snapshot_id not in _tree_names(context.places):
+    elif snapshot_id not in _tree_names(context.paths):
         raise snapshot_not_found(snapshot_id)
     why = "its tree is missing or has no .READY" if found else "it was never published"
     raise PartialSnapshot(f"the snapshot {snapshot_id} is not complete: {why}", snapshot_id=snapshot_id)
@@ -238,7 +238,7 @@ def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | 
 def all_history(context: RepositoryContext, *, limit: int | None = None) -> History:
     """All visible snapshots, newest first, but always children before their parents."""
     known = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
-    seen = {name: each for name, each in known.items() if is_ready(context.places, name)}
+    seen = {name: each for name, each in known.items() if is_ready(context.paths, name)}
     missing: set[str] = set()
     parents = {name: _visible_parent(each, known, seen, missing) for name, each in seen.items()}
     marks = marks_of(context)
@@ -276,7 +276,7 @@ def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> 
             missing.append(here)
             return
         passed.add(here)
-        if is_ready(context.places, here):
+        if is_ready(context.paths, here):
             yield found
         child, here = found, found.parent_id
 
@@ -393,4 +393,4 @@ def _delete(
         facts = {**name, "snapshot_id": found.snapshot_id, text: getattr(found, text)}
         return Decision([Delete(key), context.audit(view, now, event, **facts)], found)
 
-    return context.places.reserve.relieve(lambda: context.store.transact([key, context.trail.stream], decide).result)
+    return context.paths.reserve.relieve(lambda: context.store.transact([key, context.trail.stream], decide).result)

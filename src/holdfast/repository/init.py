@@ -270,7 +270,7 @@ def _import(context: RepositoryContext, source: Path) -> int:
     from holdfast.trees.manifest import PAYLOAD
     from holdfast.trees.walker import synced
 
-    main = context.places.payload(MAIN)
+    main = context.paths.payload(MAIN)
     try:
         calls.rmdir(main)  # left empty by an interrupted attempt; content may be work
     except FileNotFoundError:
@@ -283,6 +283,6 @@ def _import(context: RepositoryContext, source: Path) -> int:
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
     with scratch(context, "import") as room:
         with synced(room.path):
-            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
+            captured = capture_best(source, room.tree, beside=context.paths.snapshots, quiesced=True)
         move(room.tree / PAYLOAD, main)
         return captured.files

@@ -139,7 +139,7 @@ def _of_repository(root: Path, holdings_of: Callable[[Repository], Iterable[Hold
 
 def _leases(repository: Repository) -> Iterator[Holding]:
     for config in repository.worktrees.configs():
-        state = repository.desk.state(config.worktree_id)
+        state = repository.leases.state(config.worktree_id)
         if state is None:
             continue
         lease = state.lease
@@ -353,11 +353,11 @@ def describe(repository: Repository) -> RepositoryInfo:
     except Failure as failure:
         if failure is not repository.trouble:
             raise
-    kind, places, address, engine = filesystem_kind(repository.root), repository.context.places, "unknown", None
+    kind, paths, address, engine = filesystem_kind(repository.root), repository.context.paths, "unknown", None
     with contextlib.suppress(Failure):
         address = address_of(repository.root)
     with contextlib.suppress(Failure):
-        engine = choose_engine(places.payload(MAIN), places.snapshots).value
+        engine = choose_engine(paths.payload(MAIN), paths.snapshots).value
     # For records on a server, all that matters is whether files are seen late.
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
@@ -378,8 +378,8 @@ def describe(repository: Repository) -> RepositoryInfo:
 
 def _directories(repository: Repository) -> Iterator[str]:
     """The worktrees that have a directory here."""
-    places = repository.context.places
-    for path, names in ((places.root, [MAIN]), (places.worktrees, None)):
+    paths = repository.context.paths
+    for path, names in ((paths.root, [MAIN]), (paths.worktrees, None)):
         try:
             with Directory.open(path) as directory:
                 found = directory.directories()

@@ -91,8 +91,8 @@ def status_of(paths: RepositoryPaths, worktree: str) -> os.stat_result | None:
 
 def directory_of(context: RepositoryContext, worktree: str) -> Path:
     """The path of a worktree's directory, which exists and is neither a link nor a file."""
-    path = context.places.payload(worktree)
-    with parent_of(context.places, worktree) as parent:
+    path = context.paths.payload(worktree)
+    with parent_of(context.paths, worktree) as parent:
         try:
             parent.enter(path.name).close()
         except IoFailure as failure:
@@ -118,7 +118,7 @@ def refuse_replaced(context: RepositoryContext, worktree: str) -> None:
 def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
     """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point: the mounted
     filesystem would vanish from its users' sight, or be deleted too."""
-    if status_of(context.places, worktree) is None:
+    if status_of(context.paths, worktree) is None:
         return
     with Directory.open(directory_of(context, worktree)) as directory:
         mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
@@ -132,10 +132,10 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
     """Refuse to decide a move that the parent directory's permissions forbid: a decided operation that cannot be
     carried out would block the worktree."""
-    with parent_of(context.places, worktree) as parent:
+    with parent_of(context.paths, worktree) as parent:
         if not calls.access(parent.shown, os.W_OK | os.X_OK):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            raise NotWritable("move", context.places.payload(worktree), refused)
+            raise NotWritable("move", context.paths.payload(worktree), refused)
 
 
 def is_within(path: Path, directory: os.stat_result) -> bool:
@@ -193,11 +193,11 @@ TTL = 60.0
 def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None]:
     """Hold the payload locks of these worktrees, taken in name order, for the block. Never waits: a held lock is a
     conflict, as its holder is changing the directory."""
-    make_directories(context.places.guards)
+    make_directories(context.paths.guards)
     locker = FileLocker()
     with contextlib.ExitStack() as held:
         for worktree in sorted(set(worktrees)):
-            lock = locker.try_lock_exclusive(context.places.guards / f"payload-{worktree}.lock")
+            lock = locker.try_lock_exclusive(context.paths.guards / f"payload-{worktree}.lock")
             if lock is None:
                 pending = context.pending(worktree)
                 if pending is not None:
@@ -228,14 +228,14 @@ def leased(
     own = None
     with contextlib.suppress(LockNotHeld):
         if lock_id is not None:
-            own = HeldLease(context.desk, context.desk.renew(worktree, lock_id))
+            own = HeldLease(context.leases, context.leases.renew(worktree, lock_id))
     if own is not None:
         try:
             yield LeasedWorktree(config, own.beat())
         finally:
             own.hand_on()
         return
-    with acquire(context.desk, worktree, context.desk.request(ttl=TTL, purpose=purpose)) as held:
+    with acquire(context.leases, worktree, context.leases.request(ttl=TTL, purpose=purpose)) as held:
         yield LeasedWorktree(config, held)
 
 
@@ -295,7 +295,7 @@ def scratch(
     pending on the worktree: the operation is finished from it.
     """
     scratch_id = scratch_id or secrets.token_hex(8)
-    path = context.places.scratch / scratch_id
+    path = context.paths.scratch / scratch_id
     with _create_locked(path):  # 1. before it could look abandoned
         intent = ScratchIntent(
             scratch_id=scratch_id,

@@ -98,27 +98,27 @@ class Repository:
         ledger_address: str | None = None,
         to_examine: bool = False,
     ) -> None:
-        places = RepositoryPaths(Path(calls.realpath(root)))  # the same, whatever path leads to it
-        if not calls.is_repository(places.root):  # before opening a store creates its directory
-            raise _no_repository(places.root)
-        if to_examine and not _is_on_files(places.root):
-            store: Store = FailFastStore(lambda: _opened_to_examine(places.root))
+        paths = RepositoryPaths(Path(calls.realpath(root)))  # the same, whatever path leads to it
+        if not calls.is_repository(paths.root):  # before opening a store creates its directory
+            raise _no_repository(paths.root)
+        if to_examine and not _is_on_files(paths.root):
+            store: Store = FailFastStore(lambda: _opened_to_examine(paths.root))
         else:
-            store, self.format = _opened(places.root)
+            store, self.format = _opened(paths.root)
         trail = AuditTrail()
-        self._other_graphs = _OtherGraphs(places.root, store, ledger_address)
-        desk = LeaseService(
+        self._other_graphs = _OtherGraphs(paths.root, store, ledger_address)
+        leases = LeaseService(
             store,
             trail,
             also_named=worktree_keys,
             precondition=check_leasable,
             holder=holder,
             actor=actor or "",
-            reserve=places.reserve,
+            reserve=paths.reserve,
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(places, store, trail, desk)
+        self.context = RepositoryContext(paths, store, trail, leases)
 
     @cached_property
     def format(self) -> RepositoryFormat:
@@ -143,12 +143,12 @@ class Repository:
 
     @property
     def root(self) -> Path:
-        return self.context.places.root
+        return self.context.paths.root
 
     @cached_property
-    def desk(self) -> LeaseService:
+    def leases(self) -> LeaseService:
         """Lease operations; each is one transaction."""
-        return self.context.desk
+        return self.context.leases
 
     def lease(
         self,
@@ -169,13 +169,13 @@ class Repository:
         `LeaseService.request`. Setting `cancelled` ends the wait at once, like its time limit.
         """
         name = worktree_name(worktree)
-        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client)
+        request = self.leases.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client)
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 settle(self.context, name)
-                return acquire(self.desk, name, request, wait=left, cancelled=cancelled)
+                return acquire(self.leases, name, request, wait=left, cancelled=cancelled)
             except LockConflict as conflict:
                 given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
                 if "operation" not in conflict.facts or given_up:
@@ -211,8 +211,8 @@ class Repository:
         from holdfast.repository.waits import LockWaits, WaitContext, waits_of_repository
 
         claims = self._other_graphs.claims()
-        around = WaitContext(WaitNotes([waits_of_repository(self.root)]), (self.desk.wait_graph, claims))
-        waits = LockWaits(around, actor=self.desk.actor)
+        around = WaitContext(WaitNotes([waits_of_repository(self.root)]), (self.leases.wait_graph, claims))
+        waits = LockWaits(around, actor=self.leases.actor)
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
     def steal(
@@ -221,7 +221,7 @@ class Repository:
         """Take over an expired lease; an unexpired one raises `LockConflict`."""
         name = worktree_name(worktree)
         settle(self.context, name)
-        return self.desk.steal(name, self.desk.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
+        return self.leases.steal(name, self.leases.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
 
     def worktree_around(self, path: Path) -> str:
         """The worktree whose directory `path` is in; `main` if it is in none."""
@@ -261,7 +261,7 @@ class Repository:
 
     def payload(self, worktree: str = MAIN) -> Path:
         """The path of a worktree's directory, which may not exist."""
-        return self.context.places.payload(worktree)
+        return self.context.paths.payload(worktree)
 
     def config(self, worktree: str = MAIN) -> WorktreeConfig:
         """The record of a worktree as of now; `NotFound` if there is none. Takes no lock."""

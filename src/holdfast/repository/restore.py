@@ -82,7 +82,7 @@ def restore_in_place(
     config = check_early(context, worktree, proof)
     usable(visible(context, snapshot_id))
     if not how.force:
-        refuse_if_written(context.places.payload(worktree) / (how.path or ""), worktree, "restored in place")
+        refuse_if_written(context.paths.payload(worktree) / (how.path or ""), worktree, "restored in place")
     kept = _keep(context, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.tip
     uses, operation_id = [snapshot_id, *([tip] if tip else [])], new_snapshot_id()
@@ -145,14 +145,14 @@ def _check_utf8(path: str) -> None:
 def _keep(
     context: RepositoryContext, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Descriptor | None:
-    if inode_at(context.places.payload(config.worktree_id)) is None or not differs_from_head(context, config):
+    if inode_at(context.paths.payload(config.worktree_id)) is None or not differs_from_head(context, config):
         return None
     note = f"before restoring {snapshot_id}: {how.reason}"
     return snapshot(context, config.worktree_id, proof, SnapshotOptions(note=note, progress=how.progress))
 
 
 def differs_from_head(context: RepositoryContext, config: WorktreeConfig) -> bool:
-    return differs(context, context.places.payload(config.worktree_id), config.tip, config.worktree_id)
+    return differs(context, context.paths.payload(config.worktree_id), config.tip, config.worktree_id)
 
 
 def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavailable:
@@ -167,14 +167,14 @@ def _prepare(
     from holdfast.trees.shared_dirs import share_tree
     from holdfast.trees.walker import synced
 
-    tree = context.places.tree(source.snapshot_id)
+    tree = context.paths.tree(source.snapshot_id)
     new, path = room.path / NEW, None
     with synced(room.path):
         if how.path is None:
             materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
         else:
             path, rest = _exchanged_path(context, worktree, how.path)
-            for top in (context.places.payload(worktree), room.path / REPLACED):
+            for top in (context.paths.payload(worktree), room.path / REPLACED):
                 inode_at(top / path)  # refuse an impossible path before anything is decided
             for each in rest:
                 make_directories(new)
@@ -196,7 +196,7 @@ def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tup
     there on."""
     parts = split_relative(path)
     with contextlib.ExitStack() as opened:
-        here = opened.enter_context(Directory.open(context.places.payload(worktree)))
+        here = opened.enter_context(Directory.open(context.paths.payload(worktree)))
         for depth, part in enumerate(parts[:-1], 1):
             if here.status(part) is None:
                 return "/".join(parts[:depth]), parts[depth:]

@@ -93,7 +93,7 @@ class Snapshots:
         """The entries of a snapshot's manifest."""
         from holdfast.trees.manifest import read_manifest
 
-        return read_manifest(self._context.places.tree(snapshot_id))
+        return read_manifest(self._context.paths.tree(snapshot_id))
 
     def files_of_head(self, worktree: str) -> int | None:
         """The number of files in the head of a worktree; None if it has no head."""
@@ -110,7 +110,7 @@ class Snapshots:
         from holdfast.trees.verify import verify
 
         descriptor = history.visible(self._context, snapshot_id)
-        for problem in verify(self._context.places.tree(snapshot_id), descriptor.payload_hash):
+        for problem in verify(self._context.paths.tree(snapshot_id), descriptor.payload_hash):
             history.refuse_if_collected(self._context, snapshot_id)
             yield problem
 

@@ -108,7 +108,7 @@ def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consisten
 
 
 def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
-    path = context.places.payload(worktree)
+    path = context.paths.payload(worktree)
     try:
         status = calls.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -132,15 +132,15 @@ def _capture(
     from holdfast.trees.capture import capture_best
     from holdfast.trees.walker import synced
 
-    make_directories(context.places.caches)
+    make_directories(context.paths.caches)
     with synced(room.path):
         return capture_best(
-            context.places.payload(config.worktree_id),
+            context.paths.payload(config.worktree_id),
             room.tree,
             beside=room.path,
             wanted=options.engine,
             base=base_tree(context, config.tip),
-            cache=context.places.stat_cache(config.worktree_id),
+            cache=context.paths.stat_cache(config.worktree_id),
             quiesced=level is Consistency.QUIESCED,
             progress=options.progress,
         )
@@ -149,9 +149,9 @@ def _capture(
 def base_tree(context: RepositoryContext, snapshot_id: str | None) -> Path | None:
     """The tree to share files and directories with, if that is safe. An intent must already name the snapshot."""
     found = None if snapshot_id is None else context.descriptor(snapshot_id)
-    if found is None or found.doomed_by or not is_ready(context.places, found.snapshot_id):
+    if found is None or found.doomed_by or not is_ready(context.paths, found.snapshot_id):
         return None
-    return context.places.tree(found.snapshot_id)
+    return context.paths.tree(found.snapshot_id)
 
 
 def describe(
@@ -191,9 +191,9 @@ def truncated(names: Sequence[str]) -> tuple[str, ...]:
 @contextlib.contextmanager
 def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) -> Iterator[None]:
     """Rename a scratch directory's tree into place; take it back if the block fails to publish it."""
-    make_directories(context.places.snapshots)
+    make_directories(context.paths.snapshots)
     try:
-        move(room.tree, context.places.tree(snapshot_id))
+        move(room.tree, context.paths.tree(snapshot_id))
     except NotDurable:
         _take_back(context, room, snapshot_id)
         raise
@@ -210,7 +210,7 @@ def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> N
     """The transaction has ended: a missing descriptor stays missing. If this fails, the tree is garbage."""
     with contextlib.suppress(Failure):
         if context.store.read(DESCRIPTORS.key(snapshot_id)) is None:
-            move(context.places.tree(snapshot_id), room.path / "refused")
+            move(context.paths.tree(snapshot_id), room.path / "refused")
 
 
 def _publish(

@@ -64,7 +64,7 @@ def remove(
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         saved = None if save is None else save(right)  # 2
-        if not force and payloads.status_of(context.places, name) is not None:
+        if not force and payloads.status_of(context.paths, name) is not None:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
         payloads.refuse_if_fixed(context, name)
@@ -106,7 +106,7 @@ def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> 
     name = operation.worktree_id
     if entry_exists(room / MOVED):
         return
-    if not entry_exists(room / REMOVED) and payloads.status_of(context.places, name) is not None:
+    if not entry_exists(room / REMOVED) and payloads.status_of(context.paths, name) is not None:
         move(payloads.directory_of(context, name), room / REMOVED)
     make_directories(room / MOVED)
 
@@ -141,7 +141,7 @@ def _publish_late(context: RepositoryContext, operation: Operation, late: Descri
 def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
     name = operation.worktree_id
     leases = LeaseKeys.of(name)
-    payloads.drop_cache(context.places, name)
+    payloads.drop_cache(context.paths, name)
 
     def decide(view: View, now: float) -> Decision[None]:
         config = view.get(WORKTREES.key(name))
@@ -152,7 +152,7 @@ def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
         return Decision([*records, *_end_of_lease(view, leases), entry], None)
 
     context.store.transact([*leases.all(), *worktree_keys(name), context.trail.stream], decide)
-    payloads.drop_record_directory(context.places, name)
+    payloads.drop_record_directory(context.paths, name)
 
 
 # --- Rename -------------------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ def rename(context: RepositoryContext, old: str, new: str, *, force: bool = Fals
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")
         payloads.refuse_if_fixed(context, old)
-        if payloads.status_of(context.places, new) is not None:
+        if payloads.status_of(context.paths, new) is not None:
             if context.store.read(WORKTREES.key(new)) is not None:
                 raise payloads.worktree_exists(new)
-            raise payloads.path_taken(context.places.payload(new))
+            raise payloads.path_taken(context.paths.payload(new))
         operation = _decide_rename(context, old, new, Proof.of(right.lease))  # 3
         return _carry_out(context, operation, old, new)  # 4, 5
 
@@ -184,23 +184,23 @@ def finish_rename(context: RepositoryContext, operation: Operation) -> None:
 def _carry_out(context: RepositoryContext, operation: Operation, old: str, new: str) -> WorktreeConfig:
     if not _is_moved(context, operation, old, new):
         try:
-            move(payloads.directory_of(context, old), context.places.payload(new))  # 4
+            move(payloads.directory_of(context, old), context.paths.payload(new))  # 4
         except AlreadyExists:
             _undo(context, old, new)
-            raise payloads.path_taken(context.places.payload(new)) from None
+            raise payloads.path_taken(context.paths.payload(new)) from None
         except (NotFound, DirectoryReplaced):
             _undo(context, old, new)
             raise
     else:
-        payloads.sync_names(context.places, new)
-    payloads.drop_cache(context.places, old)
+        payloads.sync_names(context.paths, new)
+    payloads.drop_cache(context.paths, old)
     return _publish_rename(context, operation, old, new)  # 5
 
 
 def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: str) -> bool:
     """Whether the directory has its new name. If both names have a directory, the inode decides; if it cannot (in a
     copy of the repository, say), nothing is guessed: the user must decide."""
-    at_old, at_new = (payloads.status_of(context.places, name) for name in (old, new))
+    at_old, at_new = (payloads.status_of(context.paths, name) for name in (old, new))
     if not (at_new and stat.S_ISDIR(at_new.st_mode)):
         return False
     if not (at_old and stat.S_ISDIR(at_old.st_mode)):
@@ -211,7 +211,7 @@ def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: s
         raise Refused(
             f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
             "Holdfast cannot tell which of them is the worktree",
-            hint=f"Move the one that is not out of {context.places.worktrees}, and try again to finish the rename.",
+            hint=f"Move the one that is not out of {context.paths.worktrees}, and try again to finish the rename.",
             worktree=old,
             renamed_to=new,
             operation_id=operation.operation_id,
@@ -221,7 +221,7 @@ def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: s
 
 def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof | None) -> Operation:
     """Commit point of a rename."""
-    inode = payloads.inode_of(payloads.status_of(context.places, old))
+    inode = payloads.inode_of(payloads.status_of(context.paths, old))
     check, operation_id = token_check(context, old, proof), secrets.token_hex(8)
     keys = [*LeaseKeys.of(old).all(), *worktree_keys(old), *worktree_keys(new)]
 
@@ -260,7 +260,7 @@ def _publish_rename(context: RepositoryContext, operation: Operation, old: str, 
         return Decision(changes, renamed)
 
     renamed = context.store.transact(_all_keys(context, old, new), decide).result
-    payloads.drop_record_directory(context.places, old)
+    payloads.drop_record_directory(context.paths, old)
     return renamed
 
 
@@ -281,7 +281,7 @@ def _all_keys(context: RepositoryContext, old: str, new: str) -> list[Key[Any] |
 
 def _end_of_lease(view: View, keys: LeaseKeys) -> list[Change]:
     """Delete the lease and its queue: while an operation is pending, only its own process can hold it."""
-    both: list[Key[Any]] = [keys.lease, keys.line]
+    both: list[Key[Any]] = [keys.lease, keys.queue]
     return [Delete(key) for key in both if view.get(key) is not None]
 
 

@@ -55,7 +55,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
         _check_early(context, options)
         _make_payload(context, options, room.path / PAYLOAD)  # 2
         operation = _decide(context, options, room.scratch_id)  # 3
-        target = context.places.payload(name)
+        target = context.paths.payload(name)
         try:
             move(room.path / PAYLOAD, target)  # 4
         except AlreadyExists:
@@ -66,12 +66,12 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
     """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
-    in_scratch = entry_exists(context.places.scratch / operation.operation_id / PAYLOAD)
-    if not in_scratch and payloads.status_of(context.places, operation.worktree_id) is not None:
-        payloads.sync_names(context.places, operation.worktree_id)
+    in_scratch = entry_exists(context.paths.scratch / operation.operation_id / PAYLOAD)
+    if not in_scratch and payloads.status_of(context.paths, operation.worktree_id) is not None:
+        payloads.sync_names(context.paths, operation.worktree_id)
         return _publish(context, operation)
     _undo(context, operation)
-    sweep(context.places, operation.operation_id)
+    sweep(context.paths, operation.operation_id)
     return None
 
 
@@ -79,9 +79,9 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
     """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
-    make_directories(context.places.worktrees)
-    if payloads.status_of(context.places, options.name) is not None:
-        raise payloads.path_taken(context.places.payload(options.name))
+    make_directories(context.paths.worktrees)
+    if payloads.status_of(context.paths, options.name) is not None:
+        raise payloads.path_taken(context.paths.payload(options.name))
     if options.snapshot_id is not None:
         usable(visible(context, options.snapshot_id))
 
@@ -93,8 +93,8 @@ def _make_payload(context: RepositoryContext, options: CreateOptions, payload: P
     if options.snapshot_id is None:
         make_directories(payload)
         return
-    make_directories(context.places.caches)
-    tree, cache = context.places.tree(options.snapshot_id), context.places.stat_cache(options.name)
+    make_directories(context.paths.caches)
+    tree, cache = context.paths.tree(options.snapshot_id), context.paths.stat_cache(options.name)
     with synced(payload.parent):
         materialise(tree, payload, cache=cache)
 
@@ -207,9 +207,9 @@ class Worktrees:
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         context, name = self._context, config.worktree_id
-        exists = payloads.inode_of(payloads.status_of(context.places, name)) is not None
-        path = context.places.payload(name)
-        return WorktreeState(config, path, exists, context.desk.state(name), context.pending(name))
+        exists = payloads.inode_of(payloads.status_of(context.paths, name)) is not None
+        path = context.paths.payload(name)
+        return WorktreeState(config, path, exists, context.leases.state(name), context.pending(name))
 
     def usage(self, name: str) -> Usage:
         """The running processes that use the directory of a worktree."""
@@ -253,7 +253,7 @@ class Worktrees:
         settle(context, name)
         context.config(name)
         work = functools.partial(worktree_changes.remove, context, name, save=save, force=force, lock_id=lock_id)
-        return context.places.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
+        return context.paths.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
 
     def _finish_remove(self, name: str) -> Removed | None:
         """Finish a removal that was decided before the disk was full."""
