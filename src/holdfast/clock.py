@@ -142,6 +142,12 @@ def parse_duration(text: str, *, setting: str = "duration") -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, stripped, re.ASCII))
 
 
+def format_ago(instant: str, now: float) -> str:
+    """Write how long ago an instant was, for people: `just now`, `10s ago`, `2h ago`."""
+    ago = round(now - parse_instant(instant))
+    return f"{format_duration(ago)} ago" if ago > 0 else "just now"
+
+
 def format_duration(seconds: float) -> str:
     """Write a duration for people: `250ms`, `5s`, `1m30s`, `2h`, `3d4h`."""
     if seconds < 0:

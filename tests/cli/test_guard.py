@@ -141,9 +141,9 @@ def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(ro
 
     assert refused["liveness"] == "alive"
     assert 0 < refused["time_left"] <= 31
-    for fact in ("holder_id", "host", "purpose", "since", "liveness"):
+    for fact in ("holder_id", "host", "purpose", "created_at", "liveness"):
         assert refused[fact] in plain, fact
-    assert "runs for another" in plain
+    assert "expires in" in plain
 
 
 def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_held_lease_is_refused_naming_the_holder_and_the_time_left(office: Off
     service, other = office.service(), office.service("other")
     held = service.acquire("main", service.request(ttl=TTL, purpose="long work")).lease
     office.clock.advance(10)
-    with pytest.raises(LockConflict, match="long work; the lease runs for another 20s") as refused:
+    with pytest.raises(LockConflict, match="long work; leased 10s ago, expires in 20s") as refused:
         other.acquire("main", other.request())
     assert refused.value.facts["holder_id"] == held.holder_id
     assert refused.value.facts["time_left"] == pytest.approx(20)

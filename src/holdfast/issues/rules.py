@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import Now, format_duration, format_instant, ttl_within
+from holdfast.clock import Now, format_ago, format_duration, format_instant, ttl_within
 from holdfast.errors import Blocked, FencingMismatch, IssueClaimed, LockExpired, LockNotHeld, TransitionRefused
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
 
@@ -362,8 +362,8 @@ def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
     left = claim.time_left(now, for_others=True)
     purpose = f", for: {claim.purpose}" if claim.purpose else ""
     return IssueClaimed(
-        f"{issue.id} is claimed by {claim.assignee} since {claim.claimed_at}{purpose}; "
-        f"the claim runs for another {format_duration(left)}",
+        f"{issue.id} is claimed by {claim.assignee}{purpose}; "
+        f"claimed {format_ago(claim.claimed_at, now.now)}, expires in {format_duration(left)}",
         issue_id=issue.id,
         assignee=claim.assignee,
         claim_id=claim.claim_id,

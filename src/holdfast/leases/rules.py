@@ -16,7 +16,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark, Deadline, Now, TimedRight, format_duration, format_instant, parse_instant
+from holdfast.clock import (
+    BootMark,
+    Deadline,
+    Now,
+    TimedRight,
+    format_ago,
+    format_duration,
+    format_instant,
+    parse_instant,
+)
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
@@ -296,10 +305,10 @@ def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseW
         return LockConflict(message, worktree=keys.worktree, holder_id=first, waiting=len(ahead))
     left = lease.time_left(now, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
-    message = f"{keys.worktree} is leased by {lease.who()} since {lease.created_at}{purpose}"
+    message = f"{keys.worktree} is leased by {lease.who()}{purpose}; leased {format_ago(lease.created_at, now.now)}"
     facts = {name: getattr(lease, name) for name in ("lock_id", "holder_id", "actor", "purpose")}
-    facts |= {"since": lease.created_at, "expires_at": lease.lease_expires_at, "time_left": left}
-    message += f"; the lease runs for another {format_duration(left)}"
+    facts |= {"created_at": lease.created_at, "expires_at": lease.lease_expires_at, "time_left": left}
+    message += f", expires in {format_duration(left)}"
     return LockConflict(message, worktree=keys.worktree, **facts)
 
 

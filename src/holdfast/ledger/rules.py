@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from holdfast.clock import format_duration, format_instant, parse_duration, ttl_within
+from holdfast.clock import format_ago, format_duration, format_instant, parse_duration, ttl_within
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked, SettingInvalid
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, Event
 from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimState, ClaimWaiter
@@ -184,9 +184,9 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
         message = f"node already locked: {node} is free, but {first} waits for it and comes first"
         return NodeLocked(message, hint=hint, node_id=node, actor=first, waiting=len(ahead))
     left = held.time_left(now, for_others=False)
-    purpose = f", for: {held.purpose}; the claim runs" if held.purpose else ","
-    message = f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose}"
-    message += f" for another {format_duration(left)}"
+    purpose = f", for: {held.purpose}" if held.purpose else ""
+    message = f"node already locked: {node} is claimed by {held.owner}{purpose}"
+    message += f"; claimed {format_ago(held.acquired_at, now)}, expires in {format_duration(left)}"
     facts = {"node_id": node, "actor": held.owner, "purpose": held.purpose, "claim_id": held.claim_id}
     times = {"created_at": held.acquired_at, "expires_at": held.expires_at, "time_left": left}
     return NodeLocked(message, hint=hint, **facts, **times, waiting=len(ahead))

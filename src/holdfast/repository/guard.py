@@ -138,9 +138,8 @@ def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, li
     holder_id, actor = lease["holder_id"], lease.get("actor", "")
     purpose = f", for: {lease['purpose']}" if lease.get("purpose") else ""
     return LockConflict(
-        f"do not write into {place.worktree}: it is leased by {f'{actor}, ' if actor else ''}{holder_id} "
-        f"since {lease['created_at']}{purpose}; the lease runs for another {format_duration(time_left)} "
-        f"(holder {liveness.value})",
+        f"do not write into {place.worktree}: it is leased by {f'{actor}, ' if actor else ''}{holder_id}{purpose}; "
+        f"leased at {lease['created_at']}, expires in {format_duration(time_left)} (holder {liveness.value})",
         hint="Work in a worktree of your own ('holdfast worktree create NAME'), or wait: "
         f"'holdfast lease acquire --worktree {place.worktree} --wait 10m'.",
         worktree=place.worktree,
@@ -150,7 +149,7 @@ def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, li
         actor=actor,
         liveness=liveness.value,
         purpose=lease.get("purpose", ""),
-        since=lease["created_at"],
+        created_at=lease["created_at"],
         expires_at=lease["lease_expires_at"],
         time_left=time_left,
     )
