@@ -51,7 +51,7 @@ def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_claim_on_the_same_ma
     clock.advance(TTL - 1)
     assert tracker.snapshot().ready() == []
     assert not tracker.claims.reclaim(issue_id)
-    with pytest.raises(IssueClaimed, match="for another 1s"):
+    with pytest.raises(IssueClaimed, match="expires in 1s"):
         attempt(tracker, issue_id)
     with pytest.raises(IssueClaimed):
         tracker.update(issue_id, Update(state=State.DONE))

@@ -66,7 +66,7 @@ def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_lease_on_the_same_ma
     clock.step_wall(step)
     clock.advance(TTL - 1)
     machines.commit(service, lease.lock_id, lease.fencing_token)
-    with pytest.raises(LockConflict, match="for another 1s"):
+    with pytest.raises(LockConflict, match="expires in 1s"):
         service.acquire("main", service.request())
     clock.advance(1)
     with pytest.raises(LockExpired):

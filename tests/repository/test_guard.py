@@ -78,7 +78,7 @@ def told(conflict: LockConflict) -> Mapping[str, object]:
     left = record.pop("time_left")
     assert isinstance(left, float)
     assert left > 0
-    record["message"] = re.sub(r"for another \S+ ", "for another while ", str(record["message"]))
+    record["message"] = re.sub(r"; leased [^(]*\(", "; leased (", str(record["message"]))
     return record
 
 

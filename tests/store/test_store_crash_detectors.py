@@ -121,7 +121,7 @@ def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
 
 
 def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(files, "in_order", lambda planned: in_order(planned)[::-1])
+    plant.setattr(streams, "in_order", lambda planned: in_order(planned)[::-1])
 
 
 def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
@@ -285,6 +285,11 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (batch_without_its_last_sync, cutting("append two to the ledger"), "ledger/events"),
     (batch_leaves_its_drafts, erring("append two to the ledger"), "left ['.event-"),
 ]
+
+
+@pytest.mark.parametrize("plant", list(dict.fromkeys(plant for plant, _, _ in PLANTED)))
+def test_every_mistake_can_be_planted(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
 
 
 @pytest.mark.parametrize(
