@@ -22,11 +22,13 @@ PLAIN := $(VENV)/.plain-$(IDENTITY)
 DEV := $(VENV)/.dev-$(IDENTITY)
 BENCH := $(VENV)/.bench-$(IDENTITY)
 
+# The tests start hundreds of interpreters: without bytecode each of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One target at a time, even under `make -j`: two pips in one environment interfere with each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help test proof check format-check lint types layers unit format demo bench metrics docs clean
-.PHONY: $(PLATFORMS:%=types-%)
 
 help: ## list the targets (this is the default)
 	@echo 'Usage: make [target] [PYTHON=python3.12] [ARGS="-k name"]'
@@ -45,11 +47,10 @@ lint: $(DEV)
 	@echo '== lint'
 	@$(BIN)/ruff check --quiet .
 
-types: $(PLATFORMS:%=types-%)
-
-$(PLATFORMS:%=types-%): types-%: $(DEV)
-	@echo '== types on $*'
-	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-error-summary
+types: $(DEV)
+	@echo '== types on $(PLATFORMS)'
+	@printf '%s\n' $(PLATFORMS) | xargs -P 3 -I{} \
+	    $(BIN)/mypy --platform {} --cache-dir .mypy_cache/{} --no-error-summary
 
 layers: $(DEV)
 	@echo '== layers'

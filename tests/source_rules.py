@@ -7,6 +7,7 @@ renamed and nested ones. What they cannot see (a name built from strings) is not
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -50,7 +51,7 @@ _FUNCTIONS = frozenset(
 
 def file_system_uses(source: str) -> list[Use]:
     """Every way to a file system other than through `holdfast.fs`."""
-    names = Names(source)
+    names = names_of(source)
     methods = (
         Use(call.lineno, f".{call.func.attr}()")
         for call in names.walk(ast.Call)
@@ -73,12 +74,12 @@ _FACES_ONLY = frozenset(
 
 def face_uses(source: str) -> list[Use]:
     """What only a face (a command line, a server) may do: print, exit, read the environment."""
-    return sorted(Names(source).uses_of(_FACES_ONLY))
+    return sorted(names_of(source).uses_of(_FACES_ONLY))
 
 
 def face_imports(source: str) -> list[Use]:
     """Imports of the libraries that only a face may use."""
-    return sorted(Names(source).imports_of(("click", "rich")))
+    return sorted(names_of(source).imports_of(("click", "rich")))
 
 
 # --- The tree of failures ---------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def face_imports(source: str) -> list[Use]:
 
 def failures_declared(source: str) -> list[Use]:
     """Classes that extend the tree of failures; they belong into `holdfast.errors`, all in one place."""
-    names = Names(source)
+    names = names_of(source)
     return [
         Use(each.lineno, each.name)
         for each in names.walk(ast.ClassDef)
@@ -97,13 +98,21 @@ def failures_declared(source: str) -> list[Use]:
 # --- What a name means ------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
+def names_of(source: str) -> Names:
+    """The names of a text that several rules look at."""
+    return Names(source)
+
+
 class Names:
     """One source text, with what its names stand for: `os.path.exists`, `builtins.open`, ..."""
 
     def __init__(self, source: str) -> None:
-        self._tree = ast.parse(source)
+        tree = ast.parse(source)
+        self._nodes = list(ast.walk(tree))
         self._imported: dict[str, str] = {}
-        self._own = set(_bound(self._tree))
+        self._own = set(_bound(tree))
+        self._classes = {node.name for node in self.walk(ast.ClassDef)}
         for node in self.walk(ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
@@ -114,7 +123,7 @@ class Names:
 
     def walk(self, kind: type[Node]) -> Iterator[Node]:
         """All nodes of one kind."""
-        return (node for node in ast.walk(self._tree) if isinstance(node, kind))
+        return (node for node in self._nodes if isinstance(node, kind))
 
     def dotted(self, node: ast.expr) -> str | None:
         """The full name of what an expression refers to; None if it is neither imported nor built in."""
@@ -129,7 +138,7 @@ class Names:
 
     def is_known(self, receiver: ast.expr) -> bool:
         """Whether this is certainly not a path: something imported, a class of this file, or `self`."""
-        if isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", *self._classes()}:
+        if isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", *self._classes}:
             return True
         return (self.dotted(receiver) or "pathlib").partition(".")[0] not in ("pathlib", "builtins")
 
@@ -167,9 +176,6 @@ class Names:
             case [owner, ast.Constant(value=str(name)), *_] if self.dotted(call.func) == "builtins.getattr":
                 return f"{self.dotted(owner)}.{name}"
         return None
-
-    def _classes(self) -> set[str]:
-        return {node.name for node in self.walk(ast.ClassDef)}
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

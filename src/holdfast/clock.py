@@ -142,9 +142,9 @@ def parse_duration(text: str, *, setting: str = "duration") -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, stripped, re.ASCII))
 
 
-def format_ago(instant: str, now: float) -> str:
+def format_ago(instant: str, now: float | None = None) -> str:
     """Write how long ago an instant was, for people: `just now`, `10s ago`, `2h ago`."""
-    ago = round(now - parse_instant(instant))
+    ago = round((SYSTEM_CLOCK.wall() if now is None else now) - parse_instant(instant))
     return f"{format_duration(ago)} ago" if ago > 0 else "just now"
 
 

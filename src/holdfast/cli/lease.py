@@ -11,7 +11,7 @@ from holdfast.cli import LOCK_ID, TOKEN, WORKTREE, options
 from holdfast.cli.entry import Group
 from holdfast.cli.output import Output
 from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
-from holdfast.clock import format_duration
+from holdfast.clock import format_ago, format_duration
 from holdfast.errors import UsageFailure
 from holdfast.locks.identity import Liveness
 from holdfast.repository.context import Isolation
@@ -238,7 +238,7 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
         yield f"{name}: {lease_summary(state)}"
         if lease.purpose:
             yield f"  purpose   {lease.purpose}"
-        yield f"  since     {lease.created_at}, renewed {lease.last_renewed_at}"
+        yield f"  leased    {format_ago(lease.created_at)}, renewed {format_ago(lease.last_renewed_at)}"
         if state.expired:
             yield f"  expires   {left} ago; the next to acquire it takes it over"
         else:
@@ -248,7 +248,7 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
         yield f"  lock id   {lease.lock_id}"
         yield f"  token     {lease.fencing_token}"
         for position, waiter in enumerate(state.waiters, 1):
-            yield f"  waiting   {position}. {waiter.holder_id} since {waiter.since}"
+            yield f"  waiting   {position}. {waiter.holder_id}, joined {format_ago(waiter.since)}"
 
 
 def lease_summary(state: LeaseState) -> str:

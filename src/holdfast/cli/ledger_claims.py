@@ -11,7 +11,7 @@ import click
 from holdfast.cli import ACTOR, options
 from holdfast.cli.ledger import event_line, in_ledger, open_at
 from holdfast.cli.output import Output, plain_table
-from holdfast.clock import format_duration
+from holdfast.clock import format_ago, format_duration
 from holdfast.ledger.log import event_to_json, is_under, node_id
 from holdfast.ledger.projection import Claim, ClaimWaiter
 from holdfast.ledger.service import Claims
@@ -219,5 +219,5 @@ def _list_lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(claim: Mapping[str, Any], state: str) -> list[str]:
-    since = claim["created_at"][:19].replace("T", " ")
-    return [claim["node_id"], claim["actor"], state, since, format_duration(claim["time_left"])]
+    since, left = format_ago(claim["created_at"]), format_duration(claim["time_left"])
+    return [claim["node_id"], claim["actor"], state, since, left]

@@ -16,7 +16,7 @@ from holdfast.cli.entry import Group
 from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, command_as_text
 from holdfast.cli.repository import observe_repo_lock
-from holdfast.clock import format_duration, format_instant
+from holdfast.clock import format_ago, format_duration, format_instant
 from holdfast.errors import Failure, LockChanged, LockNotHeld, LockTimeout, RepoLocked, SettingInvalid
 from holdfast.locks.identity import Liveness
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock, RepoLockState
@@ -193,7 +193,7 @@ def repo_lock_lines(repo_id: str, state: RepoLockState | None, stale_after: floa
 
 def _holder(info: Mapping[str, object]) -> str:
     text = f"pid {info.get('pid')}" + (f" ({info['cmd']})" if info.get("cmd") else "")
-    return text + (f" since {info['created_at']}" if info.get("created_at") else "")
+    return text + (f", locked {format_ago(str(info['created_at']))}" if info.get("created_at") else "")
 
 
 def _expiry(state: RepoLockState, stale_after: float) -> str | None:

@@ -16,7 +16,7 @@ from holdfast.cli import REPO, options
 from holdfast.cli import output as cli_output
 from holdfast.cli.output import Output, plain_table, printable, shortened, show_table
 from holdfast.cli.repository import current_directory
-from holdfast.clock import format_duration, parse_instant
+from holdfast.clock import format_ago, format_duration, parse_instant
 
 if TYPE_CHECKING:
     from holdfast.repository.holdings import Holding, HoldingWaiter
@@ -155,16 +155,13 @@ def _rows(overview: Overview) -> list[list[str]]:
 
 
 def _row(held: Holding, now: float) -> list[str]:
-    left = since = ""
+    left = ""
     if held.time_left is not None:
         left = format_duration(round(held.time_left)) if held.time_left > 0 else "expired"
-    if held.since is not None:
-        age = round(now - parse_instant(held.since))
-        since = f"{format_duration(age)} ago" if age > 0 else "just now"
     return [
         f"{held.kind} {held.what}",
         _holder(held),
-        since,
+        "" if held.since is None else format_ago(held.since, now),
         left,
         held.liveness.value,
         _waiters(held.waiting, now),

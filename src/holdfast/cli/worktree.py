@@ -13,6 +13,7 @@ from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
 from holdfast.cli.output import Output, show_table
 from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
+from holdfast.clock import format_ago
 from holdfast.errors import NotFound
 from holdfast.repository.to_json import worktree_to_json, worktrees_to_json
 
@@ -216,7 +217,7 @@ def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     if config.label:
         yield f"  label     {config.label}"
     if operation is not None:
-        yield f"  pending   {operation.kind.value}, begun by {operation.holder_id} at {operation.begun_at}"
+        yield f"  pending   {operation.kind.value}, begun {format_ago(operation.begun_at)} by {operation.holder_id}"
     for each in usage.users:
         yield f"  in use    {each}"
     if usage.hidden:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast import findings
-from holdfast.clock import Now, format_duration
+from holdfast.clock import Now, format_ago, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
 from holdfast.fs import calls, durable
@@ -133,7 +133,7 @@ def operations(examination: Examination) -> Iterator[Finding]:
     """Pending operations on a worktree's directory that no process works on."""
     for worktree, pending in examination.operations().items():
         if _is_dead(examination, worktree, pending):
-            kind, begun = pending.kind.value, f"begun at {pending.begun_at} by {pending.holder_id}"
+            kind, begun = pending.kind.value, f"begun {format_ago(pending.begun_at)} by {pending.holder_id}"
             message = f"the {kind} of {worktree}, {begun}, was not finished"
             fix, facts = partial(settle, examination.context, worktree), {"operation_id": pending.operation_id}
             yield findings.of("operation-unfinished", worktree, message, fix, **facts, operation=kind)

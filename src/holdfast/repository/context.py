@@ -295,7 +295,7 @@ def check_leasable(view: View, worktree: str) -> None:
 def operation_pending(operation: Operation) -> LockConflict:
     done = f"{operation.kind}d" + (" in place" if operation.kind is OperationKind.RESTORE else "")
     return LockConflict(
-        f"{operation.worktree_id} is being {done} by {operation.holder_id} since {operation.begun_at}",
+        f"{operation.worktree_id} is being {done} by {operation.holder_id}",
         hint="Try again in a moment. If its process has died, the next command finishes its work.",
         worktree=operation.worktree_id,
         operation=operation.kind.value,

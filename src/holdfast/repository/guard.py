@@ -132,15 +132,14 @@ def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> 
 
 
 def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
-    from holdfast.clock import SYSTEM_CLOCK, format_ago, format_duration
+    from holdfast.clock import format_ago, format_duration
     from holdfast.errors import LockConflict
 
-    since = format_ago(lease["created_at"], SYSTEM_CLOCK.wall())
     holder_id, actor = lease["holder_id"], lease.get("actor", "")
     purpose = f", for: {lease['purpose']}" if lease.get("purpose") else ""
     return LockConflict(
         f"do not write into {place.worktree}: it is leased by {f'{actor}, ' if actor else ''}{holder_id}{purpose}; "
-        f"leased {since}, expires in {format_duration(time_left)} (holder {liveness.value})",
+        f"leased {format_ago(lease['created_at'])}, expires in {format_duration(time_left)} (holder {liveness.value})",
         hint="Work in a worktree of your own ('holdfast worktree create NAME'), or wait: "
         f"'holdfast lease acquire --worktree {place.worktree} --wait 10m'.",
         worktree=place.worktree,
