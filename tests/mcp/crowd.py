@@ -69,7 +69,7 @@ async def work(agent: Agent, shop: Path, notes: Notes, number: int) -> None:
     while not all_done(shop):
         try:
             taken = await agent("claim_next_work", ttl=TTL, wait="10s")
-            Path(taken["path"], f"by-{taken['token']}").write_text(taken["id"])
+            Path(taken["path"], f"by-{taken['claim_token']}").write_text(taken["id"])
             made = await agent("append_to_ledger", event={"type": "step", "by": number, "issue": taken["id"]})
             notes.add("event", sequence=made["sequence"], id=made["event"]["id"])
             await count_together(agent, shop, notes)

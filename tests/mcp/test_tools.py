@@ -85,7 +85,7 @@ def test_leases_and_snapshots(shop: Path) -> None:
 
 
 async def leases(agent: Agent, shop: Path) -> None:
-    lease = await agent("take_lease", ttl="20s", purpose="tests")
+    lease = await agent("take_lease", ttl="10m", purpose="tests")  # not renewed while it is compared
     assert lease["purpose"] == f"{NAME}: tests"
     assert lease == command(shop, "lease", "status")["lease"]
     assert settled(await agent("who")) == settled(command(shop, "who"))
@@ -192,7 +192,7 @@ async def work(agent: Agent, shop: Path) -> None:
     assert await agent.read("issues/ready") == command(shop, "ready")
     first, second = command(shop, "ready")["issues"]
 
-    taken = await agent("claim_next_work", ttl="30s")
+    taken = await agent("claim_next_work", ttl="10m")
     assert (taken["id"], taken["assignee"]) == (first["id"], "agent:tester")
     assert settled(await agent.read(f"issues/{first['id'][:8]}")) == settled(
         command(shop, "issue", "show", first["id"])
@@ -211,11 +211,13 @@ async def work(agent: Agent, shop: Path) -> None:
     assert (done["issue_id"], done["state"], done["succeeded"]) == (first["id"], "done", True)
     assert files_kept(shop / ".jvs/snapshots" / done["snapshot_id"])["result"] == "whole"
     event = command(shop, "ledger", "show", str(done["sequence"]))["event"]
-    assert (event["type"], event["claim_token"]) == ("work_done", taken["token"])
+    assert (event["type"], event["claim_token"]) == ("work_done", taken["claim_token"])
     assert (await agent.failure("finish_work", outcome="done"))["code"] == "E_NOT_FOUND"
 
-    await agent("claim_next_work")
+    again = await agent("claim_next_work", worktree=taken["worktree"])
+    assert (again["claim_token"], again["token"]) == (1, taken["token"] + 1)
     failed = await agent("finish_work", outcome="failed", reason="too hard", issue=second["id"][:8])
+    assert (failed["claim_token"], failed["token"]) == (1, taken["token"] + 1)
     assert (failed["issue_id"], failed["state"], failed["succeeded"]) == (second["id"], "ready", False)
     await agent("claim_next_work", issue=second["id"])
     released = await agent("finish_work", outcome="released")

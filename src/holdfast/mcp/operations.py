@@ -261,6 +261,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
         "path": str(assignment.path),
         "lock_id": assignment.lease.lock_id,
         "token": assignment.lease.token,
+        "claim_token": assignment.claim.claim.token,
         "broken": reading.unreadable_issues_to_json(assignment.broken),
     }
 
