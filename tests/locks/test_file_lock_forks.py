@@ -140,6 +140,31 @@ def test_an_executed_program_inherits_no_descriptor(path: Path) -> None:
     assert path.name not in listed.stdout
 
 
+WAITING = """
+import sys
+from holdfast.errors import LockTimeout
+from holdfast.locks import kernel_locks
+from holdfast.locks.file_lock import FileLocker
+
+before = set(sys.modules)
+try:
+    FileLocker(0.01).lock_exclusive(sys.argv[1])
+except LockTimeout as timeout:
+    str(timeout), timeout.as_record()
+print(set(sys.modules) - before)
+"""
+
+
+def test_what_is_loaded_before_the_first_wait_is_all_that_waiting_needs(scratch: Path) -> None:
+    """A child that is forked while a thread loads a module finds it half loaded, and waits for it for ever."""
+    path = str(scratch / "taken.lock")
+    with FileLocker(60).lock_exclusive(path):
+        command = [sys.executable, "-c", WAITING, path]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+
+    assert result.stdout == "set()\n"
+
+
 FORKS_AMID_THREADS = """
 import os, sys, threading, traceback
 from holdfast.errors import LockTimeout

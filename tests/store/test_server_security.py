@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.model import Create, Delete
 from holdfast.testing.backend import INDEX, Item, apply, number_of
 from tests.support.guarded import PASSWORD, QUOTED, EncryptedEtcd, GuardedPostgres, TlsDoor
+from tests.support.proxy import Door
 from tests.support.servers import Etcd
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
@@ -151,6 +154,22 @@ def test_who_is_not_let_in_by_etcd_is_told_at_once(guarded_etcd: Etcd, user: str
         store.read(INDEX)
 
     assert "wrong" not in raised.value.message
+
+
+class Resetting(Door):
+    """Ends every connection as a server without TLS may, which has not read all that was sent."""
+
+    def serve(self, client: socket.socket) -> None:
+        client.recv(1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+
+def test_a_server_that_resets_tls_connections_may_run_without_tls() -> None:
+    with Resetting() as server, pytest.raises(StoreUnavailable) as reset:
+        EtcdStore(f"etcd://127.0.0.1:{server.port}/work?tls=true", timeout=0.3).read(INDEX)
+    assert "reset" in reset.value.message
+    assert "without TLS" in reset.value.hint
 
 
 def test_certificates_are_shown_to_etcd_and_checked(

@@ -8,6 +8,7 @@ Only Linux lists locks (/proc/locks); elsewhere the answer is None.
 
 from __future__ import annotations
 
+import datetime as _datetime  # noqa: F401 - for `format_instant`, which imports it when it is first called
 import functools
 import os
 import signal as _signal  # noqa: F401 - for `flock_wait`, which must not import while it waits
@@ -17,7 +18,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.clock import format_duration, format_instant
+from holdfast.clock import format_ago, format_duration, format_instant
 from holdfast.errors import LockTimeout
 from holdfast.fs import calls
 from holdfast.fs import native as _native  # noqa: F401 - likewise
@@ -47,7 +48,7 @@ class FileLockHolder(NamedTuple):
         text = f"pid {self.pid}"
         if self.command:
             text += f" ({self.command if len(self.command) <= 80 else self.command[:77] + '...'})"
-        return text + (f", running since {self.started_at}" if self.started_at else "")
+        return text + (f", started {format_ago(self.started_at)}" if self.started_at else "")
 
 
 def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:

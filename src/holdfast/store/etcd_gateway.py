@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import calendar
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -181,7 +182,7 @@ class Gateway:
         hint = None
         if isinstance(problem, RemoteDisconnected) and self._tls is None:
             hint = "The server closes the connection: if it expects TLS, add tls=true to the address."
-        elif self._tls is not None and "EOF" in str(problem):
+        elif self._tls is not None and any(each in str(problem) for each in ("EOF", os.strerror(errno.ECONNRESET))):
             hint = "The server closes TLS connections: if it runs without TLS, remove the TLS options from the address."
         return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
