@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.errors import Corrupt, LockTimeout, UsageFailure
 from holdfast.fs import calls, durable
+from holdfast.locks.file_lock import HeldLock
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.model import Append, Change, Create, Decision, Delete, Replace, Stream, StructCodec, View
@@ -377,6 +378,23 @@ def test_transactions_on_other_documents_go_on_meanwhile(store: FileStore) -> No
             assert increment(store, TWO) == 4
             assert other.read_together([TWO, GATES]).get(TWO) == Item(4)
         assert (number_of(other, ONE), number_of(other, INDEX)) == (2, 2)
+
+
+@pytest.mark.parametrize("stream", [None, EVENTS], ids=["one lock", "several"])
+def test_a_signal_that_ends_the_release_of_a_lock_leaves_the_cleanup_free_to_take_it(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, stream: Stream[Event] | None
+) -> None:
+    def interrupted(self: HeldLock, *problem: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HeldLock, "__exit__", interrupted)
+    try:
+        increment(store, ONE, stream)
+    except KeyboardInterrupt:
+        assert increment(store, ONE, stream) == 2
+    else:
+        pytest.fail("nothing was interrupted")
 
 
 def test_readers_take_no_lock(store: FileStore) -> None:

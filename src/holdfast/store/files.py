@@ -56,6 +56,14 @@ from holdfast.store.watch import FileWatch
 Named = Key[Any] | Stream[Any]
 
 
+def _drop_frames(signal: BaseException) -> None:
+    """Drop what the frames of a traceback hold: a signal may end an `__exit__` before its lock is released, and the
+    cleanup that follows needs that lock."""
+    import traceback  # slow to load
+
+    traceback.clear_frames(signal.__traceback__)
+
+
 class _Progress:
     """How far a transaction has come.
 
@@ -197,6 +205,10 @@ class FileStore:
                     raise OutcomeUnknown(commit_id, failure) from failure
                 if not progress.overtaken:
                     raise
+            except BaseException as ended:
+                if not isinstance(ended, Exception):
+                    _drop_frames(ended)
+                raise
             else:
                 self._finish(unfinished)  # 2. commits of dead processes come first; start over
 
