@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -33,12 +32,6 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     # Commands leave notes in the data directory: not in that of whoever runs the tests.
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="holdfast-data-")
-
-
-def pytest_collection_finish() -> None:
-    """Thousands of tests fork this process: what lives until the end is neither traversed nor copied again."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

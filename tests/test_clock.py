@@ -19,6 +19,7 @@ from holdfast.clock import (
     parse_instant,
 )
 from holdfast.errors import SettingInvalid
+from proof.effort import rounds
 
 # --- Clocks -------------------------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ def test_anything_else_is_not_an_instant(text: str) -> None:
         parse_instant(text)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.floats(min_value=-6e10, max_value=2.5e11))
 @example(0.0)
 @example(1_700_000_000.999_999_6)
@@ -105,7 +106,7 @@ def test_written_instants_sort_like_the_instants() -> None:
     assert texts[0] == "1970-01-01T00:00:00.000000Z"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(300, least=25))
 @given(st.text() | st.text("0123456789-:.TZ+W ,", max_size=40))
 @example("0001-01-01T00:00:00+23:59")
 @example("9999-12-31T23:59:59.999999-23:59")
@@ -177,7 +178,7 @@ def test_a_duration_is_written_as_people_say_it(seconds: float, text: str) -> No
     assert format_duration(seconds) == text
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.floats(0, 1e9))
 @example(59.96)
 @example(0.9996)
@@ -194,7 +195,7 @@ def test_a_duration_that_is_written_is_read_as_nearly_the_same(seconds: float) -
         assert read == pytest.approx(seconds, rel=0.05)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.integers(0, 59), st.integers(0, 23), st.integers(0, 59), st.integers(1, 999))
 def test_whole_numbers_of_units_survive_the_round_trip(seconds: int, hours: int, minutes: int, days: int) -> None:
     for duration in (

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ExitStatus, NameInvalid, PathEscape
 from holdfast.fs.names import MAX_NAME, is_safe_name, safe_name, split_relative, unique_id
+from proof.effort import rounds
 
 KELVIN = "\u212a"  # looks like a K, and is one after normalisation
 
@@ -77,7 +78,7 @@ def test_the_message_of_a_very_long_name_is_not_very_long() -> None:
     assert len(str(caught.value)) < 400
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=rounds(500, least=25))
 @given(st.text() | st.text("./\\ab\0\n\u212a\u2024\ud800-_", max_size=8))
 @example(KELVIN)
 @example("..")
@@ -125,7 +126,7 @@ def test_a_path_that_could_lead_upwards_or_elsewhere_is_refused(relative: str) -
         split_relative(relative)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=rounds(500, least=25))
 @given(st.text() | st.lists(st.sampled_from(["", ".", "..", "a", "b", "/", "\0", "\\", "..."])).map("/".join))
 def test_the_parts_of_any_path_stay_below_where_they_start(relative: str) -> None:
     try:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ExitStatus, JsonInvalid, TooLarge
 from holdfast.fs.strictjson import MAX_BYTES, MAX_DEPTH, decode, encode
+from proof.effort import rounds
 
 # --- Reading ------------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(values)
 @example(10**4000)
 @example(1.7976931348623157e308)
@@ -226,7 +227,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(300, least=25))
 @given(anything)
 @example({1: "a", "1": "b"})
 @example([["\ud800"]])
@@ -238,7 +239,7 @@ def test_whatever_can_be_written_can_be_read_again(value: object) -> None:
     assert encode(decode(text)) == text
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=rounds(500, least=25))
 @given(st.binary() | st.text('{}[]",:0123456789eE+-.\\ud8Nalnftr', max_size=30).map(str.encode))
 def test_whatever_is_read_is_what_the_strictest_reader_reads(text: bytes) -> None:
     try:

@@ -24,6 +24,7 @@ from holdfast.leases.deadlock import (
     process_ids,
     proof_of,
 )
+from proof.effort import rounds
 
 
 def participant(name: str) -> Participant:
@@ -228,7 +229,7 @@ things = st.sampled_from("uvwxyz")
 people = st.sampled_from("abcdef")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.dictionaries(things, people), st.lists(st.tuples(people, things), unique=True, max_size=12))
 def test_when_the_chosen_ones_give_up_no_cycle_is_left(held_by: dict[str, str], pairs: list[tuple[str, str]]) -> None:
     waits = [wait(who, what, number) for number, (who, what) in enumerate(pairs)]
@@ -242,7 +243,7 @@ def test_when_the_chosen_ones_give_up_no_cycle_is_left(held_by: dict[str, str], 
         waits = [each for each in waits if each not in leaving]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.dictionaries(things, people), st.dictionaries(people, things))
 def test_of_those_who_wait_for_one_thing_each_exactly_one_of_each_cycle_gives_up(
     held_by: dict[str, str], wants: dict[str, str]

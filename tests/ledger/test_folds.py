@@ -20,6 +20,7 @@ from holdfast.ledger.log import CHECKPOINT_EVERY, CHECKPOINTS, EVENTS, Checkpoin
 from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision
+from proof.effort import rounds
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger
 
 START = 1_700_000_000.0
@@ -68,7 +69,7 @@ def by_the_specification(events: list[dict[str, Any]], now: float) -> dict[str, 
 
 @pytest.mark.req("LG-06", "LG-08")
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150, least=25), deadline=None)
 def test_replay_gives_what_the_specification_says(data: st.DataObject) -> None:
     events: list[dict[str, Any]] = []
     held: dict[str, str] = {}
@@ -93,7 +94,7 @@ def test_replay_gives_what_the_specification_says(data: st.DataObject) -> None:
 
 @pytest.mark.req("LG-08")
 @given(st.lists(_lock_events(), max_size=40), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(200, least=25), deadline=None)
 def test_a_book_that_was_kept_anywhere_ends_like_one_that_was_not(
     events: list[dict[str, Any]], data: st.DataObject
 ) -> None:
@@ -177,7 +178,7 @@ _STATES = st.sampled_from(["kept", "deleted", "torn", "changed", "of another led
 @given(
     st.lists(st.tuples(st.lists(_lock_events(), max_size=70), _STATES), max_size=4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60, least=25), deadline=None)
 def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
     rounds: list[tuple[list[dict[str, Any]], str]],
 ) -> None:

@@ -55,7 +55,7 @@ def unique_ids(events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.req("LG-14", "LG-17")
-@pytest.mark.parametrize(("processes", "each"), [(8, 12), (32, 4)])
+@pytest.mark.parametrize(("processes", "each"), [(8, 12), pytest.param(32, 4, marks=pytest.mark.long)])
 def test_processes_on_distinct_nodes_all_succeed(scratch: Path, workers: Workers, processes: int, each: int) -> None:
     def work(line: Line) -> None:
         number = line.wait()
@@ -124,8 +124,7 @@ class Storm:
 
 
 @pytest.mark.req("LG-05", "LG-14", "LG-16", "LG-17")
-@pytest.mark.parametrize("processes", [8, 32])
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize("processes", [8, pytest.param(32, marks=pytest.mark.long)])
 def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_stopped(
     scratch: Path, workers: Workers, processes: int
 ) -> None:
@@ -159,8 +158,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_
 
 
 @pytest.mark.req("LG-15", "LG-17", "LG-19")
-@pytest.mark.parametrize(("processes", "kills"), [(8, 4), (32, 2)])
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("processes", "kills"), [(8, 4), pytest.param(32, 2, marks=pytest.mark.long)])
 def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, processes: int, kills: int) -> None:
     mark = scratch / "mark"
 

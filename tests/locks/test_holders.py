@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from holdfast.locks import identity
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness, process_liveness
+from proof.effort import rounds
 from tests.locks.lock_watch import become_nobody, linux_only
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
@@ -133,7 +134,7 @@ holder_ids = st.tuples(st.text(max_size=5), st.text(max_size=5), st.integers(), 
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(
     st.fixed_dictionaries(
         {},

@@ -17,6 +17,7 @@ from holdfast.errors import (
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.identity import Liveness, current_holder
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, RepoLock, RepoLockInfo
+from proof.effort import rounds
 from tests.locks.repo_locks import (
     ALIVE,
     DEAD,
@@ -239,7 +240,7 @@ _FIELDS = st.sampled_from(["pid", "created_at", "cmd", "holder_id", "lock_id"])
 
 
 @pytest.mark.req("RL-04", "RL-06")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=rounds(60, least=25))
 @given(content=st.binary(max_size=80) | st.dictionaries(_FIELDS, _VALUES).map(lambda said: json.dumps(said).encode()))
 def test_whatever_the_file_holds_it_is_held_when_recent_and_free_when_old(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -30,6 +30,7 @@ from holdfast.locks.retry import (
     retry_config,
     retry_with_backoff,
 )
+from proof.effort import rounds
 
 
 class Flaky:
@@ -188,7 +189,7 @@ configs = st.builds(
 
 
 @pytest.mark.req("FL-13")
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(configs, st.integers(1, 10_000), st.floats(0, 1))
 def test_every_pause_is_between_half_of_the_full_one_and_the_full_one(
     config: RetryConfig, attempt: int, chance: float
@@ -312,7 +313,7 @@ def test_attempts_are_a_whole_number_from_1_to_10000(text: str) -> None:
 
 
 @pytest.mark.req("FL-14")
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.text())
 def test_whatever_a_variable_says_is_either_a_sensible_number_or_that_error(text: str) -> None:
     for read in (read_timeout, read_attempts, read_delay):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import LockTimeout, OutcomeUnknown
+from proof.effort import rounds
 from proof.linearizability import (
     Accounts,
     Check,
@@ -287,7 +288,7 @@ def run(spec: Spec[Any], asked: Sequence[tuple[str, Any]], chance: random.Random
     return history
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
 def test_what_really_happened_is_always_accepted(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int
@@ -317,7 +318,7 @@ def _fits(order: Sequence[Operation], spec: Spec[Any]) -> bool:
     return True
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
 def test_the_verdict_is_that_of_trying_everything(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int

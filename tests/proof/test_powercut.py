@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from holdfast.fs import calls
 from proof import recorder
 from proof.crash import Ending, Kill, Outcome, cut_short, scratch
+from proof.effort import rounds
 from proof.powercut import Case, Disk, Sync, mark, power_cuts, record, redundant_syncs
 
 OLD = b"the old content\n"
@@ -570,7 +571,7 @@ def do(directory: Path, verb: str, *arguments: str | bytes) -> None:
         pass  # then nothing happened, and the recorder must know
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150, least=25), deadline=None)
 @given(st.lists(DONE, max_size=8))
 def test_what_everybody_sees_is_always_possible_and_certain_once_all_is_synced(
     done: list[tuple[str, ...]],

@@ -29,6 +29,7 @@ from holdfast.repository.retention import (
     within_budget,
 )
 from holdfast.store.audit import AuditEntry
+from proof.effort import rounds
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -268,7 +269,7 @@ def untouchable(roots: GcRoots) -> set[str]:
     return set(named) & roots.descriptors.keys()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300, least=25), deadline=None)
 @given(standings(), policies)
 def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(roots: GcRoots, policy: Policy) -> None:
     decision = retain(roots, policy, NOW)
@@ -283,7 +284,7 @@ def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(roots: G
             assert not set(line(roots.descriptors, head)) & set(going)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300, least=25), deadline=None)
 @given(standings(), policies, st.integers(0, 5), st.integers(0, 5))
 def test_a_policy_that_keeps_more_lets_less_go(roots: GcRoots, policy: Policy, more: int, longer: int) -> None:
     generous = Policy(
@@ -295,7 +296,7 @@ def test_a_policy_that_keeps_more_lets_less_go(roots: GcRoots, policy: Policy, m
     assert kept <= retain(roots, generous, NOW).protected.keys()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(200, least=25), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 200), st.integers(0, 50))
 def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(sizes: list[int], budget: int, more: int) -> None:
     candidates = [Collectable(str(number), "") for number in range(len(sizes))]

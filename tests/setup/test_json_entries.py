@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Refused
 from holdfast.setup.json_entries import JsonEntry, with_entry, without_entry
+from proof.effort import rounds
 
 WHERE = "settings.json"
 
@@ -79,7 +80,7 @@ documents = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(documents, st.sampled_from([None, 0, 1, 2, 4, "\t"]), st.booleans())
 def test_it_does_so_for_any_document(document: dict[str, Any], indent: Any, ascii_only: bool) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)

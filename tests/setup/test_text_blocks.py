@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Refused
 from holdfast.setup.edits import HASH, MARKDOWN, find_block, with_block, without_block
+from proof.effort import rounds
 
 WHERE = "AGENTS.md"
 
@@ -20,14 +21,14 @@ def taken_out(content: bytes, first_line: bytes = b"") -> bytes | None:
     return without_block(content, comment=MARKDOWN, where=WHERE, first_line=first_line)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.binary().filter(lambda content: b"holdfast:" not in content))
 def test_taking_the_block_out_gives_back_every_byte(content: bytes) -> None:
     assert taken_out(put_in(content)) == content
     assert taken_out(put_in(content, first_line=b"#!/bin/sh\n"), b"#!/bin/sh\n") == content
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(
     st.binary().filter(lambda content: b"holdfast:" not in content),
     st.binary().filter(lambda content: b"holdfast:" not in content),

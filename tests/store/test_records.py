@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt, Failure, NameInvalid, TooLarge, UsageFailure
 from holdfast.store.model import Document, Family, Key, Stream, StructCodec, View
+from proof.effort import rounds
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -134,7 +135,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=rounds(100, least=25))
 @given(
     st.builds(
         Loose,
@@ -175,7 +176,7 @@ def nearly_written(draw: st.DrawFn) -> bytes:
     return content[:at] + put + content[at + cut :]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(300, least=25))
 @given(nearly_written())
 @example(b'{"anything":1,"anything":1}')
 @example(b'{"anything":1,"number":null,"counts":{"1":1,"1":1},"names":[],"instant":null}')

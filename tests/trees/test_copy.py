@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from holdfast.fs import calls
 from holdfast.trees import copy
 from holdfast.trees.copy import copy_file, hash_file
+from proof.effort import rounds
 from tests.trees.test_random_trees import place
 
 CHUNK, BLOCK = 16, 64
@@ -67,7 +68,7 @@ def test_a_file_that_is_really_large_is_copied_and_hashed(tmp_path: Path) -> Non
 
 
 @given(seed=st.integers(0, 1 << 30), size=st.integers(0, 700))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60, least=25), deadline=None)
 def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
     chance, read = random.Random(seed), calls.read_into
 
@@ -82,7 +83,7 @@ def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
 
 
 @given(places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40, least=25), deadline=None)
 @pytest.mark.long
 def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]], end: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:

@@ -26,6 +26,7 @@ from holdfast.trees.restore import materialise
 from holdfast.trees.shared_dirs import located, read_shared_directories
 from holdfast.trees.verify import Change, changes, compare, verify
 from holdfast.trees.walker import remove_tree
+from proof.effort import rounds
 from tests.trees.groves import seen
 
 ODD = st.binary(min_size=1, max_size=4).filter(lambda name: not set(name) & {0, 47} and name.strip(b"."))
@@ -112,7 +113,7 @@ def place() -> Iterator[Path]:
 
 
 @given(edits=EDITS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40, least=25), deadline=None)
 def test_a_random_tree_comes_back(edits: list[tuple[str, str, Any]]) -> None:
     with place() as here:
         for each in edits:
@@ -136,7 +137,7 @@ def test_a_random_tree_comes_back(edits: list[tuple[str, str, Any]]) -> None:
 
 
 @given(rounds=st.lists(EDITS, min_size=2, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40, least=25), deadline=None)
 @pytest.mark.long
 def test_after_random_edits_the_cheap_way_gives_what_the_long_way_gives(
     rounds: list[list[tuple[str, str, Any]]],

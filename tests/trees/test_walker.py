@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import NotFound
 from holdfast.trees.walker import TreeWalker
+from proof.effort import rounds
 from tests.support.descriptors import open_descriptors
 
 NAMES = ["a", "b", "ab"]
@@ -27,7 +28,7 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(paths=st.lists(st.sampled_from(PATHS)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60, least=25), deadline=None)
 def test_each_step_leads_where_it_should(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:
@@ -36,7 +37,7 @@ def test_each_step_leads_where_it_should(top: Path, paths: list[str]) -> None:
 
 
 @given(paths=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60, least=25), deadline=None)
 def test_a_step_that_fails_does_not_mislead_the_next(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import sys
 import threading
 import time
 import traceback
@@ -176,7 +177,7 @@ class Task(NamedTuple):
 
 def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
     """Run each task in its own process, all starting at once; return their results."""
-    context = multiprocessing.get_context("spawn")
+    context = _fresh_processes()
     start = context.Barrier(len(tasks))
     running = []
     for task in tasks:
@@ -192,6 +193,15 @@ def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
             here.close()
             process.kill()
             process.join()
+
+
+def _fresh_processes() -> Any:
+    """Processes that share nothing with this one; where possible forked from one that has loaded this module."""
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 class _Raised(NamedTuple):
