@@ -7,6 +7,7 @@ the number of the call: `Faulty` makes one fail, `Deadly` ends the operation the
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -119,8 +120,10 @@ class Attempt:
 def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls.CHANGING) -> Iterator[None]:
     """Inside the block, each of the named calls returns what `intercept` makes of it.
 
-    A call made inside another one (`sync_directory` uses `fsync`) is part of that one.
+    A call made inside another one (`sync_directory` uses `fsync`) is part of that one. The garbage collector is off:
+    it would close files that earlier code left open, as calls of this block.
     """
+    collecting = gc.isenabled()
     inside = threading.local()
 
     def led(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,11 +139,14 @@ def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls
         return call
 
     originals = {name: getattr(calls, name) for name in names if hasattr(calls, name)}
+    gc.disable()
     try:
         for name, original in originals.items():
             setattr(calls, name, led(name, original))
         yield
     finally:
+        if collecting:
+            gc.enable()
         for name, original in originals.items():
             setattr(calls, name, original)
 

@@ -152,7 +152,7 @@ class Running:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.communicate(timeout=PATIENCE)
 
 
 UNTIL_STDIN_ENDS = python("import sys; print('running', flush=True); sys.stdin.read()")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli import child
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
 from tests.cli.commands import (
@@ -165,7 +168,7 @@ def test_a_command_whose_lock_is_lost_is_ended(repo: Path) -> None:
         "signal.signal(signal.SIGTERM, end); print('running', flush=True); time.sleep(600)"
     )
     repository = Repository(repo)
-    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *python(program)) as running:
+    with Running("run", "--repo", repo, "--ttl", "4s", "--json", "--", *python(program)) as running:
         assert running.hear() == "running"
         expire(repository)
         thief = repository.steal("main", ttl=600)
@@ -186,7 +189,7 @@ def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
         "print(os.getpid(), flush=True)\n"
         "while True: time.sleep(600)"
     )
-    arguments = ["run", "--repo", str(repo), "--ttl", "1s", "--json", "--", *python(stubborn)]
+    arguments = ["run", "--repo", str(repo), "--ttl", "4s", "--json", "--", *python(stubborn)]
     impatient = (
         "import sys; from holdfast.cli import child; child.GRACE = 0.5; "
         f"from holdfast.cli.entry import run; sys.exit(run({arguments!r}))"
@@ -223,12 +226,33 @@ def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
     script = '"$0" -c "$2"; "$0" -c "$1"; true'
     command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
     repository = Repository(repo)
-    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *command) as running:
+    with Running("run", "--repo", repo, "--ttl", "4s", "--json", "--", *command) as running:
         pids = [int(running.hear()), int(running.hear())]
         expire(repository)
         repository.steal("main", ttl=600)
         assert running.finish().returncode == 5
         assert [is_gone(pid) for pid in pids] == [True, True]
+
+
+def test_a_process_that_the_first_scan_missed_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan is no snapshot: it misses a process that is just being started, whose parent then ends."""
+    marked = {**os.environ, "HOLDFAST_TEST_MARK": str(tmp_path)}
+    command = python(LEAVING)
+    with subprocess.Popen(command, cwd=tmp_path, env=marked, stdout=subprocess.PIPE) as left_behind:
+        assert left_behind.stdout is not None
+        pid = int(left_behind.stdout.readline())
+        left_behind.wait()
+        scan, scans = child.ProcessTree._find, count()
+
+        def missing_it(self: child.ProcessTree) -> None:
+            if next(scans) > 0:
+                scan(self)
+
+        monkeypatch.setattr(child.ProcessTree, "_find", missing_it)
+        child.ProcessTree(left_behind, child.Mark("HOLDFAST_TEST_MARK", str(tmp_path), tmp_path)).end(10.0)
+        assert is_gone(pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the command with its parent")

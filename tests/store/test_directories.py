@@ -97,14 +97,14 @@ def test_a_link_that_leads_elsewhere_is_refused_also_where_a_directory_was_kept(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 def test_not_more_are_kept_than_a_few_and_none_after_closing(directories: Directories, root: Directory) -> None:
-    before = open_descriptors()
+    before = open_descriptors(root.path)
     for number in range(MOST_IDLE + 10):
         (root.path / f"d{number}").mkdir()
         used(directories, f"d{number}")
-    assert len(open_descriptors() - before) == MOST_IDLE
+    assert len(open_descriptors(root.path) - before) == MOST_IDLE
 
     directories.close()
-    assert open_descriptors() - before == set()
+    assert open_descriptors(root.path) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
@@ -121,14 +121,14 @@ def test_threads_never_use_what_another_one_has_closed(directories: Directories,
                 if opened.get(name).status(name) is None:
                     wrong.append(name)
 
-    before = open_descriptors()
+    before = open_descriptors(root.path)
     threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 40, 10)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     directories.close()
-    assert (wrong, open_descriptors() - before) == ([], set())
+    assert (wrong, open_descriptors(root.path)) == ([], before)
 
 
 def test_a_store_goes_on_where_its_directory_was_put_away_and_back(tmp_path: Path) -> None:

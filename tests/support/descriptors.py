@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
-def open_descriptors() -> set[str]:
-    """The open descriptors of this process; none where the system does not list them."""
+def open_descriptors(under: Path | None = None) -> set[str]:
+    """The open descriptors of this process, or those of files below a path; none where nothing lists them."""
     if not os.path.isdir("/proc/self/fd"):
         return set()
     own = os.open("/proc/self/fd", os.O_RDONLY)
     try:
-        return set(os.listdir(own)) - {str(own)}
+        return {each for each in os.listdir(own) if each != str(own) and (under is None or _is_under(each, under))}
     finally:
         os.close(own)
+
+
+def _is_under(descriptor: str, path: Path) -> bool:
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(path)
+    except OSError:  # closed since by another thread
+        return False

@@ -228,6 +228,7 @@ class ProcessTree:
 
     _PAUSE = 0.05
     _LAST_ROUNDS = 20
+    _CLEAN_SCANS = 2  # a scan is no snapshot: it may miss a process that another one starts and leaves meanwhile
 
     def __init__(self, child: Child, mark: Mark | None = None) -> None:
         self._child = child
@@ -238,26 +239,30 @@ class ProcessTree:
         """Terminate all of them; kill those that are left after `grace` seconds."""
         deadline = time.monotonic() + grace
         asked: set[psutil.Process] = set()
+        clean = 0
         self._find()
         with contextlib.suppress(OSError):
             self._child.terminate()
-        while True:
+        while clean < self._CLEAN_SCANS:
             for each in self._alive() - asked:
                 self._send(each.terminate)
                 asked.add(each)
-            if self._child.poll() is not None and not self._alive():
-                return
             if time.monotonic() >= deadline:
                 break
             time.sleep(self._PAUSE)
             self._find()
+            clean = 0 if self._child.poll() is None or self._alive() else clean + 1
+        else:
+            return
         self._child.kill()
-        for _ in range(self._LAST_ROUNDS):  # a process may have started another one meanwhile
+        clean = 0
+        for _ in range(self._LAST_ROUNDS):
             self._find()
             left = self._alive()
             for each in left:
                 self._send(each.kill)
-            if not left:
+            clean = 0 if left else clean + 1
+            if clean == self._CLEAN_SCANS:
                 break
             time.sleep(self._PAUSE)
         self._child.wait()
