@@ -7,7 +7,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PLATFORMS := linux darwin win32
+TYPES := types-linux types-darwin types-win32
+CHECKS := $(TYPES) collection layers lint format-check # the longest first
 
 # Many tests wait more than they compute, so three processes share two cores. In a proof the tests of one file stay
 # together: some sum up what was tried.
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One target at a time, even under `make -j`: two pips in one environment interfere with each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test proof check format-check lint types layers unit format demo bench metrics docs clean
+.PHONY: help test proof check format-check lint $(TYPES) layers collection unit format demo bench metrics docs clean
 
 help: ## list the targets (this is the default)
 	@echo 'Usage: make [target] [PYTHON=python3.12] [ARGS="-k name"]'
@@ -37,7 +38,8 @@ help: ## list the targets (this is the default)
 
 test: check unit ## what a contributor runs: check, then every kind of test at few rounds
 
-check: format-check lint types layers ## formatting, lint, types for three platforms, layers
+check: $(DEV) ## formatting, lint, types for three platforms, layers, collection of the tests; side by side
+	@printf '%s\n' $(CHECKS) | xargs -P 4 -I{} $(MAKE) --no-print-directory {}
 
 format-check: $(DEV)
 	@echo '== formatting'
@@ -47,14 +49,18 @@ lint: $(DEV)
 	@echo '== lint'
 	@$(BIN)/ruff check --quiet .
 
-types: $(DEV)
-	@echo '== types on $(PLATFORMS)'
-	@printf '%s\n' $(PLATFORMS) | xargs -P 3 -I{} \
-	    $(BIN)/mypy --platform {} --cache-dir .mypy_cache/{} --no-error-summary
+$(TYPES): types-%: $(DEV)
+	@echo '== types on $*'
+	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-error-summary
 
 layers: $(DEV)
 	@echo '== layers'
 	@output=$$($(BIN)/lint-imports 2>&1) || { echo "$$output"; exit 1; }
+
+# Compiles the tests once, instead of once in each of the processes that run them.
+collection: $(DEV)
+	@echo '== collection'
+	@output=$$($(BIN)/python -m pytest --collect-only --quiet 2>&1) || { echo "$$output"; exit 1; }
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'

@@ -157,7 +157,7 @@ def test_who_is_not_let_in_by_etcd_is_told_at_once(guarded_etcd: Etcd, user: str
 
 
 class Resetting(Door):
-    """Ends every connection as a server without TLS may, which has not read all that was sent."""
+    """Resets every connection, as a server may that hears TLS where it expects none, or the other way round."""
 
     def serve(self, client: socket.socket) -> None:
         client.recv(1)
@@ -165,11 +165,12 @@ class Resetting(Door):
         client.close()
 
 
-def test_a_server_that_resets_tls_connections_may_run_without_tls() -> None:
+@pytest.mark.parametrize(("options", "hint"), [("?tls=true", "runs without TLS"), ("", "expects TLS")])
+def test_a_server_that_resets_connections_may_differ_about_tls(options: str, hint: str) -> None:
     with Resetting() as server, pytest.raises(StoreUnavailable) as reset:
-        EtcdStore(f"etcd://127.0.0.1:{server.port}/work?tls=true", timeout=0.3).read(INDEX)
+        EtcdStore(f"etcd://127.0.0.1:{server.port}/work{options}", timeout=0.3).read(INDEX)
     assert "reset" in reset.value.message
-    assert "without TLS" in reset.value.hint
+    assert hint in reset.value.hint
 
 
 def test_certificates_are_shown_to_etcd_and_checked(

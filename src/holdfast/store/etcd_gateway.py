@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -180,10 +180,11 @@ class Gateway:
 
     def _away(self, problem: Exception) -> StoreUnavailable:
         hint = None
-        if isinstance(problem, RemoteDisconnected) and self._tls is None:
+        signs = ("EOF", os.strerror(errno.ECONNRESET))
+        if isinstance(problem, ConnectionResetError) or any(each in str(problem) for each in signs):
             hint = "The server closes the connection: if it expects TLS, add tls=true to the address."
-        elif self._tls is not None and any(each in str(problem) for each in ("EOF", os.strerror(errno.ECONNRESET))):
-            hint = "The server closes TLS connections: if it runs without TLS, remove the TLS options from the address."
+            if self._tls is not None:
+                hint = "The server closes the connection: if it runs without TLS, remove TLS options from the address."
         return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
