@@ -1,4 +1,4 @@
-"""Running the command line as a process of its own, and waiting for what it does."""
+"""Helpers that run commands in their own processes and wait for the effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import zygote
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
 PATIENCE = 30.0
-"""How long anything may take before the test fails instead of hanging; nothing depends on its value."""
+"""The timeout in seconds of every wait: a test fails instead of hanging. No result depends on the value."""
 
 _OURS = ("HOLDFAST_", "AGENCY_", "JIT_", "XDG_", "_HOLDFAST", "COLUMNS")
 
@@ -27,8 +27,10 @@ Result = subprocess.CompletedProcess[str]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of this process without anything that the commands listen to, and with `extra`; the
-    data directory is that of the tests."""
+    """The environment of this process without the variables that Holdfast reads, plus `extra`.
+
+    The data directory stays that of the tests.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return {**kept, "XDG_DATA_HOME": os.environ["XDG_DATA_HOME"], **(extra or {})}
 
@@ -40,8 +42,10 @@ def holdfast(
     stdin: str = "",
     as_child: bool = False,
 ) -> Result:
-    """Run a command to its end, in a process of its own: forked from one that has loaded everything, or, if what
-    matters is its parent or the start of its interpreter, as our own child."""
+    """Run a command to completion in its own process, forked from one that has loaded all modules.
+
+    With `as_child` a new interpreter starts as our direct child, for tests that depend on either.
+    """
     words = [str(each) for each in arguments]
     if as_child or sys.platform == "win32":
         return subprocess.run(
@@ -58,19 +62,19 @@ def holdfast(
 
 
 def python(program: str) -> list[str]:
-    """A command that runs a Python program: what the tests run under a lock."""
+    """The command line that runs a Python program."""
     return [sys.executable, "-c", program]
 
 
 def envelope(text: str) -> Any:
-    """The one JSON object that a command has printed."""
+    """Parse the output of a command, which must be a single JSON line."""
     lines = text.splitlines()
     assert len(lines) == 1, text
     return json.loads(lines[0])
 
 
 def error(result: Result, *, on: str = "stdout") -> Any:
-    """The error in the envelope that a command has printed."""
+    """The error in the envelope that a command printed."""
     content = envelope(result.stdout if on == "stdout" else result.stderr)
     assert content["schema_version"] == 1
     assert content["ok"] is False
@@ -78,7 +82,7 @@ def error(result: Result, *, on: str = "stdout") -> Any:
 
 
 def data(result: Result) -> Any:
-    """The data in the envelope that a command has printed."""
+    """The data in the envelope that a command printed."""
     content = envelope(result.stdout)
     assert content["schema_version"] == 1
     assert content["ok"] is True, content
@@ -86,15 +90,15 @@ def data(result: Result) -> Any:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, looking again and again."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
+        assert time.monotonic() < deadline, "timed out waiting for the condition"
         time.sleep(0.01)
 
 
 def wait_until_idle(pid: int) -> None:
-    """Wait until a process waits itself: a signal then meets it in its wait, not on the way there."""
+    """Wait until a process uses no more CPU time, so that a signal reaches it while it waits and not before."""
     process, before = psutil.Process(pid), (-1.0, -1.0)
     while (now := process.cpu_times()[:2]) != before:
         before = now
@@ -102,7 +106,7 @@ def wait_until_idle(pid: int) -> None:
 
 
 class Running:
-    """A command that runs beside the test. Leaving its block kills what is left of it."""
+    """A command in the background. Leaving the block kills it if it still runs."""
 
     def __init__(
         self,
@@ -127,20 +131,20 @@ class Running:
         return self.process.pid
 
     def hear(self) -> str:
-        """The next line of its standard output; "" if there are no more."""
+        """Read the next line of its standard output; "" at the end."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def send(self, number: int) -> None:
-        """Send a signal to this process, and to no other one."""
+        """Send a signal to this process only, not to its children."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill this process, and no other one."""
+        """Kill this process only, not its children."""
         self.process.kill()
 
     def finish(self) -> Result:
-        """Close its standard input and wait for its end."""
+        """Close its standard input and wait for it to exit."""
         out, err = self.process.communicate(timeout=PATIENCE)
         return Result(self.process.args, self.process.returncode, out, err)
 
@@ -159,7 +163,7 @@ UNTIL_STDIN_ENDS = python("import sys; print('running', flush=True); sys.stdin.r
 
 
 class FileLockHeld(Running):
-    """Somebody who holds a file lock until the end of the block."""
+    """A process that holds a file lock until the end of the block."""
 
     def __init__(self, path: Path, *options: str) -> None:
         super().__init__("lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS)
@@ -167,7 +171,7 @@ class FileLockHeld(Running):
 
 
 class RepoLockHeld(Running):
-    """Somebody who holds the lock of a repository until the end of the block."""
+    """A process that holds a repo lock until the end of the block."""
 
     def __init__(self, data_dir: Path, repo_id: str, *options: str) -> None:
         place = ("--data-dir", str(data_dir))
@@ -189,12 +193,14 @@ while True:
         print(signal.Signals(number).name, flush=True)
     if 0 in ready and not os.read(0, 1): break
 """
-"""A program that says which signals it gets, until its standard input ends. It waits for both at once: one
-that comes just before a mere `read` would be told of only when that ends."""
+"""A program that prints each signal it receives, until its standard input ends.
+
+It waits for signals and input with one `select`: a signal just before a plain `read` would be printed only after it.
+"""
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only what is left of it until somebody asks."""
+    """Whether the process does not exist or is a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -204,5 +210,5 @@ def is_gone(pid: int) -> bool:
 
 
 def died_of(result: Result) -> signal.Signals | None:
-    """The signal that ended a command, if one did."""
+    """The signal that killed a command, or None."""
     return signal.Signals(-result.returncode) if result.returncode < 0 else None

@@ -1,4 +1,4 @@
-"""`holdfast agent run`: whole assignments, and what is left when somebody dies in the middle of one."""
+"""`holdfast agent run`: complete assignments, and recovery from a crash in the middle of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfas
 from tests.repository.stages import files_kept
 
 if sys.platform == "win32":
-    pytest.skip("signals of POSIX", allow_module_level=True)
+    pytest.skip("needs POSIX signals", allow_module_level=True)
 
 WRITE = python("import os; open('result', 'a').write(os.environ['HOLDFAST_ISSUE_ID'])")
 
@@ -48,13 +48,13 @@ def ledger_of(shop: Path) -> list[dict[str, Any]]:
 
 
 def outcome(result: Any) -> Any:
-    """What `agent run --json` says on standard error: standard output is the command's."""
+    """The outcome that `agent run --json` prints on standard error: standard output belongs to the command."""
     content = envelope(result.stderr)
     assert content["ok"] is True, content
     return content["data"]
 
 
-def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
+def test_successful_work_is_snapshotted_recorded_and_done(shop: Path) -> None:
     issue = create(shop, "Write the result")
 
     result = holdfast("agent", "run", "--next", "--actor", "agent:a", "--json", "--", *WRITE, cwd=shop)
@@ -70,7 +70,7 @@ def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
     assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
 
 
-def test_an_agent_is_not_sent_to_an_empty_directory_while_main_is_full(shop: Path) -> None:
+def test_an_agent_does_not_start_in_an_empty_worktree_while_main_has_unsaved_files(shop: Path) -> None:
     (shop / "main/file").write_text("content")
     issue = create(shop, "Change the file")
 
@@ -82,7 +82,7 @@ def test_an_agent_is_not_sent_to_an_empty_directory_while_main_is_full(shop: Pat
     assert (shop / "worktrees" / f"issue-{issue[:8]}" / "file").read_text() == "content"
 
 
-def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None:
+def test_failed_work_becomes_ready_again_and_its_files_are_kept(shop: Path) -> None:
     issue = create(shop, "Fail")
     program = python("import sys; open('half', 'w').write('half'); sys.exit(3)")
 
@@ -98,7 +98,7 @@ def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None
     assert state_of(shop, issue) == "done"
 
 
-def test_the_gate_is_passed_or_failed_with_the_command(shop: Path) -> None:
+def test_the_gate_passes_or_fails_with_the_command(shop: Path) -> None:
     assert holdfast("gate", "define", "tests", "--title", "Tests", cwd=shop).returncode == 0
     good, bad = (create(shop, title, "--gate", "tests") for title in ("Good", "Bad"))
 
@@ -110,14 +110,14 @@ def test_the_gate_is_passed_or_failed_with_the_command(shop: Path) -> None:
     assert shown["gates_status"]["tests"]["status"] == "failed"
 
 
-def test_nothing_to_do_is_said_with_a_status_of_its_own(shop: Path) -> None:
+def test_without_a_ready_issue_the_exit_status_is_not_found(shop: Path) -> None:
     result = holdfast("agent", "run", "--next", "--json", "--", "true", cwd=shop)
 
     assert result.returncode == 3
     assert error(result, on="stderr")["code"] == "E_NOT_FOUND"
 
 
-def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop: Path) -> None:
+def test_the_work_of_a_killed_agent_is_taken_over_and_nothing_is_lost(shop: Path) -> None:
     issue = create(shop, "Survive")
     program = python("import time; open('half', 'w').write('half'); print('at work', flush=True); time.sleep(99)")
     with Running("agent", "run", "--next", "--repo", shop, "--ttl", "1s", "--", *program) as first:
@@ -137,22 +137,22 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
     assert sorted(names) == ["half", "result"]
 
 
-def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:
+def test_an_agent_terminated_while_waiting_for_the_worktree_releases_its_issue(shop: Path) -> None:
     issue = create(shop, "Interrupted")
     assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
     assert holdfast("lease", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
-    store, line = Repository(shop).context.store, LeaseKeys.of("other").queue
+    store, queue = Repository(shop).context.store, LeaseKeys.of("other").queue
     arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "forever", "--ttl", "10m"]
     with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
-        wait_until(lambda: store.read(line))
+        wait_until(lambda: store.read(queue))
         wait_until_idle(waiting.pid)
         waiting.send(signal.SIGTERM)
         waiting.process.wait()
     assert state_of(shop, issue) == "ready"
-    assert store.read(line) is None
+    assert store.read(queue) is None
 
 
-def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(shop: Path) -> None:
+def test_an_agent_paused_past_its_lease_publishes_nothing_when_it_resumes(shop: Path) -> None:
     issue = create(shop, "Once")
     ttl = "1s"
     program = python("print('at work', flush=True); import sys; sys.stdin.read(); open('late', 'w')")
@@ -193,7 +193,7 @@ def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(sho
     assert [each["type"] for each in before] == ["work_done"]
 
 
-def test_an_agent_may_say_itself_that_its_work_is_done(shop: Path) -> None:
+def test_an_agent_may_finish_its_issue_itself(shop: Path) -> None:
     issue = create(shop, "Write the result")
     script = f"echo x > result; {shlex.join(HOLDFAST)} issue finish"
 
@@ -204,7 +204,7 @@ def test_an_agent_may_say_itself_that_its_work_is_done(shop: Path) -> None:
     assert data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree"] == told["worktree"]
 
 
-def test_work_that_the_agent_itself_gives_back_is_not_done_although_it_succeeds(shop: Path) -> None:
+def test_an_issue_released_by_the_agent_is_not_done_even_if_the_command_succeeds(shop: Path) -> None:
     issue = create(shop, "Write the result")
     script = f"echo half > result; {shlex.join(HOLDFAST)} issue release $HOLDFAST_ISSUE_ID"
 
@@ -216,7 +216,7 @@ def test_work_that_the_agent_itself_gives_back_is_not_done_although_it_succeeds(
     assert state_of(shop, issue) == "ready"
 
 
-def test_a_command_that_goes_on_after_its_work_was_said_to_be_done_is_left_alone(shop: Path) -> None:
+def test_a_command_that_continues_after_finishing_its_issue_is_not_terminated(shop: Path) -> None:
     create(shop, "Write the result")
     script = f"{shlex.join(HOLDFAST)} issue finish; sleep 2; echo late > result"
 
@@ -226,7 +226,7 @@ def test_a_command_that_goes_on_after_its_work_was_said_to_be_done_is_left_alone
     assert (shop / "worktrees" / told["worktree"] / "result").read_text() == "late\n"
 
 
-def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path) -> None:
+def test_the_issue_and_its_outcome_are_reported_on_standard_error(shop: Path) -> None:
     issue = create(shop, "Write the result")
 
     failed = holdfast("agent", "run", "--next", "--", "sh", "-c", "echo out; exit 3", cwd=shop)
@@ -239,7 +239,7 @@ def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path)
     assert done.stderr.splitlines()[1].startswith(f"{name} is done; saved as the snapshot ")
 
 
-def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
+def test_agents_that_wait_for_work_run_until_everything_is_done(shop: Path) -> None:
     first = create(shop, "first")
     create(shop, "second", "--depends-on", first)
     create(shop, "third", "--depends-on", first)
@@ -256,7 +256,7 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     assert (refused.returncode, "it is now --wait" in refused.stderr) == (2, True)
 
 
-def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(shop: Path) -> None:
+def test_an_issue_whose_gate_failed_can_be_taken_by_another_agent(shop: Path) -> None:
     check = 'cd "worktrees/issue-${HOLDFAST_ISSUE_ID%%-*}" && grep -q right result'
     assert holdfast("gate", "define", "tests", "--checker", check, cwd=shop).returncode == 0
     issue = create(shop, "Write the result", "--gate", "tests")
@@ -282,8 +282,8 @@ def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(s
     assert state_of(shop, issue) == "done"
 
 
-def removing(shop: Path, *command: str) -> Any:
-    """An agent whose worktree is to go with its work."""
+def run_removing_worktree(shop: Path, *command: str) -> Any:
+    """Run an agent with `--remove-worktree`."""
     run = ("agent", "run", "--next", "--remove-worktree", "--json", "--", *command)
     return outcome(holdfast(*run, cwd=shop))
 
@@ -292,11 +292,9 @@ def pinned(shop: Path) -> list[str]:
     return [each["snapshot_id"] for each in data(holdfast("pin", "list", "--json", cwd=shop))["pins"]]
 
 
-def test_the_worktree_of_finished_work_is_removed_if_asked_for_and_a_pin_keeps_what_was_in_it(
-    shop: Path,
-) -> None:
+def test_the_worktree_of_finished_work_is_removed_on_request_and_a_pin_keeps_its_snapshot(shop: Path) -> None:
     issue = create(shop, "Write the result")
-    told = removing(shop, *WRITE)
+    told = run_removing_worktree(shop, *WRITE)
     assert (told["state"], told["worktree_removed"], told["worktree_kept"]) == ("done", True, None)
     assert [each.name for each in (shop / "worktrees").glob("*")] == []
     assert pinned(shop) == [told["snapshot_id"]]
@@ -308,21 +306,21 @@ def test_the_worktree_of_finished_work_is_removed_if_asked_for_and_a_pin_keeps_w
     assert holdfast("doctor", cwd=shop).returncode == 0
 
 
-def test_the_worktree_of_work_that_is_not_done_stays(shop: Path) -> None:
+def test_the_worktree_of_unfinished_work_is_kept(shop: Path) -> None:
     assert holdfast("gate", "define", "review", cwd=shop).returncode == 0
     create(shop, "Write the result", "--gate", "review")
-    told = removing(shop, *WRITE)
+    told = run_removing_worktree(shop, *WRITE)
     assert (told["state"], told["worktree_removed"]) == ("gated", False)
     assert "gated" in told["worktree_kept"]
     create(shop, "Fail")
-    failed = removing(shop, "false")
+    failed = run_removing_worktree(shop, "false")
     assert (failed["state"], failed["worktree_removed"]) == ("ready", False)
     assert len(list((shop / "worktrees").glob("*"))) == 2
     assert pinned(shop) == []
     assert holdfast("agent", "run", "--next", "--remove-worktree", "--worktree", "x", cwd=shop).returncode == 2
 
 
-def test_a_worktree_in_which_a_process_is_left_stays(shop: Path, tmp_path: Path) -> None:
+def test_a_worktree_with_a_process_left_in_it_is_kept(shop: Path, tmp_path: Path) -> None:
     create(shop, "Leave something running")
     program = f"""
 import subprocess
@@ -331,7 +329,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(left.pid))
 open("result", "w").write("done")
 """
     try:
-        told = removing(shop, *python(program))
+        told = run_removing_worktree(shop, *python(program))
         assert (told["state"], told["worktree_removed"]) == ("done", False)
         assert (tmp_path / "pid").read_text() in told["worktree_kept"]
         assert (shop / "worktrees" / told["worktree"] / "result").read_text() == "done"

@@ -1,4 +1,4 @@
-"""Shells offer the names of what is there: asked as bash, zsh and fish ask, and typed into a real bash."""
+"""Shell completion offers existing names: through the protocols of bash, zsh and fish, and in a real bash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if sys.platform == "win32":
 
 
 class Place(NamedTuple):
-    """A repository with one of everything."""
+    """A repository with one object of each kind."""
 
     root: Path
     snapshot: str
@@ -37,27 +37,27 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     root = tmp_path_factory.mktemp("completing") / "root"
 
-    def told(*command: str) -> str:
+    def output(*command: str) -> str:
         result = holdfast(*command, cwd=root)
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 
     holdfast("init", root)
     (root / "main/file").touch()
-    told("issue", "init")
-    told("gate", "define", "review", "--title", "Somebody else has read it")
-    snapshot = told("snapshot", "-m", "the beginning\x1b[31m", "--field", "snapshot_id")
-    told("ref", "create", "release-1", snapshot)
-    told("worktree", "create", "experiment")
-    issue = told("issue", "create", "Write the parser", "--field", "id")
-    lock_id = told("lease", "acquire", "--ttl", "1h", "--worktree", "experiment", "--field", "lock_id")
+    output("issue", "init")
+    output("gate", "define", "review", "--title", "Somebody else has read it")
+    snapshot = output("snapshot", "-m", "the beginning\x1b[31m", "--field", "snapshot_id")
+    output("ref", "create", "release-1", snapshot)
+    output("worktree", "create", "experiment")
+    issue = output("issue", "create", "Write the parser", "--field", "id")
+    lock_id = output("lease", "acquire", "--ttl", "1h", "--worktree", "experiment", "--field", "lock_id")
     held = holdfast("repo-lock", "run", "project", "--data-dir", root / "data", "--", "true")
     assert held.returncode == 0
     return Place(root, snapshot, issue, lock_id)
 
 
 def offered(line: str, cwd: Path, shell: str = "bash", **env: str) -> list[str]:
-    """What the shell is told when the line ends here and the tab key is pressed; none if it is told off."""
+    """The completions for a command line, in the format of the shell."""
     words = line.split(" ")
     asked = {
         "_HOLDFAST_COMPLETE": f"{shell}_complete",
@@ -73,7 +73,7 @@ def names(line: str, cwd: Path, **env: str) -> list[str]:
     return [each.partition(",")[2] for each in offered(line, cwd, **env) if each]
 
 
-def test_the_names_of_what_is_there_are_offered(place: Place) -> None:
+def test_existing_names_are_offered(place: Place) -> None:
     here = place.root / "main"
 
     assert names("holdfast lease status --worktree ", here) == ["experiment", "main"]
@@ -90,7 +90,7 @@ def test_the_names_of_what_is_there_are_offered(place: Place) -> None:
     assert names("holdfast lease release --lock-id ", here) == [place.lock_id]
 
 
-def test_the_repository_is_the_one_that_the_command_is_about(place: Place, tmp_path: Path) -> None:
+def test_names_come_from_the_repository_that_the_command_would_use(place: Place, tmp_path: Path) -> None:
     line = "holdfast worktree show "
 
     assert names(line, tmp_path) == []
@@ -99,7 +99,7 @@ def test_the_repository_is_the_one_that_the_command_is_about(place: Place, tmp_p
     assert names("holdfast repo-lock status ", tmp_path, HOLDFAST_DATA_DIR=str(place.root / "data")) == ["project"]
 
 
-def test_zsh_and_fish_are_told_what_each_name_stands_for(place: Place) -> None:
+def test_zsh_and_fish_get_a_description_of_each_name(place: Place) -> None:
     fish = offered("holdfast issue show ", place.root, "fish")
     zsh = offered("holdfast issue show ", place.root, "zsh")
     snapshot = "\n".join(offered("holdfast show ", place.root, "fish"))
@@ -111,7 +111,7 @@ def test_zsh_and_fish_are_told_what_each_name_stands_for(place: Place) -> None:
     assert "\x1b" not in snapshot
 
 
-def test_whatever_is_wrong_nothing_is_offered_and_nothing_is_said(place: Place, tmp_path: Path) -> None:
+def test_damaged_files_never_cause_an_error_message(place: Place, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     (broken / ".jvs/locks").mkdir(parents=True)
     (broken / ".jvs/locks/x.json").write_text("[")
@@ -126,7 +126,7 @@ def test_whatever_is_wrong_nothing_is_offered_and_nothing_is_said(place: Place, 
     assert names("holdfast gate require x ", broken) == []
 
 
-def test_completion_loads_nothing_that_takes_long(place: Place) -> None:
+def test_completion_loads_no_slow_module(place: Place) -> None:
     program = (
         "import os, sys; sys.argv = ['holdfast']\n"
         "from holdfast.__main__ import main\n"
@@ -145,10 +145,10 @@ def test_completion_loads_nothing_that_takes_long(place: Place) -> None:
     assert result.stderr.split() == []
 
 
-# --- No parameter is forgotten --------------------------------------------------------------------------
+# --- Every parameter is covered --------------------------------------------------------------------------
 
 NAMING = {"ID", "[ID]", "ISSUE", "SNAPSHOT", "NAME", "KEY", "KEY...", "[KEY]...", "PIN", "REPO_ID"}
-FOR_ANYTHING = {
+NOT_COMPLETED = {
     ("snapshot", "tag"),
     ("ledger release", "claim_id"),
     ("ledger extend", "claim_id"),
@@ -170,21 +170,21 @@ def parameters(
         yield from ((" ".join(path), each) for each in command.params)
 
 
-def test_every_parameter_that_names_something_is_thought_of() -> None:
-    forgotten = [
+def test_every_parameter_that_takes_a_name_has_completions() -> None:
+    missing = [
         (path, parameter.name)
         for path, parameter in parameters()
         if parameter.metavar in NAMING and parameter.name != "field"
-        if (path, parameter.name) not in FOR_ANYTHING and source_of(path, parameter) is None
+        if (path, parameter.name) not in NOT_COMPLETED and source_of(path, parameter) is None
     ]
-    assert forgotten == []
+    assert missing == []
 
 
 # --- A real shell ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(shutil.which("bash") is None or sys.platform != "linux", reason="needs bash on a terminal")
-def test_a_name_that_is_begun_in_a_real_bash_is_completed_by_the_tab_key(place: Place, tmp_path: Path) -> None:
+def test_the_tab_key_completes_a_name_in_a_real_bash(place: Place, tmp_path: Path) -> None:
     import pty
 
     command = tmp_path / "holdfast"
@@ -224,12 +224,12 @@ def write(terminal: int, text: str) -> None:
 
 
 def read_until(terminal: int, text: str) -> str:
-    """What the terminal shows, up to and with this text."""
+    """Read from the terminal up to and including this text."""
     shown = ""
     deadline = time.monotonic() + 2 * PATIENCE
     while text not in shown:
         ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"{text!r} never came: {shown!r}"
+        assert ready, f"{text!r} never appeared: {shown!r}"
         with contextlib.suppress(BlockingIOError):
             shown += os.read(terminal, 4096).decode(errors="replace")
     return shown

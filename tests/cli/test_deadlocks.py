@@ -1,4 +1,4 @@
-"""Agents whose every command is a process of its own wait in a circle: the youngest is told, others go on."""
+"""Deadlocks between agents that run each command in its own process: the youngest waiter fails, the rest proceed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 class Agent:
-    """A shell that runs a script, line by line, as agents do."""
+    """A shell that runs a script of commands, as agents do."""
 
     def __init__(self, root: Path, name: str, *lines: str) -> None:
         script = root / f"{name}.sh"
@@ -47,18 +47,18 @@ class Agent:
         self.process.kill()
         self.process.communicate()
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def said(self) -> list[Any]:
+    def answers(self) -> list[Any]:
         out, _ = self.process.communicate(timeout=PATIENCE)
         return [json.loads(line) for line in out.splitlines()]
 
 
 def script(root: Path, name: str, line: str) -> Path:
-    """A script of one command, for something that runs it."""
+    """Write a script with one command."""
     path = root / name
     path.write_text(" ".join(f"'{each}'" for each in HOLDFAST) + f" {line}\n")
     return path
@@ -69,8 +69,8 @@ def waiting(root: Path) -> dict[str, list[Any]]:
     return {f"{each['kind']} {each['what']}": each["waiting"] for each in seen}
 
 
-def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
-    """What runs under `holdfast run` waits for a claim; the claim's owner waits for the lease."""
+def test_a_deadlock_between_a_lease_and_a_claim_is_reported(root: Path) -> None:
+    """The command under `holdfast run` waits for the claim, and the claimant waits for the lease."""
     inner = root / "inner.sh"
     command = " ".join(f"'{each}'" for each in HOLDFAST)
     inner.write_text(f"{command} ledger claim 2 --actor a --wait 60s --json\n")
@@ -90,9 +90,9 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
         second, first = agents
         wait_until(lambda: waiting(root)["claim 2"])
         assert [(each["who"], each["place"]) for each in waiting(root)["claim 2"]] == [("a", 1)]
-        second.go_on()
-        taken, refused, released = second.said()
-        [served] = [each for each in first.said() if "node_id" in (each["data"] or {})]
+        second.proceed()
+        taken, refused, released = second.answers()
+        [served] = [each for each in first.answers() if "node_id" in (each["data"] or {})]
     finally:
         for agent in agents:
             agent.process.kill()
@@ -107,9 +107,9 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
     assert served["data"]["actor"] == "a"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
-def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Path) -> None:
-    """What runs under `holdfast lock run` waits for the lease; who has that waits for the file."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the holders of a file lock")
+def test_a_deadlock_between_a_lease_and_a_file_lock_is_reported(root: Path) -> None:
+    """The command under `holdfast lock run` waits for the lease, and the lease holder waits for the file lock."""
     inner = script(root, "inner.sh", "lease acquire --wait 60s --ttl 1h --json")
     first = Agent(
         root,
@@ -123,9 +123,9 @@ def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Pa
         wait_until(lambda: "lease main" in waiting(root))
         with Agent(root, "second", f"holdfast lock run build.lock -- sh {inner}") as second:
             wait_until(lambda: waiting(root)["lease main"])
-            first.go_on()
-            refused, released = first.said()
-            [served] = second.said()
+            first.proceed()
+            refused, released = first.answers()
+            [served] = second.answers()
 
     assert refused["error"]["code"] == "E_DEADLOCK"
     told = refused["error"]["cycle"]
@@ -136,8 +136,8 @@ def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Pa
 
 
 @pytest.mark.long
-def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -> None:
-    """The other way round: the one who waits for the lock is older, and is served."""
+def test_in_a_deadlock_with_a_repo_lock_the_older_waiter_is_served(root: Path) -> None:
+    """The waiter for the repo lock is the older one here."""
     inner = script(root, "inner.sh", "ledger claim 2 --actor b --wait 60s --json")
     lines = (
         "holdfast ledger claim 2 --actor a --ttl 1h --json",
@@ -149,9 +149,9 @@ def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -
         wait_until(lambda: repo_locks(root))
         with Agent(root, "first", *lines) as first:
             wait_until(lambda: any(each["waiting"] for each in repo_locks(root)))
-            second.go_on()
-            [refused] = second.said()
-            taken, outcome, released = first.said()
+            second.proceed()
+            [refused] = second.answers()
+            taken, outcome, released = first.answers()
 
     assert refused["error"]["code"] == "E_DEADLOCK"
     assert [each["waits_for"] for each in refused["error"]["cycle"]] == [
@@ -166,8 +166,8 @@ def repo_locks(root: Path) -> list[Any]:
     return [each for each in seen if each["kind"] == "repo lock"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
-def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the holders of a file lock")
+def test_a_deadlock_of_two_file_locks_is_reported_without_a_repository(tmp_path: Path) -> None:
     inner = "'read go; sh {}'"
     one = script(tmp_path, "one.sh", "lock run b.lock --wait 60s --json -- true 2>&1")
     two = script(tmp_path, "two.sh", "lock run a.lock --wait 60s --json --conflict-status 9 -- true 2>&1")
@@ -176,10 +176,10 @@ def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> N
         Agent(tmp_path, "second", f"holdfast lock run b.lock -- sh -c {inner.format(two)}") as second,
     ):
         wait_until(lambda: is_locked(tmp_path / "a.lock") and is_locked(tmp_path / "b.lock"))
-        first.go_on()
+        first.proceed()
         wait_until(lambda: data(holdfast("lock", "status", "--json", tmp_path / "b.lock"))["waiting"])
-        second.go_on()
-        [refused], [served] = second.said(), first.said()
+        second.proceed()
+        [refused], [served] = second.answers(), first.answers()
         assert second.process.returncode == 9
     assert refused["error"]["code"] == "E_DEADLOCK"
     assert len(refused["error"]["cycle"]) == 2

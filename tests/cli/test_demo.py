@@ -1,4 +1,4 @@
-"""`holdfast demo`: it passes, it fails when fencing is off, and its check finds each kind of fault."""
+"""`holdfast demo`: it passes, it fails with fencing disabled, and its check detects each kind of fault."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.cli.commands import HOLDFAST, Result, Running, data, environment, err
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot pause a process")
 SMALL = ("--workers", "4", "--issues", "8")
 
-# --- As a person sees it ----------------------------------------------------------------------------
+# --- The command -------------------------------------------------------------------------------------
 
 
 def demo(scratch: Path, *options: str) -> Result:
-    """Play it; on a busy machine it may take longer than other commands."""
+    """Run the demo with a long timeout, for busy machines."""
     return subprocess.run(
         [*HOLDFAST, "demo", *options],
         env=environment({"TMPDIR": str(scratch)}),
@@ -42,7 +42,7 @@ def test_the_demo_passes_and_leaves_nothing_behind(scratch: Path) -> None:
 
 
 @pytest.mark.long
-def test_with_fencing_switched_off_the_demo_fails_and_says_why(scratch: Path) -> None:
+def test_with_fencing_disabled_the_demo_fails_and_says_why(scratch: Path) -> None:
     result = demo(scratch, *SMALL, "--fault", "no-fencing", "--json")
 
     told = error(result)
@@ -52,7 +52,7 @@ def test_with_fencing_switched_off_the_demo_fails_and_says_why(scratch: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_demo_that_is_ended_early_leaves_nothing_behind(scratch: Path, number: signal.Signals) -> None:
+def test_a_demo_ended_by_a_signal_leaves_nothing_behind(scratch: Path, number: signal.Signals) -> None:
     with Running("demo", "--issues", "60", env={"TMPDIR": str(scratch)}) as running:
         wait_until(lambda: list(scratch.glob("*/notes/agent-*")))
         running.send(number)
@@ -66,8 +66,8 @@ def test_a_demo_that_is_ended_early_leaves_nothing_behind(scratch: Path, number:
 # --- The check --------------------------------------------------------------------------------------
 
 
-class Played:
-    """A demo with two issues that were worked on, all in this process, ready to be tampered with."""
+class DemoRun:
+    """A demo that runs in this process, so that a test can tamper with its results."""
 
     def __init__(self, directory: Path) -> None:
         self.stage = Stage.at(directory)
@@ -89,62 +89,62 @@ class Played:
 
 
 @pytest.fixture
-def played(scratch: Path) -> Played:
-    demonstration = Played(scratch)
-    demonstration.work_all()
-    return demonstration
+def demo_run(scratch: Path) -> DemoRun:
+    run = DemoRun(scratch)
+    run.work_all()
+    return run
 
 
-def test_the_check_accepts_good_work(played: Played) -> None:
-    assert played.findings() == ()
+def test_the_check_accepts_good_work(demo_run: DemoRun) -> None:
+    assert demo_run.findings() == ()
 
 
-def test_the_check_misses_work_that_was_not_done(scratch: Path) -> None:
-    assert any("was done 0 times" in each for each in Played(scratch).findings())
+def test_the_check_reports_work_that_was_not_done(scratch: Path) -> None:
+    assert any("was done 0 times" in each for each in DemoRun(scratch).findings())
 
 
-def test_the_check_misses_what_was_written(played: Played) -> None:
-    issue = played.issues[0]
-    for path in played.stage.root.rglob("attempt-1-step-1.txt"):
+def test_the_check_reports_a_lost_write(demo_run: DemoRun) -> None:
+    issue = demo_run.issues[0]
+    for path in demo_run.stage.root.rglob("attempt-1-step-1.txt"):
         if issue in path.read_text():
             path.chmod(0o644)
             path.unlink()
 
-    findings = played.findings()
+    findings = demo_run.findings()
 
     assert any("a write is lost" in each for each in findings)
     assert any("does not verify" in each for each in findings)
 
 
-def test_the_check_sees_work_that_was_done_twice_by_an_earlier_holder(played: Played) -> None:
-    ledger = played.stage.ledger().ledger
-    event = {"type": "work_done", "issue_id": played.issues[0], "claim_token": 0}
+def test_the_check_reports_work_repeated_by_an_earlier_holder(demo_run: DemoRun) -> None:
+    ledger = demo_run.stage.ledger().ledger
+    event = {"type": "work_done", "issue_id": demo_run.issues[0], "claim_token": 0}
     ledger.append(event)
 
-    assert any("an earlier holder did" in each for each in played.findings())
+    assert any("an earlier holder did" in each for each in demo_run.findings())
 
 
-def test_the_check_sees_that_nobody_was_refused(played: Played) -> None:
-    played.ended = [AgentExit(1, 0, killed=False, paused=True)]
+def test_the_check_reports_a_paused_agent_that_was_not_refused(demo_run: DemoRun) -> None:
+    demo_run.ended = [AgentExit(1, 0, killed=False, paused=True)]
 
-    assert any("was not refused" in each for each in played.findings(paused=True))
-    played.ended = [AgentExit(1, 5, killed=False, paused=True)]
-    assert played.findings(paused=True) == ()
+    assert any("was not refused" in each for each in demo_run.findings(paused=True))
+    demo_run.ended = [AgentExit(1, 5, killed=False, paused=True)]
+    assert demo_run.findings(paused=True) == ()
 
 
-def test_the_check_sees_a_forged_audit_trail(played: Played) -> None:
-    trail = played.stage.root / ".jvs/audit/audit.jsonl"
+def test_the_check_reports_a_forged_audit_trail(demo_run: DemoRun) -> None:
+    trail = demo_run.stage.root / ".jvs/audit/audit.jsonl"
     trail.write_text(trail.read_text().replace("agent", "agemt", 1).replace("issue-", "issue_", 1))
 
-    assert any("chain" in each for each in played.findings())
+    assert any("chain" in each for each in demo_run.findings())
 
 
-def test_the_check_sees_what_is_still_held(played: Played) -> None:
-    with played.stage.repository().lease("main", ttl=600):
-        assert any("still held: lease main" in each for each in played.findings())
+def test_the_check_reports_a_lease_that_is_still_held(demo_run: DemoRun) -> None:
+    with demo_run.stage.repository().lease("main", ttl=600):
+        assert any("still held: lease main" in each for each in demo_run.findings())
 
 
-def test_a_task_notes_what_it_has_written(scratch: Path) -> None:
+def test_a_task_records_its_writes(scratch: Path) -> None:
     stage = Stage.at(scratch)
     stage.notes.mkdir()
     place = scratch / "place"
@@ -157,7 +157,7 @@ def test_a_task_notes_what_it_has_written(scratch: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_demo_tells_programs_what_happened(scratch: Path) -> None:
+def test_the_json_report_lists_the_incidents(scratch: Path) -> None:
     report = data(demo(scratch, "--workers", "3", "--issues", "6", "--seed", "7", "--json"))
 
     assert (report["result"], report["findings"], report["seed"]) == ("PASSED", [], 7)

@@ -1,4 +1,4 @@
-"""`holdfast export`, as people call it."""
+"""The command `holdfast export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.test_snapshots import call, root, run
 __all__ = ["root"]
 
 
-def test_all_that_a_snapshot_holds_becomes_a_plain_directory(root: Path, tmp_path: Path) -> None:
+def test_a_snapshot_is_exported_as_a_plain_directory(root: Path, tmp_path: Path) -> None:
     (root / "main" / "d").mkdir()
     (root / "main" / "d" / "x").write_text("x\n")
     (root / "main" / "d" / "link").symlink_to("x")
@@ -34,7 +34,7 @@ def test_all_that_a_snapshot_holds_becomes_a_plain_directory(root: Path, tmp_pat
     assert run(root, "verify", "--all")["verified"]
 
 
-def test_one_file_or_directory_of_it(root: Path, tmp_path: Path) -> None:
+def test_a_single_file_or_directory_can_be_exported(root: Path, tmp_path: Path) -> None:
     (root / "main" / "d" / "e").mkdir(parents=True)
     (root / "main" / "d" / "e" / "x").write_text("x\n")
     run(root, "snapshot")
@@ -57,7 +57,7 @@ def test_one_file_or_directory_of_it(root: Path, tmp_path: Path) -> None:
         ("led-there/x", "E_REFUSED"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused_and_nothing_is_left(root: Path, place: str, code: str) -> None:
+def test_an_invalid_destination_is_refused_and_nothing_is_written(root: Path, place: str, code: str) -> None:
     run(root, "snapshot")
     top = root.parent
     (top / "there").mkdir()
@@ -69,7 +69,7 @@ def test_a_place_that_cannot_be_is_refused_and_nothing_is_left(root: Path, place
     assert list((top / "there").iterdir()) == []
 
 
-def test_what_is_not_in_it_is_said_and_nothing_is_left(root: Path, tmp_path: Path) -> None:
+def test_a_path_missing_from_the_snapshot_is_an_error_and_nothing_is_written(root: Path, tmp_path: Path) -> None:
     run(root, "snapshot")
     result = call(root, "export", "head", str(tmp_path / "out"), "--path", "nothing", "--json")
     assert error(result)["code"] == "E_NOT_FOUND"

@@ -1,4 +1,4 @@
-"""`--field` is one and the same option, whatever command has it."""
+"""`--field` means the same in every command that has it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMANDS: dict[str, list[str]] = {
     "ledger claim": ["{node}", "--actor", "me"],
     "ledger append": ['{"type":"note"}'],
 }
-"""How each is called. A command that gets the option has to be added here."""
+"""Arguments for each command with `--field`. A new one must be added here."""
 
 READING = ("issue list", "issue search", "issue show", "ready", "blocked")
 
@@ -53,12 +53,12 @@ def commands_with_field(command: click.Command = holdfast_command, path: tuple[s
         yield " ".join(path)
 
 
-def test_every_command_that_has_the_option_is_tried() -> None:
+def test_every_command_with_the_option_is_tested() -> None:
     assert sorted(commands_with_field()) == sorted(COMMANDS)
 
 
 class Answer(NamedTuple):
-    """What a command has come to. It runs in this process: there are many of them."""
+    """The result of a command. The commands run in this process because there are many."""
 
     returncode: int
     stdout: str
@@ -72,7 +72,7 @@ def call(*arguments: str) -> Answer:
 
 
 class Place:
-    """A repository with an issue that is ready, one that waits for it, and a ledger."""
+    """A repository with a ready issue, one blocked by it, and a ledger."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -94,8 +94,8 @@ class Place:
         words = [known.get(word, word) for word in COMMANDS[command]]
         return call(*command.split(), *words, *more)
 
-    def make_ready(self, command: str) -> None:
-        """Undo what the last call has done, as far as it is in the way of the next."""
+    def prepare(self, command: str) -> None:
+        """Undo the effects of the last call that would make the next one fail."""
         lease = self.data("lease", "status").get("lease")
         if lease is not None:
             call("lease", "release", "--lock-id", lease["lock_id"])
@@ -106,7 +106,7 @@ class Place:
             call("lease", "acquire", "--ttl", "100ms")
 
     def state(self) -> dict[str, bytes]:
-        """Everything that is kept, but for what is there only for speed."""
+        """The content of every file except caches."""
         found = (path for path in self.root.rglob("*") if path.is_file() and "cache" not in path.parts)
         return {str(path): path.read_bytes() for path in found}
 
@@ -126,7 +126,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HOLDFAST_"):
             monkeypatch.delenv(name)
@@ -138,23 +138,23 @@ def as_line(value: object) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_option_means_the_same_everywhere(place: Place, command: str) -> None:
-    place.make_ready(command)
+    place.prepare(command)
     before = place.state()
     wrong = place.call(command, "--field", "colour", "--json")
     refused = content(wrong)["error"]
     assert (wrong.returncode, refused["code"]) == (2, "E_USAGE")
     assert refused["message"] == "there is no field 'colour'"
     names = refused["hint"].removeprefix("There are: ").removesuffix(".").split(", ")
-    assert place.state() == before, "a name that there cannot be is refused before anything is done"
+    assert place.state() == before, "an unknown field must be refused before anything changes"
 
-    record = content(until_done(place, command, "--json"))["data"]
+    record = content(call_until_success(place, command, "--json"))["data"]
     records = record.get("issues", [record])
     assert records
     for each in records:
-        assert set(each) == set(names), "what there is, and what is said that there is"
+        assert set(each) == set(names), "the hint must list exactly the fields of the record"
 
-    plain = until_done(place, command, "--field", names[0])
-    told = content(until_done(place, command, "--field", names[0], "--json"))["data"]
+    plain = call_until_success(place, command, "--field", names[0])
+    told = content(call_until_success(place, command, "--field", names[0], "--json"))["data"]
     assert len(plain.stdout.splitlines()) == len(records)
     assert sorted(told) == ["field", "values"]
     assert told["field"] == names[0]
@@ -164,27 +164,27 @@ def test_the_option_means_the_same_everywhere(place: Place, command: str) -> Non
         assert told["values"] == [each[names[0]] for each in records]
 
 
-def until_done(place: Place, command: str, *more: str) -> Answer:
-    """What comes of it when it succeeds: a lease has to expire before it can be stolen."""
-    place.make_ready(command)
+def call_until_success(place: Place, command: str, *more: str) -> Answer:
+    """Retry until the command succeeds: a lease must expire before it can be stolen."""
+    place.prepare(command)
     for _ in range(1000):
         answer = place.call(command, *more)
         if answer.returncode == 0:
             return answer
         assert command == "lease steal", answer
         time.sleep(0.01)
-    raise AssertionError("it never succeeds")
+    raise AssertionError("the command never succeeded")
 
 
-def test_values_are_texts_as_they_are_and_all_else_json(place: Place) -> None:
-    def told(field: str) -> str:
+def test_strings_are_printed_as_they_are_and_other_values_as_json(place: Place) -> None:
+    def printed(field: str) -> str:
         return call("issue", "show", place.issue, "--field", field).stdout
 
     call("issue", "update", place.issue, "--context", "a.b=dotted")
-    assert told("title") == "The first\n"
-    assert told("gates_required") == "[]\n"
-    assert told("context.a.b") == "dotted\n"
-    assert json.loads(told("context")) == {"a.b": "dotted"}
+    assert printed("title") == "The first\n"
+    assert printed("gates_required") == "[]\n"
+    assert printed("context.a.b") == "dotted\n"
+    assert json.loads(printed("context")) == {"a.b": "dotted"}
     call("issue", "create", "Escaped\x1b[31m")
     assert "Escaped\\x1b[31m" in call("issue", "list", "--field", "title").stdout
 

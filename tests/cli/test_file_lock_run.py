@@ -1,4 +1,4 @@
-"""`holdfast lock run`: the command runs under the lock, or it does not run."""
+"""`holdfast lock run`: the command runs under the lock or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.commands import FileLockHeld, Running, data, envelope, error, hol
 
 
 def is_free(path: Path) -> bool:
-    """Whether the lock can be had at once."""
+    """Whether the lock can be acquired immediately."""
     guard = FileLocker(0.0).try_lock_exclusive(path)
     if guard is not None:
         guard.release()
@@ -22,21 +22,20 @@ def is_free(path: Path) -> bool:
 
 @pytest.fixture
 def lock(scratch: Path) -> Path:
-    """Where the lock is."""
     return scratch / "a.lock"
 
 
-# --- The command's own ------------------------------------------------------------------------------
+# --- The command ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [0, 4, 255])
-def test_it_ends_with_the_status_of_the_command(lock: Path, status: int) -> None:
+def test_the_exit_status_is_that_of_the_command(lock: Path, status: int) -> None:
     result = holdfast("lock", "run", lock, "--", *python(f"raise SystemExit({status})"))
 
     assert (result.returncode, result.stdout, result.stderr) == (status, "", "")
 
 
-def test_the_command_has_our_standard_input_and_output(lock: Path) -> None:
+def test_the_command_inherits_standard_input_and_output(lock: Path) -> None:
     program = python("import sys; print(sys.stdin.read().upper()); print('aside', file=sys.stderr)")
     result = holdfast("lock", "run", lock, "--", *program, stdin="hello")
 
@@ -57,8 +56,8 @@ def test_the_lock_is_held_while_the_command_runs_and_free_afterwards(lock: Path)
         assert is_free(lock)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self/fd here")
-def test_the_command_does_not_inherit_the_lock_but_what_was_opened_for_it(lock: Path, scratch: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc/self/fd")
+def test_the_command_inherits_open_descriptors_but_not_the_lock(lock: Path, scratch: Path) -> None:
     program = python(
         "import os; print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')"
         " if os.path.islink(f'/proc/self/fd/{fd}')))"
@@ -74,7 +73,7 @@ def test_the_command_does_not_inherit_the_lock_but_what_was_opened_for_it(lock: 
     assert not [each for each in inherited if each.startswith(str(lock))]
 
 
-def test_a_command_that_is_not_there_is_named_and_leaves_the_lock_free(lock: Path) -> None:
+def test_a_missing_command_is_named_and_leaves_the_lock_free(lock: Path) -> None:
     result = holdfast("lock", "run", lock, "--json", "--", "no-such-command-anywhere")
 
     assert result.returncode == 127
@@ -83,7 +82,7 @@ def test_a_command_that_is_not_there_is_named_and_leaves_the_lock_free(lock: Pat
     assert is_free(lock)
 
 
-def test_a_command_that_is_not_executable_ends_with_126(lock: Path, scratch: Path) -> None:
+def test_a_command_that_is_not_executable_exits_with_126(lock: Path, scratch: Path) -> None:
     (scratch / "plain").write_text("not a program")
     result = holdfast("lock", "run", lock, "--", scratch / "plain")
 
@@ -92,7 +91,7 @@ def test_a_command_that_is_not_executable_ends_with_126(lock: Path, scratch: Pat
 
 
 @pytest.mark.parametrize("rest", [[], ["make", "-j4"], ["--"], ["--wait", "1s"]])
-def test_without_a_command_it_says_where_to_write_one(lock: Path, rest: list[str]) -> None:
+def test_without_a_command_the_error_says_where_to_put_it(lock: Path, rest: list[str]) -> None:
     result = holdfast("lock", "run", lock, *rest)
 
     assert result.returncode == 2
@@ -102,11 +101,11 @@ def test_without_a_command_it_says_where_to_write_one(lock: Path, rest: list[str
     assert not lock.exists()
 
 
-# --- Somebody else has it ---------------------------------------------------------------------------
+# --- Contention -------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("FL-04")
-def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path) -> None:
+def test_a_timeout_names_the_path_the_limit_and_the_holder_and_gives_three_hints(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
         result = holdfast("lock", "run", lock, "--", "true", env={"JIT_LOCK_TIMEOUT": "0.2"})
 
@@ -129,7 +128,7 @@ def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path)
 
 
 @pytest.mark.req("FL-04")
-def test_a_timeout_is_told_to_programs_on_standard_error(lock: Path) -> None:
+def test_a_timeout_is_reported_as_json_on_standard_error(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
         result = holdfast("lock", "run", lock, "--wait", "100ms", "--json", "--", "true")
 
@@ -142,7 +141,7 @@ def test_a_timeout_is_told_to_programs_on_standard_error(lock: Path) -> None:
         assert [each["pid"] for each in failure["holders"]] == [holder.pid]
 
 
-def test_the_hint_of_a_timeout_by_flag_names_the_flag(lock: Path) -> None:
+def test_the_hint_for_a_timeout_set_by_a_flag_names_the_flag(lock: Path) -> None:
     with FileLockHeld(lock):
         result = holdfast("lock", "run", lock, "--wait", "100ms", "--", "true")
 
@@ -162,7 +161,7 @@ def test_a_malformed_timeout_in_the_environment_is_an_error(lock: Path, value: s
 
 
 @pytest.mark.req("FL-14")
-def test_the_flag_goes_before_the_environment(lock: Path) -> None:
+def test_the_flag_overrides_the_environment(lock: Path) -> None:
     env = {"JIT_LOCK_TIMEOUT": "five"}
 
     assert holdfast("lock", "run", lock, "--wait", "1s", "--", "true", env=env).returncode == 0
@@ -177,7 +176,7 @@ def test_a_malformed_timeout_flag_is_an_error(lock: Path, value: str) -> None:
     assert "forever" in error(result, on="stderr")["expected"]
 
 
-def test_without_waiting_it_fails_at_once_and_names_the_holder(lock: Path) -> None:
+def test_nonblock_fails_at_once_and_names_the_holder(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
         result = holdfast("lock", "run", lock, "--nonblock", "--json", "--", "true")
 
@@ -189,7 +188,7 @@ def test_without_waiting_it_fails_at_once_and_names_the_holder(lock: Path) -> No
 
 
 @pytest.mark.parametrize("how", [["--nonblock"], ["--wait", "50ms"]])
-def test_the_status_of_a_lock_that_cannot_be_had_can_be_chosen(lock: Path, how: list[str]) -> None:
+def test_the_exit_status_for_a_conflict_can_be_chosen(lock: Path, how: list[str]) -> None:
     with FileLockHeld(lock):
         result = holdfast("lock", "run", lock, *how, "--conflict-status", "99", "--", "true")
 
@@ -203,21 +202,21 @@ def test_the_chosen_status_does_not_replace_that_of_the_command(lock: Path) -> N
     assert result.returncode == 1
 
 
-def test_not_waiting_and_waiting_exclude_each_other(lock: Path) -> None:
+def test_nonblock_and_wait_are_mutually_exclusive(lock: Path) -> None:
     result = holdfast("lock", "run", lock, "--nonblock", "--wait", "1s", "--", "true")
 
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
 
 
-def test_shared_holders_are_together_and_keep_an_exclusive_one_out(lock: Path) -> None:
+def test_shared_holders_coexist_and_exclude_an_exclusive_one(lock: Path) -> None:
     with FileLockHeld(lock, "--shared"), FileLockHeld(lock, "--shared"):
         assert holdfast("lock", "run", lock, "--nonblock", "--", "true").returncode == 4
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows the waiters")
 @pytest.mark.parametrize("options", [[], ["--fair"]], ids=["", "fair"])
-def test_one_who_waits_without_limit_gets_it_when_it_is_free(lock: Path, options: list[str]) -> None:
+def test_a_waiter_without_a_timeout_gets_the_lock_when_it_is_free(lock: Path, options: list[str]) -> None:
     with (
         FileLockHeld(lock, *options) as holder,
         Running("lock", "run", lock, "--wait", "forever", *options, "--", "echo", "mine") as waiter,
@@ -229,8 +228,8 @@ def test_one_who_waits_without_limit_gets_it_when_it_is_free(lock: Path, options
     assert (result.returncode, result.stdout) == (0, "mine\n")
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
-def test_those_who_stand_in_line_for_a_fair_lock_are_shown_as_waiting(lock: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows the waiters")
+def test_waiters_queued_for_a_fair_lock_are_shown(lock: Path) -> None:
     arguments = ("lock", "run", lock, "--fair", "--wait", "1m", "--", "true")
     with FileLockHeld(lock, "--fair"), Running(*arguments) as first:
         wait_until(lambda: _waiting(lock) == [first.pid])
@@ -242,10 +241,10 @@ def _waiting(lock: Path) -> list[int]:
     return [each["pid"] for each in data(holdfast("lock", "status", lock, "--json"))["waiting"]]
 
 
-# --- What programs are told -------------------------------------------------------------------------
+# --- JSON output ------------------------------------------------------------------------------------
 
 
-def test_the_outcome_is_told_on_standard_error_because_standard_output_is_the_commands(lock: Path) -> None:
+def test_the_outcome_goes_to_standard_error_because_standard_output_is_the_commands(lock: Path) -> None:
     result = holdfast("lock", "run", lock, "--json", "--", *python("print('{}'); raise SystemExit(9)"))
 
     assert (result.returncode, result.stdout) == (9, "{}\n")
@@ -257,14 +256,14 @@ def test_the_outcome_is_told_on_standard_error_because_standard_output_is_the_co
     assert 0 < outcome["data"]["held"] < 30
 
 
-def test_a_usage_error_of_run_is_told_on_standard_error_too(lock: Path) -> None:
+def test_a_usage_error_of_run_goes_to_standard_error_too(lock: Path) -> None:
     result = holdfast("lock", "run", lock, "--json", "--no-such-option", "--", "true")
 
     assert (result.returncode, result.stdout) == (2, "")
     assert error(result, on="stderr")["code"] == "E_USAGE"
 
 
-def test_a_lock_in_a_directory_that_is_not_there_is_not_found(scratch: Path) -> None:
+def test_a_lock_in_a_missing_directory_is_not_found(scratch: Path) -> None:
     result = holdfast("lock", "run", scratch / "missing" / "a.lock", "--json", "--", "true")
 
     assert result.returncode == 3

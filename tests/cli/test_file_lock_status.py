@@ -1,4 +1,4 @@
-"""`holdfast lock status`: one look, which changes nothing."""
+"""`holdfast lock status` shows a file lock and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.cli import lock
 from holdfast.cli.lock import file_lock_state
 from tests.cli.commands import FileLockHeld, data, error, holdfast
 
-needs_proc_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds")
+needs_proc_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows the holders")
 
 
-def test_a_lock_that_was_never_taken_is_free_and_is_not_made(tmp_path: Path) -> None:
+def test_a_lock_that_was_never_taken_is_free_and_is_not_created(tmp_path: Path) -> None:
     result = holdfast("lock", "status", tmp_path / "a.lock", "--json")
 
     assert result.returncode == 0
@@ -32,7 +32,7 @@ def test_a_lock_that_nobody_holds_is_free(tmp_path: Path) -> None:
 
 @needs_proc_locks
 @pytest.mark.parametrize(("options", "state"), [([], "exclusive"), (["--shared"], "shared")])
-def test_who_holds_it_and_how_is_shown(tmp_path: Path, options: list[str], state: str) -> None:
+def test_the_holder_and_its_mode_are_shown(tmp_path: Path, options: list[str], state: str) -> None:
     with FileLockHeld(tmp_path / "a.lock", *options) as holder:
         shown = data(holdfast("lock", "status", tmp_path / "a.lock", "--json"))
         text = holdfast("lock", "status", tmp_path / "a.lock").stdout
@@ -45,7 +45,7 @@ def test_who_holds_it_and_how_is_shown(tmp_path: Path, options: list[str], state
 
 
 @pytest.mark.parametrize(("options", "state"), [([], "exclusive"), (["--shared"], "shared")])
-def test_where_the_system_does_not_tell_the_lock_is_tried(
+def test_where_the_system_does_not_show_holders_the_lock_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], state: str
 ) -> None:
     monkeypatch.setattr(lock, "find_holders", lambda path: None)
@@ -58,7 +58,7 @@ def test_where_the_system_does_not_tell_the_lock_is_tried(
     assert free.state == "free"
 
 
-def test_a_link_is_refused_as_the_lock_itself_would(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.lock").symlink_to(tmp_path / "elsewhere")
     result = holdfast("lock", "status", tmp_path / "a.lock", "--json")
 

@@ -1,4 +1,4 @@
-"""Histories as drawings."""
+"""Graphs of `holdfast history --graph`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def drawing(*history: tuple[str, str | None]) -> list[str]:
     return lines
 
 
-def test_one_line_is_a_line() -> None:
+def test_a_linear_history_is_one_column() -> None:
     assert drawing(("c", "b"), ("b", "a"), ("a", None)) == ["* c", "* b", "* a"]
 
 
-def test_two_lines_meet_where_they_come_from() -> None:
+def test_two_branches_meet_at_their_parent() -> None:
     assert drawing(("d", "b"), ("c", "b"), ("b", "a"), ("a", None)) == [
         "* d",
         "| * c",
@@ -26,7 +26,7 @@ def test_two_lines_meet_where_they_come_from() -> None:
     ]
 
 
-def test_a_line_passes_behind_another_one() -> None:
+def test_a_branch_passes_behind_another() -> None:
     assert drawing(("f", "a"), ("e", "d"), ("c", "a"), ("a", None), ("d", None)) == [
         "* f",
         "| * e",
@@ -37,7 +37,7 @@ def test_a_line_passes_behind_another_one() -> None:
     ]
 
 
-def test_three_lines_meet_at_once() -> None:
+def test_three_branches_meet_at_one_parent() -> None:
     assert drawing(("d", "a"), ("c", "a"), ("b", "a"), ("a", None)) == [
         "* d",
         "| * c",
@@ -48,11 +48,11 @@ def test_three_lines_meet_at_once() -> None:
     ]
 
 
-def test_lines_that_have_nothing_in_common_stand_one_below_the_other() -> None:
+def test_unrelated_histories_are_drawn_one_below_the_other() -> None:
     assert drawing(("b", None), ("a", None)) == ["* b", "* a"]
 
 
-def test_what_is_beside_further_lines_goes_on() -> None:
+def test_a_column_continues_beside_the_further_lines_of_an_entry() -> None:
     first, second = drawn([("b", "a"), ("a", None)])
     assert first.further == "|"
     assert second.further == " "

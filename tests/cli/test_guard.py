@@ -1,4 +1,4 @@
-"""`holdfast guard` and the hooks: writes into what somebody else has leased are refused, and only those."""
+"""`holdfast guard` and the hooks refuse writes into worktrees leased by others, and no other writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.commands import Result, Running, data, environment, error, holdfast, python, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestor processes are read from /proc")
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def theirs(root: Path) -> Iterator[Running]:
-    """Somebody else, who has leased the worktree `theirs`."""
+    """Another process, which has leased the worktree `theirs`."""
     with Running("run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99") as run:
         wait_until(lambda: "refactoring" in holdfast("lease", "list", cwd=root).stdout)
         yield run
 
 
-def test_a_path_in_a_worktree_that_somebody_else_has_leased_is_refused(root: Path, theirs: Running) -> None:
+def test_a_path_in_a_worktree_leased_by_another_process_is_refused(root: Path, theirs: Running) -> None:
     result = holdfast("guard", root / "worktrees/theirs/src/new.py", "--json")
 
     assert result.returncode == 4
@@ -57,7 +57,7 @@ def test_a_link_into_the_worktree_is_followed(root: Path, theirs: Running) -> No
     assert holdfast("guard", "main/link/a", cwd=root).returncode == 4
 
 
-def test_who_names_the_lock_may_write(root: Path) -> None:
+def test_a_caller_that_names_the_lock_id_may_write(root: Path) -> None:
     lock_id = holdfast(
         "lease", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--field", "lock_id", cwd=root
     ).stdout.strip()
@@ -67,14 +67,14 @@ def test_who_names_the_lock_may_write(root: Path) -> None:
     assert holdfast("guard", root / "worktrees/theirs/a", "--lock-id", lock_id).returncode == 0
 
 
-def test_an_agent_may_write_into_what_it_has_leased_by_another_command(root: Path) -> None:
+def test_an_agent_may_write_into_a_worktree_that_it_leased_with_another_command(root: Path) -> None:
     """This process runs both commands, so it is the holder."""
     assert holdfast("lease", "acquire", "--worktree", "theirs", cwd=root).returncode == 0
 
     assert holdfast("guard", root / "worktrees/theirs/a").returncode == 0
 
 
-def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
+def test_an_expired_lease_blocks_no_writes(root: Path) -> None:
     acquired = ("lease", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--ttl", "100ms")
     assert holdfast(*acquired, cwd=root).returncode == 0
 
@@ -82,10 +82,10 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
 
 
 ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "repository", "repository.guard"}
-TOLD = {"cli.output", "errors", "fs.names"}
-JUDGED = {"locks", "locks.identity"}
-REFUSED = ALLOWED | TOLD | JUDGED | {"clock"}
-HOOKED = ALLOWED | TOLD
+REPORTING = {"cli.output", "errors", "fs.names"}
+LIVENESS = {"locks", "locks.identity"}
+REFUSED = ALLOWED | REPORTING | LIVENESS | {"clock"}
+HOOKED = ALLOWED | REPORTING
 SLOW = {
     "asyncio",
     "dataclasses",
@@ -101,7 +101,7 @@ SLOW |= {"click", "msgspec", "rich", "inspect", "tempfile", "socket", "uuid", "d
 
 
 def loaded_by(*arguments: str | Path, stdin: str = "") -> tuple[int, set[str]]:
-    """The exit status of a command, and which of our modules it has loaded, `holdfast.` left off."""
+    """The exit status of a command and the modules of Holdfast that it loaded, without the prefix `holdfast.`."""
     program = (
         "import sys; sys.argv = ['holdfast', *sys.argv[1:]]; before = set(sys.modules)\n"
         "from holdfast.__main__ import main\n"
@@ -116,28 +116,28 @@ def loaded_by(*arguments: str | Path, stdin: str = "") -> tuple[int, set[str]]:
     return int(status), ours - {"__main__"}
 
 
-def test_the_quick_answers_load_hardly_anything(root: Path, theirs: Running) -> None:
-    """Before every write of every agent this runs: what it loads is what it costs."""
+def test_the_guard_loads_only_a_few_modules(root: Path, theirs: Running) -> None:
+    """The guard runs before every write of every agent, and loading modules is most of its cost."""
     free, leased = root / "main/a", root / "worktrees/theirs/a"
 
     assert loaded_by("guard", free) == (0, ALLOWED)
     assert loaded_by("guard", leased) == (4, REFUSED)
 
 
-def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> None:
-    def said(path: str) -> str:
+def test_the_guarding_hooks_load_only_a_few_more_modules(root: Path, theirs: Running) -> None:
+    def payload(path: str) -> str:
         return json.dumps({"cwd": str(root), "tool_input": {"file_path": path}})
 
     before_write = ("hook", "before-write", "--from", "claude@1")
 
-    assert loaded_by(*before_write, stdin=said("main/a")) == (0, HOOKED)
-    assert loaded_by(*before_write, stdin=said("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
+    assert loaded_by(*before_write, stdin=payload("main/a")) == (0, HOOKED)
+    assert loaded_by(*before_write, stdin=payload("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
     assert loaded_by("hook", "pre-commit") == (0, HOOKED)
-    at_work = json.dumps({"cwd": str(root / "main")})
-    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, HOOKED | JUDGED)
+    in_main = json.dumps({"cwd": str(root / "main")})
+    assert loaded_by("hook", "after-tool", stdin=in_main) == (0, HOOKED | LIVENESS)
 
 
-def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(root: Path, theirs: Running) -> None:
+def test_the_refusal_shows_the_holder_its_host_purpose_liveness_and_times(root: Path, theirs: Running) -> None:
     refused = error(holdfast("guard", root / "worktrees/theirs", "--json"))
     plain = holdfast("guard", root / "worktrees/theirs").stderr
 
@@ -149,7 +149,7 @@ def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(ro
     assert re.search(r"leased (just now|\S+ ago), expires in ", plain)
 
 
-def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None:
+def test_a_guard_in_a_deleted_directory_says_so(root: Path) -> None:
     gone = root / "main/gone"
     gone.mkdir()
     program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m holdfast guard a"
@@ -161,7 +161,7 @@ def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None
     assert "Traceback" not in result.stderr
 
 
-def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None:
+def test_agents_in_one_process_are_told_apart_by_their_names(root: Path) -> None:
     """This process stands for a program that runs two agents, in threads or as tasks."""
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
     assert holdfast("lease", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode == 0
@@ -172,7 +172,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     assert "leased by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
-    assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"
+    assert holdfast("guard", path).returncode == 0, "a caller without a name is identified by its process"
     refused = holdfast("guard", path, "--json", env=bob)
     assert refused.returncode == 4
     assert error(refused)["actor"] == "agent:alice"
@@ -186,7 +186,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "free"
 
 
-def test_a_name_that_is_none_is_refused_when_a_lock_is_asked_for(root: Path) -> None:
+def test_an_invalid_actor_name_is_refused_by_lease_acquire(root: Path) -> None:
     result = holdfast("lease", "acquire", "--json", cwd=root, env={"HOLDFAST_ACTOR": "alice"})
 
     assert (result.returncode, error(result)["code"]) == (2, "E_SETTING_INVALID")
@@ -209,7 +209,7 @@ def hook(event: str, said: dict[str, Any], cwd: Path, program: str = "claude") -
     ],
 )
 @pytest.mark.sampled(1)
-def test_before_a_write_the_hook_says_no_and_why(root: Path, theirs: Running, given: dict[str, str]) -> None:
+def test_the_hook_refuses_a_write_and_says_why(root: Path, theirs: Running, given: dict[str, str]) -> None:
     said = {"cwd": str(root / "main"), "tool_input": given}
 
     result = hook("before-write", said, root)
@@ -218,7 +218,7 @@ def test_before_a_write_the_hook_says_no_and_why(root: Path, theirs: Running, gi
     assert "refactoring" in result.stderr
 
 
-def test_cursor_gets_its_answer_in_its_own_form(root: Path, theirs: Running) -> None:
+def test_cursor_gets_the_answer_in_its_own_format(root: Path, theirs: Running) -> None:
     said = {"workspace_roots": [str(root)], "tool_input": {"file_path": "worktrees/theirs/a.py"}}
 
     result = hook("before-write", said, root, "cursor")
@@ -229,24 +229,24 @@ def test_cursor_gets_its_answer_in_its_own_form(root: Path, theirs: Running) -> 
 
 @pytest.mark.parametrize("said", [{}, {"tool_input": {"file_path": "main/a"}}, {"tool_input": [1]}])
 @pytest.mark.sampled(1)
-def test_other_writes_pass(root: Path, theirs: Running, said: dict[str, Any]) -> None:
+def test_other_writes_are_allowed(root: Path, theirs: Running, said: dict[str, Any]) -> None:
     assert hook("before-write", said, root).returncode == 0
 
 
-def test_hooks_are_never_in_the_way_outside_of_a_repository(tmp_path: Path) -> None:
+def test_hooks_do_nothing_outside_a_repository(tmp_path: Path) -> None:
     for event in ("session-start", "before-write", "after-tool", "session-end", "pre-commit"):
         result = holdfast("hook", event, cwd=tmp_path, stdin="not json")
         assert (result.returncode, result.stdout) == (0, ""), event
 
 
-def test_a_session_begins_with_who_holds_what(root: Path, theirs: Running) -> None:
+def test_a_session_starts_with_a_list_of_the_holders(root: Path, theirs: Running) -> None:
     result = hook("session-start", {"cwd": str(root / "main")}, root)
 
     assert "refactoring" in result.stdout
     assert "additional_context" in json.loads(hook("session-start", {}, root, "cursor").stdout)
 
 
-def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(root: Path) -> None:
+def test_tool_use_renews_the_leases_of_the_agent_and_session_end_releases_them(root: Path) -> None:
     assert holdfast("lease", "acquire", "--ttl", "1h", cwd=root).returncode == 0
     before = data(holdfast("lease", "status", "--json", cwd=root))["lease"]
 
@@ -258,7 +258,7 @@ def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(
     assert data(holdfast("lease", "status", "--json", cwd=root))["state"] == "free"
 
 
-def test_the_end_of_a_session_under_run_does_not_give_back_its_lease(root: Path) -> None:
+def test_the_end_of_a_session_under_run_does_not_release_its_lease(root: Path) -> None:
     program = f"echo written > file; echo '{{}}' | {sys.executable} -m holdfast hook session-end"
 
     result = holdfast("run", "--snapshot", "--json", "--", "sh", "-c", program, cwd=root)
@@ -277,12 +277,12 @@ def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> Non
 def test_an_agent_whose_lease_is_lost_is_told_to_stop(root: Path) -> None:
     assert holdfast("lease", "acquire", "--ttl", "100ms", cwd=root).returncode == 0
 
-    wait_until(lambda: "expired" in holdfast("lease", "status", cwd=root).stdout)  # every hook in time renews it
+    wait_until(lambda: "expired" in holdfast("lease", "status", cwd=root).stdout)  # a hook before that would renew it
     told = hook("after-tool", {}, root)
     assert told.returncode == 2
     assert "Stop writing" in told.stderr
 
 
-def test_git_does_not_commit_in_a_worktree_that_somebody_else_has_leased(root: Path, theirs: Running) -> None:
+def test_git_does_not_commit_in_a_worktree_leased_by_another_process(root: Path, theirs: Running) -> None:
     assert holdfast("hook", "pre-commit", cwd=root / "worktrees/theirs").returncode == 2
     assert holdfast("hook", "pre-commit", cwd=root / "main").returncode == 0

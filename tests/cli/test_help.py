@@ -1,4 +1,4 @@
-"""Help, completion, the version, and what has to be loaded for them."""
+"""Help, completion and version, and the modules that they load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.command_reference import commands_page
 
 
 def commands(context: click.Context | None = None) -> Iterator[click.Context]:
-    """Every command that is not a group and not hidden."""
+    """Every command that is neither a group nor hidden."""
     context = context or click.Context(root, info_name="holdfast", **root.context_settings)
     if not isinstance(context.command, click.Group):
         yield context
@@ -40,7 +40,7 @@ def path_of(context: click.Context) -> str:
 # --- Help -------------------------------------------------------------------------------------------
 
 
-def test_the_help_says_what_this_is_with_examples_and_what_it_ends_with() -> None:
+def test_the_help_has_a_summary_examples_and_exit_statuses() -> None:
     result = holdfast("--help")
     text = " ".join(result.stdout.split())
 
@@ -75,13 +75,13 @@ def test_every_command_has_an_example_takes_json_and_explains_its_options(contex
 
 
 @pytest.mark.parametrize("context", ALL, ids=path_of)
-def test_every_help_fits_into_80_columns(context: click.Context) -> None:
+def test_every_help_text_fits_into_80_columns(context: click.Context) -> None:
     context.terminal_width = 80
 
     assert max(map(len, context.get_help().splitlines())) <= 80
 
 
-def test_the_lines_of_the_table_are_those_of_the_commands_pages() -> None:
+def test_the_reference_page_has_a_section_for_every_command() -> None:
     page = commands_page()
 
     assert all((f"## holdfast {name}\n" in page) is not entry.hidden for name, entry in COMMANDS.items())
@@ -92,13 +92,13 @@ def test_the_version_is_that_of_the_package() -> None:
     assert holdfast("--version").stdout == f"holdfast {package.__version__}\n"
 
 
-def test_the_version_is_the_same_the_slow_way() -> None:
+def test_the_version_is_the_same_on_the_slow_path() -> None:
     result = holdfast("--version", "lock")
 
     assert (result.returncode, result.stdout) == (0, f"holdfast {package.__version__}\n")
 
 
-# --- What is loaded ---------------------------------------------------------------------------------
+# --- Loaded modules ---------------------------------------------------------------------------------
 
 HEAVY = {
     "argparse",
@@ -114,7 +114,7 @@ HEAVY = {
 
 
 def modules_loaded_by(*arguments: str) -> set[str]:
-    """The modules that a run of the command line has loaded at its end."""
+    """The modules that a command has loaded when it ends."""
     program = (
         "import sys, os; from holdfast.__main__ import main; sys.argv = ['holdfast', *sys.argv[1:]]\n"
         "status = main(); loaded = sorted(sys.modules); import json\n"
@@ -143,7 +143,7 @@ def test_the_help_loads_none_of_the_commands() -> None:
     assert not loaded & {*HEAVY, "ctypes", "pathlib", "subprocess"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil is needed to look at processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms need psutil to inspect processes")
 @pytest.mark.parametrize(
     ("arguments", "allowed"),
     [
@@ -154,7 +154,7 @@ def test_the_help_loads_none_of_the_commands() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_command_loads_only_what_it_uses(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
+def test_a_command_loads_only_the_modules_it_uses(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
     loaded = modules_loaded_by(*(each.format(directory=tmp_path) for each in arguments))
     others = {entry.place.partition(":")[0] for name, entry in COMMANDS.items() if name != arguments[0]}
 
@@ -178,7 +178,7 @@ def test_the_completion_script_is_valid(shell: str) -> None:
 
 
 def completions(line: str) -> list[str]:
-    """What bash is told when the line ends here and the tab key is pressed."""
+    """The completions for a command line in bash."""
     words = line.split(" ")
     env = {
         "_HOLDFAST_COMPLETE": "bash_complete",
@@ -200,5 +200,5 @@ def completions(line: str) -> list[str]:
         ("holdfast lock run x -- ma", ["ma"]),
     ],
 )
-def test_the_shell_is_told_how_the_line_may_go_on(line: str, offered: list[str]) -> None:
+def test_the_shell_gets_the_possible_completions(line: str, offered: list[str]) -> None:
     assert completions(line) == offered

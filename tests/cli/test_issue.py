@@ -1,4 +1,4 @@
-"""The commands about issues, as processes, as people and scripts use them."""
+"""The issue commands, each run as a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Do = Callable[..., Result]
 
 @pytest.fixture
 def do(scratch: Path) -> Do:
-    """Run a command in a directory that has a tracker."""
+    """A function that runs a command in a directory with a tracker."""
     assert holdfast("issue", "init", cwd=scratch).returncode == 0
 
     def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> Result:
@@ -36,7 +36,7 @@ def create(do: Do, title: str, *more: str) -> str:
     return do("issue", "create", title, *more, "--field", "id").stdout.strip()
 
 
-def test_an_issue_goes_from_its_creation_to_its_end(do: Do) -> None:
+def test_an_issue_goes_through_its_whole_life_cycle(do: Do) -> None:
     parser = create(do, "Write the parser", "--priority", "high", "--label", "area:x", "--description", "all of it")
     user = create(do, "Use the parser", "--depends-on", parser[:6])
 
@@ -72,7 +72,7 @@ def test_an_issue_goes_from_its_creation_to_its_end(do: Do) -> None:
 
 
 @pytest.mark.req("FL-19")
-def test_the_work_is_finished_by_the_claim_alone_or_by_the_id(do: Do) -> None:
+def test_an_issue_is_finished_by_its_claim_alone_or_by_its_id(do: Do) -> None:
     first, second = create(do, "x"), create(do, "y")
     claimed = data(do("issue", "claim-next", "--json"))
     mine = {"HOLDFAST_CLAIM_ID": claimed["claim_id"]}
@@ -84,7 +84,7 @@ def test_the_work_is_finished_by_the_claim_alone_or_by_the_id(do: Do) -> None:
     assert do("issue", "finish", env=mine).returncode != 0
 
 
-def test_what_is_finished_before_its_gates_are_passed_says_which(do: Do) -> None:
+def test_finishing_an_issue_names_the_gates_that_are_not_passed(do: Do) -> None:
     do("gate", "define", "review")
     issue = create(do, "x", "--gate", "review")
 
@@ -103,7 +103,7 @@ def test_what_is_finished_before_its_gates_are_passed_says_which(do: Do) -> None
         (("log",), "history"),
     ],
 )
-def test_a_word_of_other_programs_leads_to_the_command_here(do: Do, words: tuple[str, ...], meant: str) -> None:
+def test_a_command_name_of_another_program_gets_a_suggestion(do: Do, words: tuple[str, ...], meant: str) -> None:
     assert f"Did you mean '{meant}'?" in do(*words).stderr
 
 
@@ -126,7 +126,7 @@ def test_a_late_write_with_an_old_claim_is_refused(do: Do, scratch: Path) -> Non
 
 
 def expire(directory: Path, issue: str) -> None:
-    """As if a long time had passed."""
+    """Backdate the expiry of the claim."""
     import msgspec
 
     key = CLAIMS.key(issue)
@@ -197,7 +197,7 @@ def test_a_batch_is_created_from_standard_input(do: Do) -> None:
     assert len(data(do("issue", "list", "--json"))["issues"]) == 2
 
 
-def test_lists_are_tables_records_or_fields(do: Do) -> None:
+def test_lists_are_printed_as_tables_records_or_fields(do: Do) -> None:
     a = create(do, "first\x1b[2J", "--label", "area:a")
     b = create(do, "second", "--assignee", "human:bob", "--priority", "low")
 
@@ -219,7 +219,7 @@ def test_lists_are_tables_records_or_fields(do: Do) -> None:
     assert "There are: id, short_id, title" in wrong.stderr
 
 
-def test_the_context_can_be_set_counted_and_asked_for(do: Do) -> None:
+def test_the_context_can_be_set_incremented_and_read(do: Do) -> None:
     issue = create(do, "x")
     do("issue", "update", issue, "--context", "branch=feature/x", "--increment", "n", "--increment", "m=-2")
     do("issue", "update", issue, "--increment", "n=2")
@@ -238,7 +238,7 @@ def test_the_context_can_be_set_counted_and_asked_for(do: Do) -> None:
         assert do("issue", "update", issue, *wrong).returncode == 2
 
 
-def test_breaking_down_deleting_exporting_and_importing(do: Do, tmp_path: Path) -> None:
+def test_issues_are_broken_down_deleted_exported_and_imported(do: Do, tmp_path: Path) -> None:
     whole = create(do, "whole", "--priority", "high")
     parts = data(do("issue", "breakdown", whole, "--part", "one", "--part", "two", "--json"))["parts"]
     assert [(part["title"], part["priority"]) for part in parts] == [("one", "high"), ("two", "high")]
@@ -267,10 +267,10 @@ def test_damage_is_found_and_fixed(do: Do, scratch: Path) -> None:
     assert do("issue", "list", "--field", "id").stdout.strip() == issue
 
 
-# --- Where, who, and for how long -------------------------------------------------------------------
+# --- Location, actor and settings -------------------------------------------------------------------
 
 
-def test_the_tracker_is_found_from_below_and_missed_elsewhere(do: Do, scratch: Path, tmp_path: Path) -> None:
+def test_the_tracker_is_found_from_a_subdirectory_and_not_from_elsewhere(do: Do, scratch: Path, tmp_path: Path) -> None:
     below = scratch / "a/b"
     below.mkdir(parents=True)
 
@@ -283,7 +283,7 @@ def test_the_tracker_is_found_from_below_and_missed_elsewhere(do: Do, scratch: P
     assert "a tracker already exists" in do("issue", "init").stdout
 
 
-def test_who_acts_is_recorded(do: Do) -> None:
+def test_the_actor_is_recorded(do: Do) -> None:
     create(do, "one", "--actor", "agent:flag")
     do("issue", "create", "two", env={"HOLDFAST_ACTOR": "agent:variable"})
     do("issue", "create", "three")
@@ -296,7 +296,7 @@ def test_who_acts_is_recorded(do: Do) -> None:
 
 
 @pytest.mark.req("FL-04", "FL-14")
-def test_a_lock_that_cannot_be_had_is_named_with_the_three_hints(do: Do, scratch: Path) -> None:
+def test_a_lock_timeout_names_the_lock_and_gives_three_hints(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
     lock = scratch / f".jit/issues/{issue}.lock"
     with FileLocker(5.0).lock_exclusive(lock):
@@ -341,15 +341,15 @@ def test_a_malformed_setting_is_an_error(do: Do, name: str, value: str) -> None:
 
 
 @pytest.mark.req("FL-20")
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
-def test_who_holds_the_locks_and_who_waits_is_shown(do: Do, scratch: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the holders of a lock")
+def test_the_holders_of_locks_and_their_waiters_are_shown(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
     assert do("issue", "locks").stdout == "no lock is held\n"
     lock = scratch / f".jit/issues/{issue}.lock"
     with FileLocker(5.0).lock_exclusive(lock):
         repo = ["--repo", str(scratch)]
-        patient = {"JIT_LOCK_TIMEOUT": "60"}  # it still waits when a busy machine has run 'issue locks'
-        with Running("issue", "update", issue, "--title", "y", *repo, env=patient) as waiting:
+        long_wait = {"JIT_LOCK_TIMEOUT": "60"}  # long enough for a busy machine to run 'issue locks'
+        with Running("issue", "update", issue, "--title", "y", *repo, env=long_wait) as waiting:
 
             def seen() -> Any:
                 return [each for each in data(do("issue", "locks", "--json"))["locks"] if each["waiting"]]
@@ -361,7 +361,7 @@ def test_who_holds_the_locks_and_who_waits_is_shown(do: Do, scratch: Path) -> No
             assert [each["pid"] for each in held["waiting"]] == [waiting.pid]
 
 
-# --- Events, work, and eyes -------------------------------------------------------------------------
+# --- Events, work and terminals ---------------------------------------------------------------------
 
 
 def test_events_are_shown_filtered_and_followed(do: Do, scratch: Path) -> None:
@@ -376,7 +376,7 @@ def test_events_are_shown_filtered_and_followed(do: Do, scratch: Path) -> None:
         assert json.loads(following.hear())["data"]["fields"] == ["title"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix shell")
 def test_work_is_done_under_a_claim_that_is_kept_alive(do: Do) -> None:
     a, b = create(do, "a", "--priority", "high"), create(do, "b")
     script = f"{' '.join(HOLDFAST)} issue show $HOLDFAST_ISSUE_ID --field claim.claim_id; echo $HOLDFAST_CLAIM_ID"
@@ -393,8 +393,8 @@ def test_work_is_done_under_a_claim_that_is_kept_alive(do: Do) -> None:
     assert do("issue", "work", "--next", "--", "true").returncode == 3
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
-def test_work_is_ended_when_its_claim_is_lost(do: Do, scratch: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix shell")
+def test_work_is_terminated_when_its_claim_is_lost(do: Do, scratch: Path) -> None:
     issue = create(do, "a")
     script = "echo begun; exec sleep 1000"
     repo = ["--repo", str(scratch), "--json"]
@@ -409,8 +409,8 @@ def test_work_is_ended_when_its_claim_is_lost(do: Do, scratch: Path) -> None:
     assert do("issue", "show", issue, "--field", "state").stdout == "ready\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_person_at_a_terminal_gets_a_drawn_table(do: Do, scratch: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_a_styled_table(do: Do, scratch: Path) -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     import pty
@@ -436,13 +436,13 @@ def test_a_person_at_a_terminal_gets_a_drawn_table(do: Do, scratch: Path) -> Non
     assert b"\x1b[" in written
 
 
-def test_a_tracker_opened_by_hand_is_the_same(do: Do, scratch: Path) -> None:
+def test_a_tracker_opened_from_python_sees_the_same_issues(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
 
     assert Tracker(FileStore(scratch), actor="agent:x").issue(issue).title == "x"
 
 
-def test_one_issue_that_cannot_be_read_is_named_and_the_others_go_on(do: Do, scratch: Path) -> None:
+def test_an_unreadable_issue_is_named_and_the_others_stay_usable(do: Do, scratch: Path) -> None:
     torn = create(do, "torn")
     waiting = create(do, "waiting", "--depends-on", torn)
     free = create(do, "free")

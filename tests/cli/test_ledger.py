@@ -1,7 +1,7 @@
-"""`holdfast ledger` and `holdfast claim`: what they print and how they end.
+"""`holdfast ledger`: output and exit statuses.
 
-Most are run inside this process, which is a hundred times faster; those that wait, and those that look
-at a terminal or at the current directory, are processes of their own.
+Most commands run inside this process, which is a hundred times faster. Commands that wait or depend on a terminal
+or on the current directory run in their own processes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.cli import commands
 from tests.cli.commands import HOLDFAST, PATIENCE, Result, Running, data, environment, error
 from tests.ledger.ledgers import acquired, open_ledger
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals and lock holders as on Unix")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix terminals and lock holders")
 
 
 def holdfast(*arguments: str | Path, stdin: str = "") -> Result:
-    """Run a command here."""
+    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     given, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin.encode()))
     try:
@@ -54,7 +54,7 @@ def append(proof: Path, *events: dict[str, Any]) -> None:
 
 
 @pytest.mark.req("LG-07")
-def test_a_ledger_is_begun_in_the_current_directory(scratch: Path) -> None:
+def test_a_ledger_is_created_in_the_current_directory(scratch: Path) -> None:
     result = commands.holdfast("ledger", "init", "--lock-timeout", "1m", cwd=scratch)
     assert (result.returncode, result.stdout) == (0, f"Created a ledger in {scratch}.\n")
     assert json.loads((scratch / "meta.json").read_bytes()) == {"lock_timeout": "1m"}
@@ -64,7 +64,7 @@ def test_a_ledger_is_begun_in_the_current_directory(scratch: Path) -> None:
     assert (bad.returncode, "from 1s to 1h" in bad.stderr) == (2, True)
 
 
-def test_without_a_ledger_every_command_says_so_and_makes_nothing(scratch: Path) -> None:
+def test_without_a_ledger_every_command_says_so_and_creates_nothing(scratch: Path) -> None:
     for command in (
         ("ledger", "log"),
         ("ledger", "verify"),
@@ -78,7 +78,7 @@ def test_without_a_ledger_every_command_says_so_and_makes_nothing(scratch: Path)
 
 
 @pytest.mark.req("LG-11")
-def test_events_are_appended_one_by_one_all_at_once_or_if_nothing_has_come(proof: Path) -> None:
+def test_events_are_appended_singly_in_batches_or_conditionally(proof: Path) -> None:
     first = holdfast("ledger", "append", '{"type":"note","text":"ä"}', "--repo", proof, "--json")
     assert data(first)["sequence"] == 1
     assert holdfast("ledger", "append", '{"type":"note"}', "--repo", proof).stdout == "Appended event 2.\n"
@@ -93,7 +93,7 @@ def test_events_are_appended_one_by_one_all_at_once_or_if_nothing_has_come(proof
     assert open_ledger(proof).sequence == 5
 
 
-def test_what_is_no_event_is_refused_with_advice(proof: Path) -> None:
+def test_invalid_events_are_refused(proof: Path) -> None:
     for text in ("", "{", "[]", '{"text":"x"}', '{"type":"a","type":"b"}', '{"type":"' + "x" * 200 + '"}'):
         result = holdfast("ledger", "append", text, "--repo", proof)
         assert result.returncode == 2, text
@@ -104,7 +104,7 @@ def test_what_is_no_event_is_refused_with_advice(proof: Path) -> None:
     assert open_ledger(proof).sequence == 0
 
 
-def test_the_log_is_lines_of_json_through_a_pipe_and_one_object_on_demand(proof: Path) -> None:
+def test_the_log_is_json_lines_in_a_pipe_and_one_object_on_request(proof: Path) -> None:
     nodes = ({"type": "b", "node_id": "1.2"}, {"type": "b", "node_id": "1.20"})
     append(proof, {"type": "a"}, *nodes, {"type": "c"})
 
@@ -123,7 +123,7 @@ def test_the_log_is_lines_of_json_through_a_pipe_and_one_object_on_demand(proof:
     assert holdfast("ledger", "log", "--node", "x", "--repo", proof).returncode == 2
 
 
-def test_the_log_is_columns_on_a_terminal(proof: Path) -> None:
+def test_the_log_is_a_table_on_a_terminal(proof: Path) -> None:
     append(proof, {"type": "note", "text": "a\x1b[31mb"})
     assert holdfast("ledger", "claim", "1.2", "--actor", "agent-7", "--repo", proof).returncode == 0
     if sys.platform == "win32":
@@ -149,7 +149,7 @@ def test_an_event_is_shown_by_its_sequence_or_by_its_id(proof: Path) -> None:
     assert "it was not" in holdfast("ledger", "show", "another-id", "--repo", proof).stderr
 
 
-def test_events_are_watched_as_they_come(proof: Path) -> None:
+def test_events_are_shown_as_they_arrive(proof: Path) -> None:
     append(proof, {"type": "old"})
     with Running("ledger", "watch", "--repo", proof, "--after", "0", "--limit", "3") as watching:
         assert json.loads(watching.hear())["event"]["type"] == "old"
@@ -173,7 +173,7 @@ def test_the_state_of_a_ledger_is_shown(proof: Path) -> None:
     assert "lock     free" in holdfast("ledger", "status", "--repo", proof).stdout
 
 
-def test_a_sound_ledger_is_verified_and_a_damaged_one_ends_with_advice_and_status_6(proof: Path) -> None:
+def test_verify_accepts_a_sound_ledger_and_exits_with_6_for_a_damaged_one(proof: Path) -> None:
     append(proof, {"type": "a"}, {"type": "b"}, {"type": "c"})
     sound = holdfast("ledger", "verify", "--repo", proof)
     assert (sound.returncode, sound.stdout) == (0, "3 events can be read in order.\n")
@@ -238,7 +238,7 @@ def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
 
 
 @pytest.mark.req("LG-19")
-def test_waiting_ends_with_the_claim_or_with_the_time(proof: Path) -> None:
+def test_waiting_ends_with_the_claim_or_with_a_timeout(proof: Path) -> None:
     assert holdfast("ledger", "claim", "1", "--actor", "a", "--repo", proof).returncode == 0
     late = holdfast("ledger", "claim", "1", "--actor", "b", "--wait", "50ms", "--repo", proof, "--json")
     assert (late.returncode, error(late)["code"]) == (75, "E_LOCK_TIMEOUT")
@@ -253,7 +253,7 @@ def test_waiting_ends_with_the_claim_or_with_the_time(proof: Path) -> None:
 
 
 @pytest.mark.req("LG-10")
-def test_claims_that_have_run_out_are_reaped(proof: Path) -> None:
+def test_expired_claims_are_reaped(proof: Path) -> None:
     append(proof, acquired("1", "gone", expires_in=-5), acquired("2", "me", expires_in=60))
     assert "expired" in holdfast("ledger", "claims", "--repo", proof).stdout
     preview = holdfast("ledger", "reap", "--dry-run", "--repo", proof)
@@ -263,13 +263,13 @@ def test_claims_that_have_run_out_are_reaped(proof: Path) -> None:
 
 
 @pytest.mark.req("LG-18")
-def test_a_node_id_that_is_none_is_refused(proof: Path) -> None:
+def test_an_invalid_node_id_is_refused(proof: Path) -> None:
     for node in ("x", "1..2", "0", "1.02"):
         result = holdfast("ledger", "claim", node, "--actor", "a", "--repo", proof)
         assert (result.returncode, "numbers from 1 joined by dots" in result.stderr) == (2, True)
 
 
-def test_a_waiter_that_is_interrupted_leaves_the_line(proof: Path) -> None:
+def test_a_waiter_that_is_interrupted_leaves_the_queue(proof: Path) -> None:
     assert holdfast("ledger", "claim", "1", "--actor", "a", "--repo", proof).returncode == 0
     with Running("ledger", "claim", "1", "--actor", "b", "--wait", "forever", "--repo", proof) as waiting:
         while not data(holdfast("ledger", "claims", "--repo", proof, "--json"))["waiting"]:
@@ -279,7 +279,7 @@ def test_a_waiter_that_is_interrupted_leaves_the_line(proof: Path) -> None:
     assert data(holdfast("ledger", "claims", "--repo", proof, "--json"))["waiting"] == []
 
 
-def test_events_that_go_through_a_pipe_do_no_harm_where_it_ends(proof: Path) -> None:
+def test_events_written_to_a_pipe_contain_no_control_characters(proof: Path) -> None:
     text = "red\x1b[31m\x9b31m\u202etxet grün 字"
     event = json.dumps({"type": "note", "text": text})
     assert holdfast("ledger", "append", event, "--repo", proof).returncode == 0
@@ -291,7 +291,7 @@ def test_events_that_go_through_a_pipe_do_no_harm_where_it_ends(proof: Path) -> 
     assert json.loads(line)["event"]["text"] == text
 
 
-def test_a_command_below_the_directory_of_a_ledger_finds_it(scratch: Path) -> None:
+def test_a_command_in_a_subdirectory_finds_the_ledger(scratch: Path) -> None:
     below, outside = scratch / "project" / "main", scratch / "outside"
     below.mkdir(parents=True)
     outside.mkdir()

@@ -1,4 +1,4 @@
-"""`holdfast lock` and `holdfast init` as their users meet them: a process for each command."""
+"""`holdfast lease`, `holdfast init` and `holdfast info`, with a process for each command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def repo(scratch: Path) -> Path:
 
 
 @pytest.mark.req("LC-01", "LC-04", "LC-05")
-def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path) -> None:
+def test_a_lease_is_a_readable_file_with_all_required_fields(repo: Path) -> None:
     asked = ("lease", "acquire", "--ttl", "10m", "--purpose", "tests", "--json")
     lease = data(holdfast(*asked, cwd=repo, as_child=True))
     stored = json_at(repo / ".jvs/locks/main.json")
@@ -38,13 +38,13 @@ def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path)
     host, user, pid, start_time = stored["holder_id"].split(":")
     assert host == platform.node()
     assert user
-    assert int(pid) == getpid(), "the holder is the process that ran the command"
+    assert int(pid) == getpid(), "the holder must be the process that ran the command"
     assert start_time.isdigit()
     assert len(stored["lock_id"]) == 36
 
 
 @pytest.mark.req("LC-08", "LC-29")
-def test_a_conflict_says_who_where_what_for_since_when_how_long_and_whether_it_lives(repo: Path) -> None:
+def test_a_conflict_shows_the_holder_its_host_purpose_liveness_and_times(repo: Path) -> None:
     lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--purpose", "a long job", "--json", cwd=repo))
     refused = holdfast("lease", "acquire", "--json", cwd=repo)
     told = error(refused)
@@ -60,7 +60,7 @@ def test_a_conflict_says_who_where_what_for_since_when_how_long_and_whether_it_l
     assert all(each in shown for each in (lease["holder_id"], "a long job", "leased ", "expires in", "alive"))
 
 
-def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path) -> None:
+def test_a_lease_is_passed_between_commands_in_the_environment(repo: Path) -> None:
     found = holdfast("lease", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo)
     lock_id = found.stdout.strip()
     env = {"HOLDFAST_LOCK_ID": lock_id}
@@ -74,7 +74,7 @@ def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
-def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
+def test_a_shell_can_evaluate_the_exports_of_acquire(repo: Path) -> None:
     command = " ".join(HOLDFAST)
     script = f"""
         eval "$({command} lease acquire --ttl 10m --export)" && {command} lease renew --json &&
@@ -89,7 +89,7 @@ def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
 
 @pytest.mark.req("LC-10", "LC-16", "LC-29")
 @pytest.mark.parametrize("command", ["renew", "release"])
-def test_only_the_holder_renews_and_releases(repo: Path, command: str) -> None:
+def test_only_the_holder_can_renew_and_release(repo: Path, command: str) -> None:
     holdfast("lease", "acquire", "--ttl", "10m", cwd=repo)
     before = json_at(repo / ".jvs/locks/main.json")
     other = "00000000-0000-4000-8000-000000000000"
@@ -101,7 +101,7 @@ def test_only_the_holder_renews_and_releases(repo: Path, command: str) -> None:
 
 
 @pytest.mark.req("LC-09", "LC-11", "LC-13", "LC-14", "LC-15", "LC-29")
-def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_stealing(repo: Path) -> None:
+def test_an_expired_lease_cannot_be_renewed_and_is_taken_over_by_acquiring_or_stealing(repo: Path) -> None:
     repository = Repository(repo)
     token = 0
     for how in ("acquire", "steal"):
@@ -126,7 +126,7 @@ def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_ste
     assert error(nothing)["code"] == "E_LOCK_NOT_HELD"
 
 
-def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead(repo: Path) -> None:
+def test_a_lease_outlives_the_process_that_acquired_it_and_is_not_reported_dead(repo: Path) -> None:
     program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lease', 'acquire', '--ttl', '10m']!r})"
     subprocess.run([sys.executable, "-c", program], cwd=repo, env=environment(), check=True)
     told = data(holdfast("lease", "status", "--json", cwd=repo))
@@ -137,14 +137,14 @@ def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
+def test_a_lease_whose_id_could_not_be_printed_is_released(repo: Path) -> None:
     command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >/dev/full"
     result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
     assert result.returncode != 0
     assert Repository(repo).leases.state("main") is None
 
 
-def test_the_holder_can_be_named(repo: Path) -> None:
+def test_the_holder_process_can_be_chosen(repo: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as agent:
         lease = data(holdfast("lease", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo))
         assert lease["holder_id"].split(":")[2] == str(agent.pid)
@@ -153,7 +153,7 @@ def test_the_holder_can_be_named(repo: Path) -> None:
     assert error(refused)["code"] == "E_USAGE"
 
 
-def test_who_waits_gets_the_lock_when_it_is_released_and_is_shown_in_line(repo: Path) -> None:
+def test_a_waiter_is_shown_in_the_queue_and_gets_the_lease_when_it_is_released(repo: Path) -> None:
     lock_id = holdfast("lease", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo).stdout.strip()
     with Running("lease", "acquire", "--repo", repo, "--wait", "1m", "--json") as waiter:
         while not data(holdfast("lease", "status", "--json", cwd=repo))["waiting"]:
@@ -165,7 +165,7 @@ def test_who_waits_gets_the_lock_when_it_is_released_and_is_shown_in_line(repo: 
     assert json.loads(result.stdout)["data"]["token"] == 2
 
 
-def test_who_waits_in_vain_is_told_by_whom_it_was_kept(repo: Path) -> None:
+def test_a_waiter_that_times_out_is_told_the_holder(repo: Path) -> None:
     lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--json", cwd=repo))
     refused = holdfast("lease", "acquire", "--wait", "100ms", "--json", cwd=repo)
     assert (refused.returncode, error(refused)["code"]) == (75, "E_LOCK_TIMEOUT")
@@ -173,7 +173,7 @@ def test_who_waits_in_vain_is_told_by_whom_it_was_kept(repo: Path) -> None:
 
 
 @pytest.mark.req("LC-02", "LC-07", "LC-08")
-def test_of_eight_commands_that_acquire_one_wins_and_seven_conflict(repo: Path) -> None:
+def test_of_eight_concurrent_acquires_one_wins_and_seven_conflict(repo: Path) -> None:
     for _ in range(3):
         running = [
             subprocess.Popen(
@@ -192,10 +192,10 @@ def test_of_eight_commands_that_acquire_one_wins_and_seven_conflict(repo: Path) 
         holdfast("lease", "release", "--lock-id", winner, cwd=repo)
 
 
-# --- Where a command is ------------------------------------------------------------------------------
+# --- Finding the repository and the worktree ---------------------------------------------------------
 
 
-def test_repository_and_worktree_are_found_from_the_current_directory(repo: Path) -> None:
+def test_the_current_directory_determines_the_repository_and_the_worktree(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
     below = repo / "worktrees/dev/a/b"
     below.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_repository_and_worktree_are_found_from_the_current_directory(repo: Path
         assert data(holdfast("lease", "status", "--json", cwd=where))["worktree"] == worktree
 
 
-def test_flags_come_before_the_environment_and_that_before_the_directory(repo: Path, scratch: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_current_directory(repo: Path, scratch: Path) -> None:
     Repository(repo).worktrees.create("dev")
     Repository(repo).worktrees.create("other")
     env = {"HOLDFAST_REPO": str(repo), "HOLDFAST_WORKTREE": "dev"}
@@ -214,7 +214,7 @@ def test_flags_come_before_the_environment_and_that_before_the_directory(repo: P
     assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
 
 
-def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(repo: Path, scratch: Path) -> None:
+def test_the_current_worktree_is_recognised_through_a_link_to_the_repository(repo: Path, scratch: Path) -> None:
     Repository(repo).worktrees.create("dev")
     (scratch / "link").symlink_to(repo)
     result = holdfast("lease", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")
@@ -224,7 +224,7 @@ def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(rep
 # --- init and info -----------------------------------------------------------------------------------
 
 
-def test_init_makes_a_repository_and_says_where_to_work(scratch: Path) -> None:
+def test_init_creates_a_repository_and_says_where_to_work(scratch: Path) -> None:
     (scratch / "project").mkdir()
     (scratch / "project/file").write_text("content")
     made = holdfast("init", "repo", "--import", "project", cwd=scratch)
@@ -238,7 +238,7 @@ def test_init_makes_a_repository_and_says_where_to_work(scratch: Path) -> None:
 
 
 @pytest.mark.req("LC-03", "LC-22")
-def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> None:
+def test_info_shows_the_format_worktrees_leases_and_warnings(repo: Path) -> None:
     holdfast("worktree", "create", "open", "--shared", cwd=repo)
     (repo / "worktrees/open/file").write_text("content")
     holdfast("lease", "acquire", "--ttl", "10m", cwd=repo)
@@ -261,7 +261,7 @@ def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> 
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
-def test_a_newer_format_is_refused_with_what_to_do(repo: Path) -> None:
+def test_a_newer_format_is_refused(repo: Path) -> None:
     path = repo / ".jvs/format.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 99'))
     for command in (["info"], ["init", "."]):

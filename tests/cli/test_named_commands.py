@@ -1,4 +1,4 @@
-"""Every command that a hint, a help text or a page names is there, with the options that it names."""
+"""Every command and option named in a hint, a help text or the documentation exists."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglo
 QUOTED = re.compile(r"['`$(]holdfast ((?:[^'`()]|\n)+?)['`)]")
 LINE = re.compile(r"^ *(?:\$ )?holdfast (.+)$", re.MULTILINE)
 WORD = re.compile(r"[a-z][a-z-]*$")
-FORMATS = frozenset(["manifest", "stat", "homes"])  # "holdfast manifest 1" is how such a file begins
+FORMATS = frozenset(["manifest", "stat", "homes"])  # such a file starts with "holdfast manifest 1"
 ENDS = frozenset(["|", "||", "&&", ";", "&", ">", "--", "#", "…", "..."])
 
 
 class Mention(NamedTuple):
-    """Words after `holdfast`, and where they stand."""
+    """The words after `holdfast`, and the file that contains them."""
 
     words: str
     where: str
@@ -36,7 +36,7 @@ def mentions_in(text: str, where: str) -> Iterator[Mention]:
 
 
 def strings_of(path: Path) -> Iterator[str]:
-    """The texts of a module; what is put into them later stands as X."""
+    """The strings in a module, with X for each interpolated value."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -52,7 +52,7 @@ def mentions() -> list[Mention]:
 
 
 def problem_with(words: str) -> str | None:
-    """What is wrong with a mention; None if nothing is, or if it names no command at all."""
+    """The problem with a mention; None if it is correct or names no command."""
     rest = words.split()
     if rest[0] in FORMATS:
         return None
@@ -74,7 +74,7 @@ def problem_with(words: str) -> str | None:
     return None
 
 
-def test_every_command_that_is_named_somewhere_is_there() -> None:
+def test_every_command_that_is_mentioned_exists() -> None:
     all_mentions = mentions()
 
     wrong = [(*each, problem) for each in all_mentions if (problem := problem_with(each.words))]
@@ -86,5 +86,5 @@ def test_every_command_that_is_named_somewhere_is_there() -> None:
     "text",
     ["see 'holdfast issue finnish ID'", "`holdfast lease renew --tll 5m`", "  holdfast hstory --all"],
 )
-def test_a_command_that_is_not_there_is_found(text: str) -> None:
+def test_a_mention_of_a_missing_command_is_found(text: str) -> None:
     assert [problem_with(each.words) for each in mentions_in(text, "somewhere")] != [None]

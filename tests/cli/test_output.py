@@ -1,4 +1,4 @@
-"""What the commands say, to people and to programs, and what they end with."""
+"""The output of the commands, for people and for programs, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.cli.commands import HOLDFAST, environment, error, holdfast
     ],
     ids=" ".join,
 )
-def test_a_usage_error_is_an_envelope_wherever_json_was_asked_for(arguments: list[str]) -> None:
+def test_a_usage_error_is_an_envelope_wherever_json_is_requested(arguments: list[str]) -> None:
     result = holdfast(*arguments)
 
     assert (result.returncode, result.stderr) == (2, "")
@@ -52,7 +52,7 @@ def test_a_usage_error_for_people_shows_the_usage_on_standard_error() -> None:
     assert "See 'holdfast lock status --help'." in result.stderr
 
 
-def test_a_command_that_is_spelled_almost_right_is_guessed() -> None:
+def test_a_misspelled_command_gets_a_suggestion() -> None:
     assert "Did you mean 'repo-lock'?" in holdfast("rpeo-lock").stderr
 
 
@@ -65,11 +65,11 @@ def test_a_command_that_is_spelled_almost_right_is_guessed() -> None:
         (["run"], False),
     ],
 )
-def test_what_stands_after_the_dashes_does_not_ask_for_json(arguments: list[str], asked: bool) -> None:
+def test_arguments_after_the_dashes_do_not_request_json(arguments: list[str], asked: bool) -> None:
     assert asks_for_json(arguments) is asked
 
 
-# --- What people are shown --------------------------------------------------------------------------
+# --- Output for people ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_what_stands_after_the_dashes_does_not_ask_for_json(arguments: list[str]
         ("\udcff", "\\udcff"),
     ],
 )
-def test_only_visible_characters_are_shown_as_they_are(text: str, shown: str) -> None:
+def test_only_printable_characters_are_shown_unescaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_a_name_with_escape_sequences_cannot_touch_the_terminal(tmp_path: Path) -> None:
+def test_a_name_with_escape_sequences_cannot_control_the_terminal(tmp_path: Path) -> None:
     name = "a\x1b[2J\nError: forged"
     shown = holdfast("lock", "status", name, cwd=tmp_path)
     failed = holdfast("lock", "status", f"{name}/below", cwd=tmp_path)
@@ -99,8 +99,8 @@ def test_a_name_with_escape_sequences_cannot_touch_the_terminal(tmp_path: Path) 
     assert "a\\x1b[2J\\nError: forged/below" in missing.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every file name is Unicode")
-def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other platforms")
+def test_a_name_that_is_not_unicode_is_shown_to_people_and_programs(tmp_path: Path) -> None:
     for arguments in ([b"a\xff.lock"], [b"a\xff.lock", b"--json"]):
         result = subprocess.run(
             [*HOLDFAST, "lock", "status", *arguments],
@@ -112,7 +112,7 @@ def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) 
         assert rb"a\udcff.lock" in result.stdout.replace(rb"\\", b"\\")
 
 
-def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> None:
+def test_an_ascii_terminal_gets_only_ascii(tmp_path: Path) -> None:
     result = holdfast(
         "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, as_child=True
     )
@@ -120,10 +120,10 @@ def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> Non
     assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 
 
-# --- What programs are told -------------------------------------------------------------------------
+# --- Output for programs ----------------------------------------------------------------------------
 
 
-def test_a_failure_is_told_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_reported_with_its_details(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).failure(LockConflict("held", path=Path("/x"), holders=[{"pid": 1}]))
 
     assert json.loads(capsys.readouterr().out) == {
@@ -140,7 +140,7 @@ def test_a_failure_is_told_with_its_facts(capsys: pytest.CaptureFixture[str]) ->
     }
 
 
-def test_an_envelope_is_one_line_of_ascii_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_envelope_is_always_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).result({"a\nb": ["\x1b", "\x9b", "ö", "\udcff", ("\u2028",)]})
     line = capsys.readouterr().out
 
@@ -149,14 +149,14 @@ def test_an_envelope_is_one_line_of_ascii_whatever_is_in_it(capsys: pytest.Captu
     assert json.loads(line)["data"] == {"a\nb": ["\x1b", "\x9b", "ö", "\\udcff", ["\u2028"]]}
 
 
-# --- What is not expected ---------------------------------------------------------------------------
+# --- Unexpected errors ------------------------------------------------------------------------------
 
 
 def defective(*_: object, **__: object) -> NoReturn:
     raise ZeroDivisionError("a defect")
 
 
-def test_a_defect_is_told_without_a_traceback(
+def test_an_unexpected_error_is_reported_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(root, "invoke", defective)
@@ -170,7 +170,7 @@ def test_a_defect_is_told_without_a_traceback(
     assert "report" in failure["hint"]
 
 
-def test_a_defect_is_told_with_a_traceback_to_those_who_look_for_it(
+def test_an_unexpected_error_is_reported_with_a_traceback_in_debug_mode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(root, "invoke", defective)
@@ -180,7 +180,7 @@ def test_a_defect_is_told_with_a_traceback_to_those_who_look_for_it(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_an_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -194,7 +194,7 @@ def test_an_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     "arguments",
     [["--version"], ["--help"], ["lock", "status", "x"], ["lock", "status", "x", "--json"]],
 )
-def test_a_reader_who_has_seen_enough_is_no_news(arguments: list[str], tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_message(arguments: list[str], tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -207,9 +207,9 @@ def test_a_reader_who_has_seen_enough_is_no_news(arguments: list[str], tmp_path:
     assert (result.returncode, result.stderr) == (1, b"")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         result = subprocess.run(
             [*HOLDFAST, "lock", "status", "x", *options],
@@ -226,8 +226,8 @@ def test_an_output_that_cannot_be_written_is_an_error(options: list[str], tmp_pa
         assert error(result, on="stderr")["code"] == "E_IO"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a descriptor is closed in another way there")
-def test_without_a_standard_output_it_does_its_work_in_silence(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_a_command_works_without_standard_output(tmp_path: Path) -> None:
     result = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *HOLDFAST, "lock", "run", "x", "--", "touch", "y"],
         env=environment(),

@@ -32,17 +32,16 @@ from tests.cli.commands import (
 
 @pytest.fixture
 def data_dir(scratch: Path) -> Path:
-    """The data directory, which is not there yet."""
+    """A data directory that does not exist yet."""
     return scratch / "data"
 
 
 def lock_file(data_dir: Path, repo_id: str = "here") -> Path:
-    """Where the lock of a repository is."""
     return data_dir / "repos" / repo_id / ".lock"
 
 
 def status(data_dir: Path, *arguments: str) -> list[Mapping[str, Any]]:
-    """What `status` says about the repositories."""
+    """The repositories in the output of `status`."""
     shown = data(holdfast("repo-lock", "status", *arguments, "--data-dir", data_dir, "--json"))
     repositories: list[Mapping[str, Any]] = shown["repositories"]
     return repositories
@@ -51,7 +50,7 @@ def status(data_dir: Path, *arguments: str) -> list[Mapping[str, Any]]:
 # --- run --------------------------------------------------------------------------------------------
 
 
-def test_the_command_runs_under_the_lock_and_its_status_is_ours(data_dir: Path) -> None:
+def test_the_command_runs_under_the_lock_and_its_exit_status_is_returned(data_dir: Path) -> None:
     program = python(f"import os; raise SystemExit(7 if os.path.exists({str(lock_file(data_dir))!r}) else 1)")
     result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", *program)
 
@@ -61,7 +60,7 @@ def test_the_command_runs_under_the_lock_and_its_status_is_ours(data_dir: Path) 
 
 
 @pytest.mark.req("RL-04")
-def test_a_second_writer_is_refused_at_once_and_told_who_the_first_is(data_dir: Path) -> None:
+def test_a_second_writer_is_refused_at_once_and_told_the_holder(data_dir: Path) -> None:
     with RepoLockHeld(data_dir, "here") as holder:
         result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", "true")
         text = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--", "true").stderr
@@ -75,7 +74,7 @@ def test_a_second_writer_is_refused_at_once_and_told_who_the_first_is(data_dir: 
 
 
 @pytest.mark.req("RL-04")
-def test_a_lock_that_cannot_be_read_is_held_by_somebody(data_dir: Path) -> None:
+def test_an_unreadable_lock_counts_as_held(data_dir: Path) -> None:
     lock_file(data_dir).parent.mkdir(parents=True)
     lock_file(data_dir).write_text("{")
     result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", "true")
@@ -89,7 +88,7 @@ def test_two_repositories_have_two_locks(data_dir: Path) -> None:
         assert holdfast("repo-lock", "run", "there", "--data-dir", data_dir, "--", "true").returncode == 0
 
 
-def test_one_who_waits_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
+def test_a_waiter_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
     waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "forever", "--", "echo", "mine")
     with RepoLockHeld(data_dir, "here") as holder, Running(*waiting) as waiter:
         holder.finish()
@@ -98,7 +97,7 @@ def test_one_who_waits_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
     assert (result.returncode, result.stdout) == (0, "mine\n")
 
 
-def test_one_who_waited_too_long_is_told_for_whom(data_dir: Path) -> None:
+def test_a_waiter_that_times_out_is_told_the_holder(data_dir: Path) -> None:
     arguments = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "100ms", "--json")
     with RepoLockHeld(data_dir, "here") as holder:
         result = holdfast(*arguments, "--", "true")
@@ -124,7 +123,7 @@ def test_the_lock_of_a_dead_holder_is_shown_as_stale_and_taken_over(data_dir: Pa
 
 
 @pytest.mark.parametrize("repo_id", ["..", ""])
-def test_a_repository_id_that_is_no_safe_name_is_refused(data_dir: Path, repo_id: str) -> None:
+def test_an_unsafe_repository_id_is_refused(data_dir: Path, repo_id: str) -> None:
     result = holdfast("repo-lock", "run", "--data-dir", data_dir, "--json", repo_id, "--", "true")
 
     assert result.returncode == 2
@@ -132,7 +131,7 @@ def test_a_repository_id_that_is_no_safe_name_is_refused(data_dir: Path, repo_id
 
 
 @pytest.mark.parametrize("value", ["900ms", "4000d"])
-def test_an_age_that_makes_no_sense_is_refused(data_dir: Path, value: str) -> None:
+def test_an_age_out_of_range_is_refused(data_dir: Path, value: str) -> None:
     arguments = ("repo-lock", "run", "here", "--data-dir", data_dir, "--stale-after", value, "--json")
     result = holdfast(*arguments, "--", "true")
 
@@ -144,7 +143,7 @@ def test_the_default_age_is_that_of_the_library() -> None:
     assert parse_duration(repo_lock.STALE_AFTER) == DEFAULT_STALE_AFTER
 
 
-def test_what_is_stored_of_the_command_is_short_and_has_no_control_characters(data_dir: Path) -> None:
+def test_the_stored_command_line_is_short_and_has_no_control_characters(data_dir: Path) -> None:
     arguments = ("repo-lock", "run", "here", "--data-dir", data_dir)
     with Running(*arguments, "--", *UNTIL_STDIN_ENDS, "\x1b[31m", "x" * 100_000) as command:
         assert command.hear() == "running"
@@ -163,8 +162,8 @@ def test_the_lock_is_refreshed_while_the_command_runs(data_dir: Path) -> None:
         wait_until(lambda: json.loads(lock_file(data_dir).read_text())["created_at"] > first)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that could be caught")
-def test_a_command_whose_lock_is_lost_is_ended_and_the_status_is_5(data_dir: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that can be caught")
+def test_a_command_whose_lock_is_lost_is_terminated_and_the_exit_status_is_5(data_dir: Path) -> None:
     program = python(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('asked to end', flush=True), sys.exit()))\n"
@@ -182,7 +181,7 @@ def test_a_command_whose_lock_is_lost_is_ended_and_the_status_is_5(data_dir: Pat
     assert error(result, on="stderr")["code"] == "E_LOCK_NOT_HELD"
 
 
-def test_people_are_told_that_the_command_was_ended_and_why(data_dir: Path) -> None:
+def test_the_message_says_that_the_command_was_ended_and_why(data_dir: Path) -> None:
     with RepoLockHeld(data_dir, "here", "--stale-after", "1s") as holder:
         lock_file(data_dir).unlink()
         assert holder.process.wait(PATIENCE) == 5
@@ -190,7 +189,7 @@ def test_people_are_told_that_the_command_was_ended_and_why(data_dir: Path) -> N
 
 
 class Held(HeldRepoLock):
-    """A lock whose refreshing can be made to fail."""
+    """A lock whose refresh can be made to fail."""
 
     def __init__(self, held: HeldRepoLock) -> None:
         self.__dict__ = held.__dict__
@@ -204,8 +203,8 @@ class Held(HeldRepoLock):
         self.refreshed += 1
 
 
-class Hours:
-    """A clock for `Heartbeat`: its hours pass when it is told."""
+class FakeClock:
+    """A clock for `Heartbeat` that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -215,27 +214,26 @@ class Hours:
 
 
 @pytest.fixture
-def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
-    """The clock that `Heartbeat` looks at."""
-    hours = Hours()
-    monkeypatch.setattr("holdfast.cli.repo_lock.time", hours)
-    return hours
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr("holdfast.cli.repo_lock.time", clock)
+    return clock
 
 
-def test_the_lock_is_looked_at_often_and_refreshed_seldom(data_dir: Path, hours: Hours) -> None:
+def test_the_lock_is_checked_often_and_refreshed_rarely(data_dir: Path, clock: FakeClock) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
         heartbeat = Heartbeat(lock, held)
         for _ in range(4 * 3600 // 5):  # every 5 s for 4 h
-            hours.now += heartbeat.every
+            clock.now += heartbeat.every
             heartbeat()
 
     assert heartbeat.every == 5
     assert held.refreshed == 2  # the first time, and 2 h later
 
 
-def test_a_lock_that_is_lost_is_noticed_at_the_next_look(data_dir: Path, hours: Hours) -> None:
+def test_a_lost_lock_is_noticed_at_the_next_check(data_dir: Path, clock: FakeClock) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as held:
         heartbeat = Heartbeat(lock, held)
@@ -243,32 +241,32 @@ def test_a_lock_that_is_lost_is_noticed_at_the_next_look(data_dir: Path, hours: 
         state = lock.state("here")
         assert state is not None
         lock.break_lock("here", state.identity)
-        hours.now += 5
+        clock.now += 5
 
         with pytest.raises(LockNotHeld):
             heartbeat()
 
 
-def test_a_lock_that_cannot_be_refreshed_is_given_up_before_it_is_stale(data_dir: Path, hours: Hours) -> None:
+def test_a_lock_that_cannot_be_refreshed_is_given_up_before_it_is_stale(data_dir: Path, clock: FakeClock) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
         heartbeat = Heartbeat(lock, held)
         held.fails = True
-        hours.now = 5 * 3600
+        clock.now = 5 * 3600
         heartbeat()
-        hours.now = 6 * 3600
+        clock.now = 6 * 3600
 
         with pytest.raises(LockNotHeld, match="No space left on device"):
             heartbeat()
 
 
-def test_a_lock_that_can_be_refreshed_again_is_kept(data_dir: Path, hours: Hours) -> None:
+def test_a_lock_that_can_be_refreshed_again_is_kept(data_dir: Path, clock: FakeClock) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
         heartbeat = Heartbeat(lock, held)
-        for held.fails, hours.now in [(True, 5 * 3600.0), (False, 5.5 * 3600), (True, 11 * 3600)]:
+        for held.fails, clock.now in [(True, 5 * 3600.0), (False, 5.5 * 3600), (True, 11 * 3600)]:
             heartbeat()
 
     assert held.refreshed == 1
@@ -284,7 +282,7 @@ def test_a_data_directory_without_locks_has_no_repositories(data_dir: Path) -> N
     assert not data_dir.exists()
 
 
-def test_all_repositories_are_shown_in_order_with_everything_about_their_locks(data_dir: Path) -> None:
+def test_all_repositories_are_shown_in_order_with_the_details_of_their_locks(data_dir: Path) -> None:
     for name in ("c", "a"):
         holdfast("repo-lock", "run", name, "--data-dir", data_dir, "--", "true")
     (data_dir / "repos" / "not a repository").mkdir()
@@ -347,7 +345,7 @@ def test_breaking_needs_an_identity(data_dir: Path) -> None:
     assert "--identity" in result.stderr
 
 
-# --- Where the data directory is --------------------------------------------------------------------
+# --- The data directory -----------------------------------------------------------------------------
 
 EVERYTHING = {"HOLDFAST_DATA_DIR": "/h", "AGENCY_DATA_DIR": "/a", "XDG_DATA_HOME": "/x"}
 
@@ -356,7 +354,7 @@ def without(*names: str) -> dict[str, str]:
     return {name: value for name, value in EVERYTHING.items() if name not in names}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="its places are other ones")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows uses other directories")
 @pytest.mark.parametrize(
     ("flag", "environment", "chosen"),
     [
@@ -368,7 +366,7 @@ def without(*names: str) -> dict[str, str]:
         (None, without("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR"), "/x/holdfast"),
     ],
 )
-def test_a_flag_goes_before_the_environment_and_that_before_the_usual_place(
+def test_a_flag_overrides_the_environment_which_overrides_the_default(
     flag: str | None, environment: dict[str, str], chosen: str
 ) -> None:
     assert data_directory(flag, environment) == Path(chosen)
@@ -384,7 +382,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_usual_place(
         ("win32", {"LOCALAPPDATA": "/local"}, "/local/holdfast"),
     ],
 )
-def test_each_platform_has_its_usual_place(
+def test_each_platform_has_its_default_directory(
     monkeypatch: pytest.MonkeyPatch, platform: str, environment: dict[str, str], chosen: str
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
@@ -393,7 +391,7 @@ def test_each_platform_has_its_usual_place(
     assert data_directory(None, environment) == Path(chosen)
 
 
-def test_without_a_home_directory_it_asks_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_directory_the_error_asks_for_a_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
 
     with pytest.raises(UsageFailure) as caught:

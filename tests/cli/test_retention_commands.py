@@ -1,4 +1,4 @@
-"""`ref`, `pin`, `gc`, `audit` and `doctor`, as people and programs use them."""
+"""The commands `ref`, `pin`, `gc`, `audit` and `doctor`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def root(scratch: Path) -> Path:
 
 
 def ids(root: Path) -> list[str]:
-    """Its snapshots, newest first."""
+    """The ids of the snapshots of main, newest first."""
     context = opened(root)
     found, head = snapshots_of(context), context.config("main").head_snapshot_id
     ordered: list[str] = []
@@ -41,7 +41,7 @@ def opened(root: Path) -> RepositoryContext:
     return Repository(root).context
 
 
-def test_a_reference_is_made_listed_and_deleted(root: Path) -> None:
+def test_a_reference_is_created_listed_and_deleted(root: Path) -> None:
     head, before, _ = ids(root)
     assert holdfast("ref", "create", "v1", "head~1", "-m", "why", cwd=root).returncode == 0
     assert data(holdfast("ref", "create", "v2", head[:6], "--repo", root, "--json"))["snapshot_id"] == head
@@ -67,7 +67,7 @@ def test_a_pin_is_added_listed_and_removed(root: Path) -> None:
     assert holdfast("pin", "list", cwd=root).stdout == "There are no pins.\n"
 
 
-def test_the_policy_is_shown_and_set_part_by_part(root: Path) -> None:
+def test_the_policy_is_shown_and_its_parts_are_set_separately(root: Path) -> None:
     assert "no policy" in holdfast("gc", "policy", cwd=root).stdout
     shown = data(holdfast("gc", "policy", "--keep-last", "2", "--dry-run", "--json", cwd=root))
     assert (shown["policy"]["keep_last"], shown["changed"]) == (2, True)
@@ -81,7 +81,7 @@ def test_the_policy_is_shown_and_set_part_by_part(root: Path) -> None:
     assert holdfast("gc", "policy", "--max-bytes", "much", cwd=root).returncode == 2
 
 
-def test_a_plan_is_read_and_run(root: Path) -> None:
+def test_a_plan_is_shown_and_run(root: Path) -> None:
     head, *older = ids(root)
     holdfast("gc", "policy", "--keep-last", "1", cwd=root)
     told = holdfast("gc", "plan", cwd=root).stdout
@@ -99,7 +99,7 @@ def test_a_plan_is_read_and_run(root: Path) -> None:
     assert "nothing to delete" in holdfast("gc", "plan", cwd=root).stdout
 
 
-def test_a_plan_that_does_not_fit_any_more_is_refused_with_its_code(root: Path) -> None:
+def test_an_outdated_plan_is_refused_with_its_code(root: Path) -> None:
     holdfast("gc", "policy", "--keep-last", "1", cwd=root)
     plan = data(holdfast("gc", "plan", "--json", cwd=root))["plan"]
     holdfast("ref", "create", "late", "head~2", cwd=root)
@@ -112,7 +112,7 @@ def test_a_plan_that_does_not_fit_any_more_is_refused_with_its_code(root: Path) 
     assert holdfast("gc", "run", "--plan", "none", cwd=root).returncode == 3
 
 
-def test_the_trail_is_shown_verified_and_limited(root: Path) -> None:
+def test_the_audit_trail_is_shown_verified_and_limited(root: Path) -> None:
     told = data(holdfast("audit", "--verify", "--json", cwd=root))
     assert (told["verified"], told["count"], len(told["entries"])) == (True, 3, 3)
     assert told["last_hash"] == told["entries"][-1]["hash"]
@@ -124,7 +124,7 @@ def test_the_trail_is_shown_verified_and_limited(root: Path) -> None:
     assert "The chain holds: 3 entries" in holdfast("audit", "--verify", cwd=root).stdout
 
 
-def test_a_broken_chain_is_told_with_its_code_and_place(root: Path) -> None:
+def test_a_broken_chain_is_reported_with_its_code_and_position(root: Path) -> None:
     damage.forged_entry(opened(root))
     result = holdfast("audit", "--verify", "--json", cwd=root)
     assert result.returncode == 6
@@ -133,7 +133,7 @@ def test_a_broken_chain_is_told_with_its_code_and_place(root: Path) -> None:
     assert holdfast("audit", cwd=root).returncode == 0  # it can still be read
 
 
-def test_the_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
+def test_the_audit_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
     context = opened(root)
     with Running("audit", "--follow", "--verify", "--json", "--repo", root) as following:
         lines = [json.loads(following.hear()) for _ in range(3)]
@@ -145,7 +145,7 @@ def test_the_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
         assert following.finish().returncode == 130
 
 
-def test_one_who_follows_ends_when_nobody_reads_any_more(root: Path) -> None:
+def test_following_ends_when_the_reader_closes_the_pipe(root: Path) -> None:
     context = opened(root)
     with Running("audit", "--follow", "--repo", root) as following:
         assert following.hear()
@@ -155,14 +155,14 @@ def test_one_who_follows_ends_when_nobody_reads_any_more(root: Path) -> None:
         wait_until(lambda: following.process.poll() is not None)
 
 
-def test_a_repository_that_is_well_is_healthy(root: Path) -> None:
+def test_a_sound_repository_is_healthy(root: Path) -> None:
     result = holdfast("doctor", "--strict", cwd=root)
     assert (result.returncode, result.stdout) == (0, "The repository is healthy.\n")
     assert data(holdfast("doctor", "--json", cwd=root)) == {"healthy": True, "findings": []}
 
 
 @pytest.mark.req("LC-28")
-def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) -> None:
+def test_the_doctor_reports_problems_and_repairs_them_on_request(root: Path) -> None:
     context = opened(root)
     damage.abandoned_scratch(context)
     damage.orphaned_tree(context)
@@ -172,7 +172,7 @@ def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) ->
     assert failure["code"] == "E_UNHEALTHY"
     assert {each["code"] for each in failure["findings"]} == {"scratch-abandoned", "tree-orphaned"}
     assert all(each["fixable"] and each["remedy"] == "remove it" for each in failure["findings"])
-    assert (context.paths.scratch / "left").is_dir()  # looking changes nothing
+    assert (context.paths.scratch / "left").is_dir()  # the check changes nothing
     read = holdfast("doctor", cwd=root)
     assert "scratch-abandoned" in read.stdout
     assert "--fix: remove it" in read.stdout
@@ -183,7 +183,7 @@ def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) ->
     assert data(holdfast("doctor", "--strict", "--fix", "--json", cwd=root))["fixed"] == []
 
 
-def test_the_doctor_says_so_if_it_cannot_repair(root: Path) -> None:
+def test_the_doctor_reports_problems_that_it_cannot_repair(root: Path) -> None:
     context = opened(root)
     damage.head_missing(context)
     result = holdfast("doctor", "--fix", cwd=root)
@@ -192,7 +192,7 @@ def test_the_doctor_says_so_if_it_cannot_repair(root: Path) -> None:
     assert context.store.read(DESCRIPTORS.key("f" * 16)) is None
 
 
-def test_notes_alone_are_no_illness(root: Path) -> None:
+def test_a_repository_with_only_notes_is_healthy(root: Path) -> None:
     damage.expired_lease(opened(root))
     result = holdfast("doctor", "--json", cwd=root)
     assert result.returncode == 0

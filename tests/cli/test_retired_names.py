@@ -1,4 +1,4 @@
-"""Commands and options that were renamed: the error names the present one."""
+"""Renamed commands and options: the error names the current one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast run`: a command under the lock of a worktree."""
+"""`holdfast run`: a command under the lease of a worktree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.cli.commands import (
 )
 from tests.repository.stages import expire, files_kept, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def is_free(repo: Path) -> bool:
 
 
 def outcome(stderr: str) -> dict[str, object]:
-    """What `run --json` has said about it, as the last line of standard error."""
+    """The outcome that `run --json` printed as the last line of standard error."""
     envelope = json.loads(stderr.splitlines()[-1])
     assert envelope["ok"], envelope
     return dict(envelope["data"])
 
 
-def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Path) -> None:
+def test_the_command_holds_the_lease_and_gets_it_in_its_environment(repo: Path) -> None:
     program = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if 'HOLDFAST' in k}))"
     result = holdfast("run", "--json", "--purpose", "tests", "--", *python(program), cwd=repo)
     assert result.returncode == 0, result.stderr
@@ -63,13 +63,13 @@ def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Pat
     assert is_free(repo)
 
 
-def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -> None:
+def test_holdfast_commands_run_by_the_command_use_its_lease(repo: Path, scratch: Path) -> None:
     renew = " ".join((*HOLDFAST, "lease", "renew", "--json"))
     result = holdfast("run", "--worktree", "main", "--repo", repo, "--", "sh", "-c", renew, cwd=scratch)
     assert data(result)["worktree"] == "main"
 
 
-def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
+def test_a_command_that_waits_for_its_own_lease_is_refused(repo: Path) -> None:
     for command in (["run", "--wait", "forever", "--", "true"], ["lease", "acquire", "--wait", "forever"]):
         result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
         assert result.returncode == 4
@@ -77,7 +77,7 @@ def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: P
     assert is_free(repo)
 
 
-def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path) -> None:
+def test_others_are_refused_while_the_command_runs_and_are_shown_it(repo: Path) -> None:
     with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
         told = error(holdfast("lease", "acquire", "--json", cwd=repo))
@@ -89,7 +89,7 @@ def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path)
     assert is_free(repo)
 
 
-def test_the_lock_is_kept_for_as_long_as_the_command_runs(repo: Path) -> None:
+def test_the_lease_is_renewed_for_as_long_as_the_command_runs(repo: Path) -> None:
     leases = Repository(repo).leases
     with Running("run", "--repo", repo, "--ttl", "300ms", "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
@@ -107,19 +107,19 @@ def test_the_lock_is_kept_for_as_long_as_the_command_runs(repo: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 3, 75])
-def test_it_ends_with_the_status_of_the_command(repo: Path, status: int) -> None:
+def test_the_exit_status_is_that_of_the_command(repo: Path, status: int) -> None:
     result = holdfast("run", "--", *python(f"raise SystemExit({status})"), cwd=repo)
     assert (result.returncode, result.stdout, result.stderr) == (status, "", "")
     assert is_free(repo)
 
 
-def test_it_ends_by_the_signal_that_ended_the_command(repo: Path) -> None:
+def test_run_dies_of_the_signal_that_killed_the_command(repo: Path) -> None:
     result = holdfast("run", "--", *python("import os; os.kill(os.getpid(), 15)"), cwd=repo)
     assert died_of(result) is signal.SIGTERM
     assert is_free(repo)
 
 
-def test_signals_reach_the_command_each_once_beside_the_heartbeat(repo: Path) -> None:
+def test_each_signal_reaches_the_command_once_despite_the_heartbeat(repo: Path) -> None:
     with Running("run", "--repo", repo, "--ttl", "200ms", "--", *python(LISTENING)) as running:
         assert running.hear() == "running"
         for _ in range(20):
@@ -131,20 +131,20 @@ def test_signals_reach_the_command_each_once_beside_the_heartbeat(repo: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.Signals) -> None:
+def test_a_waiter_that_is_terminated_leaves_the_queue(repo: Path, number: signal.Signals) -> None:
     repository = Repository(repo)
-    line = LeaseKeys.of("main").queue
+    queue = LeaseKeys.of("main").queue
     with repository.lease() as held:
         with Running("run", "--repo", repo, "--wait", "forever", "--", "true") as waiting:
-            wait_until(lambda: repository.context.store.read(line))
+            wait_until(lambda: repository.context.store.read(queue))
             waiting.send(number)
             result = waiting.finish()
-        assert repository.context.store.read(line) is None
+        assert repository.context.store.read(queue) is None
         held.check()
     assert died_of(result) is signal.SIGTERM or result.returncode == 130
 
 
-def test_a_command_that_does_not_exist_leaves_no_lock_behind(repo: Path) -> None:
+def test_a_command_that_does_not_exist_leaves_no_lease_behind(repo: Path) -> None:
     result = holdfast("run", "--json", "--", "there-is-no-such-command", cwd=repo)
     assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (127, "E_COMMAND_NOT_FOUND")
     assert is_free(repo)
@@ -161,7 +161,7 @@ def test_the_command_starts_in_the_worktree_unless_told_otherwise(repo: Path) ->
 
 
 @pytest.mark.req("LC-12")
-def test_a_command_whose_lock_is_lost_is_ended(repo: Path) -> None:
+def test_a_command_whose_lease_is_lost_is_terminated(repo: Path) -> None:
     program = (
         "import signal, sys, time\n"
         "def end(*_): print('asked to end', flush=True); sys.exit(0)\n"
@@ -178,11 +178,11 @@ def test_a_command_whose_lock_is_lost_is_ended(repo: Path) -> None:
     assert json.loads(result.stderr)["error"]["code"] in ("E_LOCK_NOT_HELD", "E_LOCK_EXPIRED")
     state = repository.leases.state("main")
     assert state is not None
-    assert state.lease.lock_id == thief.lease.lock_id, "the thief's lock was touched"
+    assert state.lease.lock_id == thief.lease.lock_id, "the lease of the thief was changed"
 
 
 @pytest.mark.req("LC-12")
-def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
+def test_a_command_that_ignores_the_request_to_terminate_is_killed(repo: Path) -> None:
     stubborn = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('refused', flush=True))\n"
@@ -190,12 +190,12 @@ def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
         "while True: time.sleep(600)"
     )
     arguments = ["run", "--repo", str(repo), "--ttl", "4s", "--json", "--", *python(stubborn)]
-    impatient = (
+    with_short_grace = (
         "import sys; from holdfast.cli import child; child.GRACE = 0.5; "
         f"from holdfast.cli.entry import run; sys.exit(run({arguments!r}))"
     )
     with subprocess.Popen(
-        python(impatient), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        python(with_short_grace), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         pid = int(running.stdout.readline())
@@ -208,7 +208,7 @@ def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
 
 
 WRITER = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
-"""Stands in the worktree."""
+"""A process that stays in the worktree."""
 LEAVING = f"""
 import os, sys
 if os.fork() == 0:
@@ -221,8 +221,8 @@ os.wait()
 
 
 @pytest.mark.req("LC-12")
-def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
-    """A shell that is asked to end leaves what it waits for behind, which would go on writing."""
+def test_the_descendants_of_a_command_are_terminated_with_it(repo: Path) -> None:
+    """A shell that is terminated leaves its children behind, and they would go on writing."""
     script = '"$0" -c "$2"; "$0" -c "$1"; true'
     command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
     repository = Repository(repo)
@@ -255,8 +255,8 @@ def test_a_process_that_the_first_scan_missed_is_ended_all_the_same(
         assert is_gone(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the command with its parent")
-def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the command with its parent")
+def test_when_run_is_killed_the_command_dies_and_the_lease_expires(repo: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with Running("run", "--repo", repo, "--ttl", "2s", "--", *python(program)) as running:
         pid = int(running.hear())
@@ -269,7 +269,7 @@ def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo
     assert outcome(result.stderr)["token"] == 2
 
 
-def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path) -> None:
+def test_the_result_is_snapshotted_on_request_only_if_the_command_succeeds(repo: Path) -> None:
     write = "from pathlib import Path; Path('made').write_text('by the command')"
     options = ("--snapshot", "-m", "made", "--json", "--")
     result = holdfast("run", *options, *python(write), cwd=repo)
@@ -286,7 +286,7 @@ def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path
 
 
 @pytest.mark.req("LC-03")
-def test_in_a_shared_worktree_it_runs_without_a_lock_and_says_so(repo: Path) -> None:
+def test_in_a_shared_worktree_the_command_runs_without_a_lease_and_run_says_so(repo: Path) -> None:
     holdfast("worktree", "create", "open", "--shared", cwd=repo)
     program = "import os; print(os.environ.get('HOLDFAST_LOCK_ID', 'none'))"
     result = holdfast("run", "--worktree", "open", "--", *python(program), cwd=repo)
@@ -294,13 +294,13 @@ def test_in_a_shared_worktree_it_runs_without_a_lock_and_says_so(repo: Path) -> 
     assert "high-risk" in result.stderr
 
 
-def test_a_worktree_that_is_not_there_is_said_so_before_anything_is_run(repo: Path) -> None:
+def test_a_missing_worktree_is_reported_before_anything_runs(repo: Path) -> None:
     result = holdfast("run", "--worktree", "nowhere", "--json", "--", "touch", repo / "ran", cwd=repo)
     assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (3, "E_NOT_FOUND")
     assert not (repo / "ran").exists()
 
 
-def test_a_person_is_told_the_snapshot_and_that_the_command_runs_elsewhere(repo: Path) -> None:
+def test_run_reports_the_snapshot_and_a_command_that_runs_outside_the_worktree(repo: Path) -> None:
     told = holdfast("run", "--repo", repo, "--snapshot", "--no-chdir", "--", "true", cwd=repo)
     inside = holdfast("run", "--snapshot", "--", "true", cwd=repo / "main")
     quiet = holdfast("run", "--snapshot", "--no-chdir", "--json", "--", "true", cwd=repo)

@@ -1,4 +1,4 @@
-"""Signals and ends: the command gets each signal once, and `run` ends the way the command has ended."""
+"""Signals: the command gets each signal once, and `run` ends the way the command ended."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ from tests.cli.commands import (
 if sys.platform == "win32":
     pytest.skip("Windows has no such signals", allow_module_level=True)
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this, or show it")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do or show this")
 
 ALL = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
 @pytest.fixture
 def lock(scratch: Path) -> Path:
-    """Where the lock is."""
     return scratch / "a.lock"
 
 
 def run_listening(lock: Path, *, before_exec: Callable[[], object] | None = None) -> Running:
-    """A command under the lock that says which signals it gets."""
+    """Start a command under the lock that prints the signals it receives."""
     running = Running("lock", "run", lock, "--json", "--", *python(LISTENING), before_exec=before_exec)
     assert running.hear() == "running"
     return running
 
 
 @pytest.mark.parametrize("number", ALL, ids=lambda number: number.name)
-def test_a_signal_goes_on_to_the_command_once(lock: Path, number: signal.Signals) -> None:
+def test_a_signal_is_forwarded_to_the_command_once(lock: Path, number: signal.Signals) -> None:
     with run_listening(lock) as command:
         command.send(number)
         assert command.hear() == number.name
@@ -61,7 +60,7 @@ def test_a_signal_goes_on_to_the_command_once(lock: Path, number: signal.Signals
     assert envelope(result.stderr)["data"]["exit_status"] == 0
 
 
-def test_signals_arrive_in_any_number(lock: Path) -> None:
+def test_any_number_of_signals_is_forwarded(lock: Path) -> None:
     with run_listening(lock) as command:
         for _ in range(20):
             command.send(signal.SIGUSR1)
@@ -70,7 +69,7 @@ def test_signals_arrive_in_any_number(lock: Path) -> None:
 
 
 @linux_only
-def test_a_signal_goes_on_to_a_command_that_had_to_wait_for_its_lock(lock: Path) -> None:
+def test_a_signal_is_forwarded_to_a_command_that_had_to_wait_for_its_lock(lock: Path) -> None:
     quick = ("/bin/sh", "-c", "trap 'exit 3' TERM; echo running; while :; do sleep 0.01; done")
     with (
         FileLockHeld(lock) as holder,
@@ -84,14 +83,14 @@ def test_a_signal_goes_on_to_a_command_that_had_to_wait_for_its_lock(lock: Path)
 
 
 def _waits_for(lock: Path, pid: int) -> bool:
-    """Whether the kernel lists the process as one that waits for the lock."""
+    """Whether the kernel lists the process as a waiter for the lock."""
     inode = f":{lock.stat().st_ino} "
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f" {pid} " in line and inode in line for line in lines)
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not say where a signal came from")
-def test_a_key_that_interrupts_reaches_the_command_once(lock: Path) -> None:
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not report the sender of a signal")
+def test_the_interrupt_key_reaches_the_command_once(lock: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(
@@ -105,7 +104,7 @@ def test_a_key_that_interrupts_reaches_the_command_once(lock: Path) -> None:
             assert next(lines) == "running"
             screen.write(b"\x03")
             assert next(lines).removeprefix("^C") == "SIGINT"
-            # Were the first one to come twice, it would come before this one.
+            # A duplicate of the first signal would arrive before this one.
             os.kill(pid, signal.SIGUSR1)
             assert next(lines) == "SIGUSR1"
             screen.write(b"\x1c")
@@ -119,7 +118,7 @@ def test_a_key_that_interrupts_reaches_the_command_once(lock: Path) -> None:
 
 
 def _lines(terminal: int) -> Iterator[str]:
-    """What appears on a terminal, line by line, until its other end is closed."""
+    """The lines that appear on a terminal until its other end is closed."""
     text = b""
     while True:
         while b"\n" in text:
@@ -127,7 +126,7 @@ def _lines(terminal: int) -> Iterator[str]:
             yield line.decode().strip("\r")
         try:
             more = os.read(terminal, 4096)
-        except OSError:  # Linux says it this way
+        except OSError:  # the end of input on Linux
             return
         if not more:
             return
@@ -135,7 +134,7 @@ def _lines(terminal: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV])
-def test_it_dies_of_what_the_command_died_of_without_a_core_and_without_the_lock(
+def test_run_dies_of_the_signal_that_killed_the_command_leaving_no_core_and_no_lock(
     lock: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     def allow_a_core_here() -> None:
@@ -157,7 +156,7 @@ def test_it_dies_of_what_the_command_died_of_without_a_core_and_without_the_lock
 
 @linux_only
 @pytest.mark.req("FL-02")
-def test_a_wrapper_that_is_killed_takes_its_command_with_it_and_frees_the_lock(lock: Path) -> None:
+def test_killing_run_kills_its_command_and_frees_the_lock(lock: Path) -> None:
     program = python("import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
     with Running("lock", "run", lock, "--", *program) as command:
         child_pid = int(command.hear())
@@ -169,7 +168,7 @@ def test_a_wrapper_that_is_killed_takes_its_command_with_it_and_frees_the_lock(l
 
 
 def ignore(number: int) -> Callable[[], object]:
-    """What `nohup` does for SIGHUP."""
+    """Ignore a signal, as `nohup` does with SIGHUP."""
     return lambda: signal.signal(number, signal.SIG_IGN)
 
 
@@ -178,14 +177,14 @@ def block(number: int) -> Callable[[], object]:
 
 
 def signals_of_a_command(lock: Path, field: str, before_exec: Callable[[], object] | None) -> set[int]:
-    """The signals that a command finds blocked (`SigBlk`) or ignored (`SigIgn`) when it starts."""
+    """The signals that are blocked (`SigBlk`) or ignored (`SigIgn`) when a command starts."""
     command_line = ("grep", field, "/proc/self/status")  # a shell or Python would change them
     with Running("lock", "run", lock, "--", *command_line, before_exec=before_exec) as command:
         bits = int(command.finish().stdout.split()[1], 16)
     return {number for number in range(1, 32) if bits & 1 << (number - 1)}
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc/self/status here")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 @pytest.mark.parametrize(
     ("field", "before_exec", "found"),
     [
@@ -196,20 +195,20 @@ def signals_of_a_command(lock: Path, field: str, before_exec: Callable[[], objec
     ],
     ids=["none blocked", "blocked before", "none ignored", "ignored before"],
 )
-def test_the_command_finds_its_signals_as_whoever_started_us_left_them(
+def test_the_command_finds_its_signals_as_the_caller_left_them(
     lock: Path, field: str, before_exec: Callable[[], object] | None, found: set[int]
 ) -> None:
     assert signals_of_a_command(lock, field, before_exec) == found
 
 
-def test_the_status_of_the_command_is_known_even_if_its_end_was_to_be_ignored(lock: Path) -> None:
+def test_the_exit_status_of_the_command_is_known_even_if_sigchld_was_ignored(lock: Path) -> None:
     program = python("raise SystemExit(7)")
     with Running("lock", "run", lock, "--", *program, before_exec=ignore(signal.SIGCHLD)) as command:
         assert command.finish().returncode == 7
 
 
 @linux_only
-def test_an_interruption_while_waiting_ends_with_130(lock: Path) -> None:
+def test_an_interrupt_while_waiting_exits_with_130(lock: Path) -> None:
     waiting = ("lock", "run", lock, "--wait", "forever", "--json", "--", "true")
     with FileLockHeld(lock), Running(*waiting) as command:
         wait_until(lambda: _waits_for(lock, command.pid))
@@ -220,14 +219,14 @@ def test_an_interruption_while_waiting_ends_with_130(lock: Path) -> None:
     assert error(result, on="stderr")["code"] == "E_INTERRUPTED"
 
 
-# --- A duty that fails ------------------------------------------------------------------------------
+# --- A periodic check that fails --------------------------------------------------------------------
 
 
 class Lost(Exception):
-    """What a duty raises here."""
+    """The failure of a check."""
 
 
-def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
+def test_a_command_is_terminated_when_the_check_fails(tmp_path: Path) -> None:
     program = python(
         "import signal, sys, pathlib, time\n"
         f"note = pathlib.Path({str(tmp_path / 'note')!r})\n"
@@ -246,7 +245,7 @@ def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
     assert (tmp_path / "note").read_text() == "asked to end"
 
 
-def test_a_command_that_does_not_end_when_asked_to_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE", 0.1)
     program = python(
         "import os, signal, pathlib, time\n"
@@ -265,7 +264,7 @@ def test_a_command_that_does_not_end_when_asked_to_is_killed(tmp_path: Path, mon
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_the_signal_mask_is_as_before_when_the_command_has_ended() -> None:
+def test_the_signal_mask_is_restored_when_the_command_ends() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     child.run(["true"])
 

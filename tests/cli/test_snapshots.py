@@ -1,4 +1,4 @@
-"""Snapshots from the command line, as people and programs use it: real processes, real kills."""
+"""Snapshots from the command line, with real processes and real kills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.cli.commands import (
 from tests.repository.history_states import state_of
 from tests.repository.stages import expire, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot exchange directories")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def root(scratch: Path) -> Path:
 
 
 def call(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree: str = MAIN) -> Result:
-    """Run a command in a worktree, in this process: it is the same from the arguments to what it prints."""
+    """Run a command in a worktree, inside this process: from its arguments to its output it is the same."""
     where = root / "main" if worktree == MAIN else root / "worktrees" / worktree
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -57,13 +57,13 @@ def call(root: Path, *arguments: str, env: dict[str, str] | None = None, worktre
 
 
 def run(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree: str = MAIN) -> Any:
-    """What a command in a worktree says to programs, or the error."""
+    """The data or the error that a command in a worktree prints with `--json`."""
     result = call(root, *arguments, "--json", env=env, worktree=worktree)
     return data(result) if result.returncode == 0 else error(result)
 
 
-def lock(root: Path, *options: str) -> dict[str, str]:
-    """Acquire the lock, and what the environment says about it then."""
+def acquire(root: Path, *options: str) -> dict[str, str]:
+    """Acquire the lease and return the environment variables that name it."""
     made = run(root, "lease", "acquire", "--ttl", "1h", *options)
     return {
         "HOLDFAST_LOCK_ID": made["lock_id"],
@@ -73,7 +73,7 @@ def lock(root: Path, *options: str) -> dict[str, str]:
 
 
 @pytest.mark.req("LC-20", "LC-22")
-def test_what_is_kept_is_shown_and_best_effort_carries_a_warning(root: Path) -> None:
+def test_snapshots_are_listed_and_best_effort_ones_carry_a_warning(root: Path) -> None:
     first = run(root, "snapshot", "-m", "first", "--tag", "v1")
     assert first["note"] == "first"
     assert first["warning"] is False
@@ -96,9 +96,9 @@ def test_what_is_kept_is_shown_and_best_effort_carries_a_warning(root: Path) -> 
 
 
 @pytest.mark.req("LC-24")
-def test_history_leaves_no_trace_and_waits_for_nobody(root: Path) -> None:
+def test_history_changes_nothing_and_needs_no_lease(root: Path) -> None:
     run(root, "snapshot")
-    lock(root)
+    acquire(root)
     before = state_of(root)
     for options in ((), ("--all",), ("--graph",)):
         assert len(run(root, "history", *options).get("snapshots", ())) == 1
@@ -106,10 +106,10 @@ def test_history_leaves_no_trace_and_waits_for_nobody(root: Path) -> None:
 
 
 @pytest.mark.req("LC-23")
-def test_a_free_worktree_is_locked_for_the_duration_and_a_locked_one_needs_its_lock(root: Path) -> None:
+def test_a_snapshot_leases_a_free_worktree_and_needs_the_lease_of_a_leased_one(root: Path) -> None:
     run(root, "snapshot")
     assert run(root, "lease", "status")["state"] == "free"
-    env = lock(root)
+    env = acquire(root)
     refused = run(root, "snapshot")
     assert refused["code"] == "E_LOCK_CONFLICT"
     assert "--lock-id" in refused["hint"]
@@ -120,8 +120,8 @@ def test_a_free_worktree_is_locked_for_the_duration_and_a_locked_one_needs_its_l
 
 
 @pytest.mark.req("LC-18", "LC-29")
-def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(root: Path) -> None:
-    env = lock(root)
+def test_a_stale_lease_publishes_nothing_and_the_exit_status_is_that_of_fencing(root: Path) -> None:
+    env = acquire(root)
     repository = Repository(root)
     expire(repository)
     thief = run(root, "lease", "steal", "--ttl", "1h")
@@ -142,8 +142,8 @@ def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(r
     assert (root / "main" / "file").read_text() == "one\n"
 
 
-def test_who_waits_for_the_lock_gets_it_when_it_is_free(root: Path) -> None:
-    env = lock(root)
+def test_a_waiter_gets_the_lease_when_it_is_free(root: Path) -> None:
+    env = acquire(root)
     assert run(root, "snapshot", "--wait", "10ms")["code"] == "E_LOCK_TIMEOUT"
     with Running("snapshot", "--repo", root, "--wait", "30s", "--json") as waiting:
         wait_until(lambda: run(root, "lease", "status")["waiting"])
@@ -151,8 +151,8 @@ def test_who_waits_for_the_lock_gets_it_when_it_is_free(root: Path) -> None:
         assert data(waiting.finish())["token"] > int(env["HOLDFAST_TOKEN"])
 
 
-def test_the_lock_of_the_environment_counts_for_its_own_worktree_only(root: Path) -> None:
-    env = lock(root)
+def test_the_lease_in_the_environment_applies_only_to_its_own_worktree(root: Path) -> None:
+    env = acquire(root)
     run(root, "worktree", "create", "dev")
     made = run(root, "snapshot", "--worktree", "dev", env=env)
     assert made["lock_id"] != env["HOLDFAST_LOCK_ID"]
@@ -160,7 +160,7 @@ def test_the_lock_of_the_environment_counts_for_its_own_worktree_only(root: Path
 
 
 @pytest.mark.req("LC-03", "LC-23", "LC-26", "WT-05")
-def test_a_shared_worktree_is_best_effort_and_restored_in_place_only_if_switched_on(root: Path) -> None:
+def test_a_shared_worktree_is_best_effort_and_restored_in_place_only_if_allowed(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     run(root, "worktree", "create", "open", "--shared")
     made = run(root, "snapshot", worktree="open")
@@ -195,7 +195,7 @@ def test_a_worktree_is_created_snapshotted_restored_and_removed(root: Path) -> N
     assert run(root, "verify", "--all")["problems"] == []
 
 
-def test_differences_are_shown_by_name_by_number_and_by_line(root: Path) -> None:
+def test_differences_are_shown_as_names_statistics_and_patches(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
     (root / "main" / "new").write_text("more\n")
@@ -213,7 +213,7 @@ def test_differences_are_shown_by_name_by_number_and_by_line(root: Path) -> None
     assert run(root, "diff", "--patch", "--stat")["code"] == "E_USAGE"
 
 
-def test_what_is_below_a_big_new_directory_is_counted_and_named_only_on_request(root: Path) -> None:
+def test_the_entries_of_a_large_new_directory_are_counted_and_listed_only_on_request(root: Path) -> None:
     run(root, "snapshot")
     for name in ("packages/a", "packages/b", "small"):
         (root / "main" / name).mkdir(parents=True)
@@ -257,7 +257,7 @@ def test_a_damaged_snapshot_is_found(root: Path) -> None:
 
 
 @pytest.mark.req("LC-27")
-def test_a_partial_snapshot_is_shown_and_restored_by_no_command(root: Path) -> None:
+def test_no_command_shows_or_restores_a_partial_snapshot(root: Path) -> None:
     partial = run(root, "snapshot")["snapshot_id"]
     (root / ".jvs" / "snapshots" / partial / ".READY").unlink()
     assert run(root, "history")["snapshots"] == []
@@ -284,7 +284,7 @@ def test_a_partial_snapshot_is_shown_and_restored_by_no_command(root: Path) -> N
         (("verify", "head", "--all"), "E_USAGE"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_code(root: Path, arguments: tuple[str, ...], code: str) -> None:
+def test_an_invalid_request_is_refused_with_a_code(root: Path, arguments: tuple[str, ...], code: str) -> None:
     run(root, "snapshot")
     assert run(root, *arguments)["code"] == code
 
@@ -296,7 +296,7 @@ def test_the_engine_comes_from_the_option_or_the_environment(root: Path) -> None
     assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "magic"})["code"] == "E_SETTING_INVALID"
 
 
-def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
+def test_a_shell_in_a_directory_that_was_restored_in_place_is_told_so(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
     script = (
@@ -309,9 +309,9 @@ def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
     assert "Nothing has changed." in done.stdout
 
 
-def test_a_terminal_is_shown_a_bar_and_nobody_else(root: Path) -> None:
+def test_a_progress_bar_is_shown_only_on_a_terminal(root: Path) -> None:
     if sys.platform == "win32":
-        raise NotImplementedError("there are no such terminals on Windows")
+        raise NotImplementedError("Windows has no pseudo-terminals")
     import pty
 
     for number in range(300):
@@ -337,13 +337,13 @@ def test_a_terminal_is_shown_a_bar_and_nobody_else(root: Path) -> None:
     assert len(quiet.stdout.splitlines()) == 1
 
 
-def test_a_snapshot_that_is_killed_is_not_there_and_its_lock_ends_with_its_time(root: Path) -> None:
+def test_a_killed_snapshot_leaves_nothing_in_the_history_and_can_be_repeated(root: Path) -> None:
     for number in range(3000):
         (root / "main" / f"file-{number}").write_text("x" * 100)
-    env = lock(root)
+    env = acquire(root)
     with Running("snapshot", "--repo", root, env=env) as command:
-        rooms = root / ".jvs" / "tmp"
-        wait_until(lambda: rooms.is_dir() and any((each / "tree").is_dir() for each in rooms.iterdir()))
+        temporary = root / ".jvs" / "tmp"
+        wait_until(lambda: temporary.is_dir() and any((each / "tree").is_dir() for each in temporary.iterdir()))
         command.kill()
         command.finish()
     assert run(root, "history", "--all")["snapshots"] == []
@@ -351,23 +351,23 @@ def test_a_snapshot_that_is_killed_is_not_there_and_its_lock_ends_with_its_time(
     assert [each["snapshot_id"] for each in run(root, "history")["snapshots"]] == [made["snapshot_id"]]
 
 
-def test_a_command_that_is_asked_to_end_gives_back_what_it_holds(root: Path) -> None:
-    """A service manager, a build server, `kill`: nobody has to wait for a lease to run out after that."""
-    os.truncate(root / "main" / "file", 1 << 31)  # so that it takes a while
+def test_a_terminated_command_releases_its_lease(root: Path) -> None:
+    """After `kill`, or a stop by a service manager or a build server, nobody has to wait for a lease to expire."""
+    os.truncate(root / "main" / "file", 1 << 31)  # makes the snapshot slow
     with Running("snapshot", "--repo", root) as command:
-        rooms = root / ".jvs" / "tmp"
-        wait_until(lambda: rooms.is_dir() and any((each / "tree").is_dir() for each in rooms.iterdir()))
+        temporary = root / ".jvs" / "tmp"
+        wait_until(lambda: temporary.is_dir() and any((each / "tree").is_dir() for each in temporary.iterdir()))
         command.send(signal.SIGTERM)
         result = command.finish()
     assert died_of(result) is signal.SIGTERM
     assert Repository(root).leases.state(MAIN) is None
-    assert list(rooms.iterdir()) == []
+    assert list(temporary.iterdir()) == []
     assert run(root, "history", "--all")["snapshots"] == []
 
 
-def test_a_terminal_is_left_as_it_was_by_a_command_that_is_asked_to_end(root: Path) -> None:
+def test_a_terminated_command_restores_the_terminal(root: Path) -> None:
     if sys.platform == "win32":
-        raise NotImplementedError("there are no such terminals on Windows")
+        raise NotImplementedError("Windows has no pseudo-terminals")
     import pty
 
     ours, theirs = pty.openpty()

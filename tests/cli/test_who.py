@@ -1,4 +1,4 @@
-"""`holdfast who` and `top`: everything that is held is shown, truly and without harm to the terminal."""
+"""`holdfast who` and `top` show everything that is held, correctly and without harm to the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.cli.commands import (
 )
 
 if sys.platform == "win32":
-    pytest.skip("the workers run in a POSIX shell", allow_module_level=True)
+    pytest.skip("needs a POSIX shell", allow_module_level=True)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def holdings(root: Path, **env: str) -> dict[str, Any]:
     return {f"{each['kind']} {each['what']}": each for each in seen["holdings"]}
 
 
-def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> None:
+def test_a_lease_is_shown_with_its_holder_its_time_and_its_queue(root: Path) -> None:
     held = ("run", "--repo", root, "--ttl", "1h", "--purpose", "first")
     with Running(*held, "--", "sleep", "99") as first:
         wait_until(lambda: "lease main" in holdings(root))
@@ -80,7 +80,7 @@ def test_claims_issues_and_repo_locks_are_shown_too(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.req("FL-20")
-def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_path: Path) -> None:
+def test_waiters_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_path: Path) -> None:
     place = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
     waits = ("repo-lock", "run", "project", "--wait", "60s", "--", "make")
 
@@ -94,7 +94,7 @@ def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path,
             wait_until(lambda: len(waiting()) == 2)
             seen = waiting()
             table = holdfast("who", "--repo", root, env=place).stdout
-        wait_until(lambda: not waiting())  # they were killed, and nobody looks
+        wait_until(lambda: not waiting())  # waiters that were killed are not shown
 
     assert {each["who"].split(":")[2] for each in seen} == {str(each.pid) for each in (inside, outside)}
     assert {(each["place"], each["purpose"], each["liveness"]) for each in seen} == {(None, "make", "alive")}
@@ -102,7 +102,7 @@ def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path,
     assert "; in no order" in table
 
 
-def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
+def test_an_expired_lease_is_shown_with_the_command_that_reclaims_it(root: Path) -> None:
     assert holdfast("lease", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
     wait_until(lambda: holdings(root)["lease main"]["reclaim"]["safe"])
 
@@ -112,7 +112,7 @@ def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
     assert holdings(root)["lease main"]["reclaim"]["safe"] is False
 
 
-def test_work_that_waits_for_its_gates_is_nobodys_to_claim(root: Path) -> None:
+def test_an_issue_that_waits_for_its_gates_cannot_be_reclaimed(root: Path) -> None:
     holdfast("issue", "init", cwd=root)
     holdfast("gate", "define", "review", cwd=root)
     issue = holdfast("issue", "create", "x", "--gate", "review", "--field", "id", cwd=root).stdout.strip()
@@ -125,7 +125,7 @@ def test_work_that_waits_for_its_gates_is_nobodys_to_claim(root: Path) -> None:
     wait_until(lambda: not holdings(root))
 
 
-def test_what_somebody_typed_cannot_reach_the_terminal(root: Path) -> None:
+def test_control_characters_in_a_purpose_do_not_reach_the_terminal(root: Path) -> None:
     nasty = "\x1b[31mred\x07\r\nforged line"
     assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
 
@@ -137,7 +137,7 @@ def test_what_somebody_typed_cannot_reach_the_terminal(root: Path) -> None:
     assert holdings(root)["lease main"]["purpose"] == nasty
 
 
-def test_looking_changes_nothing(root: Path) -> None:
+def test_who_changes_nothing(root: Path) -> None:
     def everything() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
@@ -147,12 +147,12 @@ def test_looking_changes_nothing(root: Path) -> None:
     assert everything() == before
 
 
-def test_nothing_held_is_said_and_so_is_a_place_without_anything(root: Path, tmp_path: Path) -> None:
+def test_who_says_when_nothing_is_held_and_fails_outside_a_repository(root: Path, tmp_path: Path) -> None:
     assert holdfast("who", cwd=root).stdout == "Nobody holds anything.\n"
     assert holdfast("who", cwd=tmp_path).returncode == 3
 
 
-def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
+def test_an_unreadable_record_is_not_reported_as_free(root: Path) -> None:
     (record,) = (root / ".jvs/worktrees/main").glob("config.json")
     record.write_text("{")
 
@@ -162,7 +162,7 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
         assert "Cannot list every lease" in told.stdout + told.stderr
 
 
-def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
+def test_an_unreadable_claim_does_not_hide_others(root: Path) -> None:
     assert holdfast("issue", "init", cwd=root).returncode == 0
     ids = [holdfast("issue", "create", "x", "--field", "id", cwd=root).stdout.strip() for _ in range(2)]
     for each in ids:
@@ -180,15 +180,15 @@ def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
     assert subjects == set(ids)
 
 
-def test_a_store_that_is_away_is_waited_for_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_store_is_tried_only_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def away(*_: object) -> NoReturn:
+    def unavailable(*_: object) -> NoReturn:
         asked.append(1)
         raise StoreUnavailable("etcd://nowhere/x", "no answer")
 
-    monkeypatch.setattr(overview, "Repository", away)
-    monkeypatch.setattr(overview, "open_store", away)
+    monkeypatch.setattr(overview, "Repository", unavailable)
+    monkeypatch.setattr(overview, "open_store", unavailable)
     seen = overview.look_around(root)
 
     assert len(asked) == 1
@@ -196,7 +196,7 @@ def test_a_store_that_is_away_is_waited_for_once(root: Path, monkeypatch: pytest
     assert "file lock" not in {each.kind for each in seen.troubles}
 
 
-def test_a_directory_that_is_gone_is_told_as_such(root: Path, tmp_path: Path) -> None:
+def test_a_current_directory_that_is_gone_is_reported(root: Path, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     for command in ("who", "ready", "guard f", "setup claude", "info"):
         program = f"rmdir ../gone; exec {sys.executable} -m holdfast {command} --json"
@@ -206,22 +206,22 @@ def test_a_directory_that_is_gone_is_told_as_such(root: Path, tmp_path: Path) ->
         assert "the current directory is gone" in error(told)["message"]
 
 
-def test_a_directory_inside_a_repository_is_not_taken_for_it(root: Path) -> None:
+def test_a_directory_inside_a_repository_is_not_mistaken_for_it(root: Path) -> None:
     (root / "main/sub").mkdir()
     told = error(holdfast("info", "--json", "--repo", root / "main/sub"))
     assert told["code"] == "E_NOT_FOUND"
     assert str(root) in told["hint"]
 
 
-def test_top_gives_a_look_per_line_to_programs(root: Path) -> None:
+def test_top_prints_one_json_object_per_refresh(root: Path) -> None:
     result = holdfast("top", "--limit", "3", "--every", "10ms", "--json", cwd=root)
 
     looks = [json.loads(line) for line in result.stdout.splitlines()]
     assert [each["data"]["holdings"] for each in looks] == [[], [], []]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
-def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
+def test_top_draws_on_a_terminal_and_restores_it(root: Path) -> None:
     import pty
 
     main, terminal = pty.openpty()
@@ -240,11 +240,11 @@ def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
             drawn += part
     assert process.wait(30) == 0
     assert b"Nobody holds anything." in drawn
-    assert b"\x1b[?1049h" in drawn  # the other screen
-    assert b"\x1b[?1049l" in drawn  # and back
+    assert b"\x1b[?1049h" in drawn  # enters the alternate screen
+    assert b"\x1b[?1049l" in drawn  # and leaves it
 
 
-# --- Who is alive, who waits, and how to get it ---------------------------------------------------------
+# --- Liveness, waiters and reclaiming --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def the_only(root: Path, kind: str) -> Any:
     return found
 
 
-def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: Path) -> None:
+def test_a_claim_belongs_to_the_process_that_ran_the_command_and_shows_its_purpose(busy: Path) -> None:
     assert (
         holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parse", cwd=busy, as_child=True).returncode
         == 0
@@ -278,8 +278,8 @@ def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: 
         assert each["reclaim"]["safe"] is False
 
 
-def test_who_ended_after_a_command_took_a_claim_is_not_said_to_be_dead(busy: Path) -> None:
-    """An agent may go on in another process: the claim belongs to whoever knows its id."""
+def test_a_process_that_claimed_with_a_command_and_exited_is_not_reported_dead(busy: Path) -> None:
+    """An agent may continue in another process: the claim belongs to any process that knows its id."""
     for command in (["ledger", "claim", "1", "--actor", "bob"], ["issue", "claim-next"]):
         program = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'holdfast', *{command!r}])"
         subprocess.run(python(program), cwd=busy, env=environment(), check=True, capture_output=True)
@@ -288,7 +288,7 @@ def test_who_ended_after_a_command_took_a_claim_is_not_said_to_be_dead(busy: Pat
     assert the_only(busy, "issue")["liveness"] == "unknown"
 
 
-def test_who_held_a_claim_itself_and_was_killed_is_dead(busy: Path) -> None:
+def test_a_process_that_held_a_claim_itself_and_was_killed_is_reported_dead(busy: Path) -> None:
     program = (
         "import time; from holdfast.repository.opening import open_ledger\n"
         f"with open_ledger({str(busy)!r}).claims.claim('1', 'bob', ttl=600):\n"
@@ -314,7 +314,7 @@ def test_who_held_a_claim_itself_and_was_killed_is_dead(busy: Path) -> None:
     assert "its process is gone" in issue["reclaim"]["how"]
 
 
-def test_records_of_earlier_versions_are_of_unknown_life(busy: Path) -> None:
+def test_records_of_earlier_versions_have_unknown_liveness(busy: Path) -> None:
     assert holdfast("issue", "claim-next", cwd=busy).returncode == 0
     (record,) = (busy / ".jit/claims").glob("*.json")
     old = json.loads(record.read_text())
@@ -328,7 +328,7 @@ def test_records_of_earlier_versions_are_of_unknown_life(busy: Path) -> None:
     assert the_only(busy, "issue")["liveness"] == "unknown"
 
 
-def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> None:
+def test_waiters_for_a_claim_are_shown_in_queue_order(busy: Path) -> None:
     assert holdfast("ledger", "claim", "1", "--actor", "bob", cwd=busy).returncode == 0
     waits = ("ledger", "claim", "1", "--repo", busy, "--wait", "60s", "--actor")
     with Running(*waits, "carl"):
@@ -344,12 +344,12 @@ def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> Non
     assert first["since"] > second["since"]
 
 
-def all_since(waiting: list[Any]) -> list[Any]:
-    """Those who wait, once it is known of all of them since when: after a moment they say so."""
+def waiters_with_times(waiting: list[Any]) -> list[Any]:
+    """The waiters, once all of them show their start times; before that, an empty list."""
     return waiting if waiting and all(each["since"] for each in waiting) else []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the holders of a file lock")
 def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
     (root / "main/sub").mkdir()
     lock = root / "main/sub/build lock"
@@ -361,7 +361,7 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with Running("lock", "run", lock, "--wait", "60s", "--", "true"):
-            wait_until(lambda: all_since(the_only(root, "file lock")["waiting"]))
+            wait_until(lambda: waiters_with_times(the_only(root, "file lock")["waiting"]))
             held = the_only(root, "file lock")
             table = holdfast("who", "--repo", root).stdout
         other.kill()
@@ -369,28 +369,28 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
 
     assert (held["what"], held["who"]) == ("main/sub/build lock", f"pid {other.pid}")
     assert held["liveness"] == "alive"
-    assert [each["place"] for each in held["waiting"]] == [None], "the kernel serves them in no order"
+    assert [each["place"] for each in held["waiting"]] == [None], "the kernel grants file locks in no defined order"
     assert f"pid {other.pid}" in table
     assert "(for " in table
     assert f"holdfast lock run '{lock}' --wait 10m" in held["reclaim"]["how"]
     assert not [each for each in holdings(root) if each.startswith("file lock")]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
-def test_a_fair_file_lock_is_one_row_with_its_line(root: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the holders of a file lock")
+def test_a_fair_file_lock_is_one_row_with_its_queue(root: Path) -> None:
     lock = root / "main/build.lock"
     with Running("lock", "run", lock, "--fair", "--", "sleep", "99"):
         wait_until(lambda: "file lock main/build.lock" in holdings(root))
         waits = ("lock", "run", lock, "--fair", "--wait", "60s", "--", "true")
         with Running(*waits), Running(*waits):
-            wait_until(lambda: len(all_since(the_only(root, "file lock")["waiting"])) == 2)
+            wait_until(lambda: len(waiters_with_times(the_only(root, "file lock")["waiting"])) == 2)
             held = the_only(root, "file lock")
 
-    assert [each["place"] for each in held["waiting"]] == [1, None], "it is known who is next, and no more"
+    assert [each["place"] for each in held["waiting"]] == [1, None], "only the first place is known"
     assert "--fair" in held["reclaim"]["how"]
 
 
-def test_the_ledger_lock_says_since_when_and_how_to_get_it(busy: Path) -> None:
+def test_the_ledger_lock_is_shown_with_its_age_and_the_command_that_breaks_it(busy: Path) -> None:
     record = {"agent_id": "agent-7", **current_holder()._replace(start_time="1").as_record()}
     (busy / "ledger/ledger.lock").write_text(json.dumps(record))
 
@@ -403,7 +403,7 @@ def test_the_ledger_lock_says_since_when_and_how_to_get_it(busy: Path) -> None:
     assert "ledger lock" not in str(list(holdings(busy)))
 
 
-def test_an_ordinary_directory_that_is_called_ledger_is_no_workspace(tmp_path: Path) -> None:
+def test_an_ordinary_directory_named_ledger_is_not_taken_for_a_ledger(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger/accounts.txt").touch()
     (tmp_path / "below").mkdir()
@@ -415,7 +415,7 @@ def test_an_ordinary_directory_that_is_called_ledger_is_no_workspace(tmp_path: P
 
 
 def on_a_terminal(*arguments: str | Path, columns: int, **env: str) -> str:
-    """What a command draws on a terminal of this width."""
+    """The output of a command on a terminal of this width."""
     import pty
 
     main, terminal = pty.openpty()
@@ -433,7 +433,7 @@ def on_a_terminal(*arguments: str | Path, columns: int, **env: str) -> str:
     return drawn.decode()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
 def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path) -> None:
     nasty = "\x1b[31mred\x07"
     assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
@@ -450,12 +450,12 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
         assert "lease acquire --worktree main" in " ".join(drawn.split())
 
 
-def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp_path: Path) -> None:
+def test_a_named_directory_without_a_repository_is_an_error(root: Path, tmp_path: Path) -> None:
     for named in (tmp_path, tmp_path / "absent", root / "main"):
         assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_FOUND", named
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
 def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
     assert holdfast("lease", "acquire", "--ttl", "1h", cwd=root).returncode == 0
 
@@ -468,7 +468,7 @@ def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
     assert "more lines" not in high
 
 
-def test_an_operation_that_somebody_died_over_is_finished_by_the_command_that_is_told(root: Path) -> None:
+def test_an_operation_whose_process_died_is_finished_by_the_suggested_command(root: Path) -> None:
     program = (
         "import os, signal; from holdfast.repository.repository import Repository\n"
         "from holdfast.repository import worktrees\n"

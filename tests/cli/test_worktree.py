@@ -1,4 +1,4 @@
-"""`holdfast worktree` as its users meet it."""
+"""The commands of `holdfast worktree`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save(repo: Path, worktree: str = "main") -> str:
 
 
 @pytest.mark.req("WT-09")
-def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
+def test_a_worktree_is_created_listed_renamed_and_removed(repo: Path) -> None:
     put_files(repo / "main", {"file": "content"})
     snapshot = save(repo)
     made = data(holdfast("worktree", "create", "dev", "--from", "head", "--label", "mine", "--json", cwd=repo))
@@ -43,7 +43,7 @@ def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     assert [each["worktree"] for each in listed] == ["main"]
 
 
-def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(repo: Path) -> None:
+def test_the_list_shows_paths_and_a_misspelled_name_gets_a_suggestion(repo: Path) -> None:
     holdfast("worktree", "create", "parser", cwd=repo)
 
     assert holdfast("worktree", "list", cwd=repo).stdout.splitlines() == [
@@ -59,7 +59,7 @@ def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(
 
 
 @pytest.mark.req("WT-11")
-def test_removing_keeps_the_snapshots_and_saves_what_was_not_saved(repo: Path) -> None:
+def test_removing_a_worktree_keeps_its_snapshots_and_saves_unsaved_changes(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
     put_files(repo / "worktrees/dev", {"a": "saved"})
     first = save(repo, "dev")
@@ -74,7 +74,7 @@ def test_removing_keeps_the_snapshots_and_saves_what_was_not_saved(repo: Path) -
         assert files_in(repo / "worktrees" / name) == expected
 
 
-def test_nothing_is_saved_that_is_saved_already_or_is_not_wanted(repo: Path) -> None:
+def test_removing_a_worktree_saves_nothing_if_nothing_changed_or_if_told_not_to(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
     put_files(repo / "worktrees/dev", {"a": "saved"})
     save(repo, "dev")
@@ -86,7 +86,7 @@ def test_nothing_is_saved_that_is_saved_already_or_is_not_wanted(repo: Path) -> 
     assert not (repo / "worktrees/dev").exists()
 
 
-def test_a_dry_run_shows_what_would_go_and_who_is_in_the_way_and_changes_nothing(repo: Path) -> None:
+def test_a_dry_run_shows_the_processes_in_the_worktree_and_changes_nothing(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
     put_files(repo / "worktrees/dev", {"a": "work"})
     where = repo / "worktrees/dev"
@@ -103,7 +103,7 @@ def test_a_dry_run_shows_what_would_go_and_who_is_in_the_way_and_changes_nothing
 
 
 @pytest.mark.req("WT-08")
-def test_an_active_lock_is_a_conflict_and_its_holder_may_remove(repo: Path) -> None:
+def test_an_active_lease_is_a_conflict_but_its_holder_may_remove_the_worktree(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
     lock = data(holdfast("lease", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
     for command in (
@@ -120,7 +120,7 @@ def test_an_active_lock_is_a_conflict_and_its_holder_may_remove(repo: Path) -> N
 
 @pytest.mark.req("WT-06")
 @pytest.mark.parametrize("name", ["../main", ""])
-def test_bad_names_are_refused_with_what_is_wrong(repo: Path, name: str) -> None:
+def test_invalid_names_are_refused(repo: Path, name: str) -> None:
     for command in (["create", name], ["remove", name], ["rename", name, "x"], ["rename", "main", name]):
         refused = holdfast("worktree", *command, "--json", cwd=repo)
         assert refused.returncode in (2, 7)
@@ -131,7 +131,7 @@ def test_bad_names_are_refused_with_what_is_wrong(repo: Path, name: str) -> None
 
 
 @pytest.mark.req("LC-03", "WT-01")
-def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) -> None:
+def test_a_shared_worktree_is_marked_high_risk_wherever_it_is_shown(repo: Path) -> None:
     made = holdfast("worktree", "create", "open", "--shared", cwd=repo)
     shown = [
         made.stdout,
@@ -146,7 +146,7 @@ def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) 
     assert data(holdfast("worktree", "show", "open", "--json", cwd=repo))["high_risk"] is True
 
 
-def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None:
+def test_show_describes_the_current_worktree(repo: Path) -> None:
     holdfast("worktree", "create", "dev", "--label", "experiments", cwd=repo)
     told = data(holdfast("worktree", "show", "--json", cwd=repo / "worktrees/dev"))
     assert told["worktree"] == "dev"
@@ -156,13 +156,13 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
 
 
-def test_a_mistyped_repository_is_not_made(repo: Path) -> None:
+def test_a_misspelled_repository_is_not_created(repo: Path) -> None:
     for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lease", "acquire"], [])):
         refused = holdfast(*command, "--repo", repo / "nowhere", *rest, cwd=repo)
         assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
 
 
-def test_an_agent_is_set_up_where_it_is_started(repo: Path) -> None:
+def test_setup_outside_a_worktree_suggests_the_worktree(repo: Path) -> None:
     around = holdfast("setup", "claude", cwd=repo)
     inside = holdfast("setup", "claude", "--project", "main", cwd=repo)
 

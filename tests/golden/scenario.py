@@ -1,6 +1,6 @@
 """A recorder for golden files: runs commands and renders their output and their files as reproducible text.
 
-It imports nothing of Holdfast but the entry of the command line, so that everything behind it can be renamed.
+It imports only the command-line entry point of Holdfast, so that everything behind it can be renamed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _BY_KEY = [
     (r"time_left|waited|held", r"[\d.e-]+", "seconds"),
     (r"uid|gid|hidden_processes|pid|duration_ms", r"\d+", "number"),
-    (r"at|position", r"[1-9]\d*", "number"),  # an offset behind process ids of varying length
+    (r"at|position", r"[1-9]\d*", "number"),  # an offset that depends on the length of process ids
     (r"pid_namespace|inode|filesystem|host", _STRING, "machine"),
     (r"network", r"true|false|null", "machine"),
     (
@@ -48,17 +48,17 @@ _BY_KEY = [
         "text",
     ),  # prose may change
     (r"problems", r'\[\s*"[^\]]*\]', "text"),
-    (r"above", rf"\[[^\]]*\]|{_STRING}", "holders"),  # as many as there are processes above the tests
-    (r"bytes", r"\d{4,}", "size"),  # as the file system allocates it
+    (r"above", rf"\[[^\]]*\]|{_STRING}", "holders"),  # depends on the ancestors of the test process
+    (r"bytes", r"\d{4,}", "size"),  # depends on the file system
 ]
 _FRACTION = re.compile(r"(?<=[\s,\[])\d+\.\d{3,}(?=[\s,\]])")
 
 _ORDERED_BY_ID = ("protected", "verified")
-"""Lists that are sorted by random ids. All of these ids have a number by then."""
+"""Lists sorted by random ids. Each id has its number before such a list is recorded."""
 
 
 class Normaliser:
-    """Replaces whatever differs between runs by placeholders, numbered in order of first appearance."""
+    """Replaces values that differ between runs with placeholders, numbered in order of first appearance."""
 
     def __init__(self, root: Path, *known: str) -> None:
         self._root = str(root)
@@ -109,7 +109,7 @@ class Scenario:
 
     @contextmanager
     def waiter(self, line: str, *, shown_by: str) -> Iterator[None]:
-        """A process that waits with this command, until the end of the block."""
+        """Keep a process waiting with this command until the end of the block."""
         command = [sys.executable, "-m", "holdfast", *shlex.split(line)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
@@ -122,7 +122,7 @@ class Scenario:
                 process.terminate()
 
     def _ordered(self, value: Any, key: str = "") -> Any:
-        """The same value, its lists in an order that does not depend on random ids."""
+        """The same value, with its lists in an order that does not depend on random ids."""
         if isinstance(value, dict):
             return {name: self._ordered(each, name) for name, each in value.items()}
         if not isinstance(value, list):
@@ -131,7 +131,7 @@ class Scenario:
         return sorted(items, key=lambda item: self.normal(json.dumps(item))) if key in _ORDERED_BY_ID else items
 
     def record_intermediate(self, *lines: str) -> None:
-        """Run commands in a process of their own, and record the short-lived documents that they remove."""
+        """Run commands in a separate process and record the short-lived documents that they remove."""
         command = [sys.executable, "-c", _WATCHED, json.dumps([shlex.split(line) for line in lines])]
         result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
         for each in result.stdout.splitlines():
@@ -139,7 +139,7 @@ class Scenario:
             self._lines += [f"== {self.normal(path)}", *self._record(content)]
 
     def _record(self, content: str) -> list[str]:
-        """The lines of a document; those of the documents within an intent are indented."""
+        """The lines of a document. Documents inside an intent are indented."""
         record = json.loads(content)
         if "steps" not in record:
             return self.normal(content).splitlines()
@@ -151,9 +151,9 @@ class Scenario:
         return self.normal("\n".join([json.dumps({**record, "steps": "..."}), *lines])).splitlines()
 
     def record_files(self, *directories: Path) -> None:
-        """Record kind, mode and path of everything below, then the content of all but payload files."""
+        """Record the kind, mode and path of everything below, then the contents of all files except payloads."""
         found = sorted(path for each in directories for path in (each, *each.rglob("*")))
-        paths = [path for path in found if path.suffix != ".tmp"]  # drafts of a waiter that was terminated
+        paths = [path for path in found if path.suffix != ".tmp"]  # temporary files of a terminated waiter
         listed = {}
         for path in paths:
             name = re.sub(r"(?<=/reserve/|napshots-)\d+", "<number>", str(path.relative_to(self.root)))
@@ -184,7 +184,7 @@ class Scenario:
 
 
 def _run(line: str, stdin: str = "") -> tuple[int, str, str]:
-    """Run a command in this process; return its exit status and both outputs."""
+    """Run a command in this process; return its exit status, standard output and standard error."""
     own, dashes, rest = line.partition(" -- ")
     arguments = [*shlex.split(own), "--json", *shlex.split(dashes + rest)]
     out, err = io.StringIO(), io.StringIO()

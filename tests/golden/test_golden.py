@@ -1,7 +1,7 @@
-"""Golden files of what must not change: JSON output, files on disk, error codes.
+"""Golden tests of the stable interfaces: JSON output, files on disk, error codes.
 
 One fixed scenario runs in a new directory. Ids, times, processes, paths and prose become placeholders;
-everything else must equal the golden files in this directory.
+everything else must match the golden files in this directory.
 
 `HOLDFAST_GOLDEN=write pytest tests/golden` rewrites them after an intended change: review their diff before
 you commit it. A difference in `files.txt`, `intents.txt` or `errors.json` breaks repositories and callers.
@@ -23,7 +23,7 @@ import pytest
 from holdfast.errors import Failure
 from tests.golden.scenario import INSTANT, Scenario
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="modes, processes and /proc as on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux file modes, processes and /proc")
 
 HERE = Path(__file__).parent
 WRITE = os.environ.get("HOLDFAST_GOLDEN") == "write"  # read before the scenario clears our variables
@@ -197,7 +197,7 @@ def _overview(holdfast: Scenario) -> None:
 
 
 def _findings(holdfast: Scenario, repo: Path) -> None:
-    """Damage one thing of each kind."""
+    """Damage one file of each kind and record the findings."""
     holdfast.chapter("findings")
     (repo / ".jit" / "issues" / "11111111-1111-4111-8111-111111111111.json").write_text("{}")
     holdfast("issue validate", "doctor")
@@ -226,10 +226,10 @@ def test_every_golden_file_belongs_to_a_chapter(recorded: dict[str, str]) -> Non
     assert {path.stem for path in HERE.glob("*.txt")} == set(CHAPTERS)
 
 
-def test_every_code_keeps_its_exit_status_and_whether_to_retry() -> None:
+def test_every_error_code_keeps_its_exit_status_and_its_retryability() -> None:
     codes: dict[str, list[list[object]]] = {}
     classes = [Failure]
-    for each in classes:  # grows while it is walked
+    for each in classes:  # the list grows during the loop
         classes += [child for child in each.__subclasses__() if child.__module__.startswith("holdfast.")]
         facts: list[object] = [int(each.exit_status), each.retryable]
         if facts not in codes.setdefault(each.code, []):
