@@ -1,4 +1,4 @@
-"""What the tests of a ledger's lock between processes share: who holds it, who waits for it, who looks."""
+"""Helpers for the tests of a ledger's lock between processes: holders, waiters and observers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from holdfast.locks.ledger_lock import LedgerLock, LedgerLockState
 from tests.locks.workers import PATIENCE, Line, Worker, Workers
 
 
-def patient(ledger: Path, agent_id: str = "agent-patient") -> LedgerLock:
-    """One who waits as long as the test lasts."""
+def waiting_lock(ledger: Path, agent_id: str = "agent-patient") -> LedgerLock:
+    """A lock that waits as long as the test may last."""
     return LedgerLock(ledger, agent_id, timeout=PATIENCE)
 
 
 def observer(ledger: Path, *, ahead: float = 0.0) -> LedgerLock:
-    """One who tries once, and whose clock is ahead of everybody else's."""
+    """A lock that tries once, with a clock `ahead` of everyone else's."""
     return LedgerLock(ledger, "observer", timeout=0.0, clock=ManualClock(wall=time.time() + ahead))
 
 
 def seen(lock: LedgerLock) -> LedgerLockState:
-    """The lock that is there."""
+    """The state of the lock, which must be held."""
     state = lock.state()
     assert state is not None
     return state
 
 
 def hold(ledger: Path, agent_id: str) -> Callable[[Line], None]:
-    """Take the lock, say so, release it when told to, say how that went."""
+    """Task for a worker: take the lock, report it, release it when told to, and report the result."""
 
     def task(line: Line) -> None:
-        held = patient(ledger, agent_id).acquire()
+        held = waiting_lock(ledger, agent_id).acquire()
         line.say("held")
         line.wait()
         line.say(held.release())
@@ -43,14 +43,14 @@ def hold(ledger: Path, agent_id: str) -> Callable[[Line], None]:
 
 
 def start_holder(workers: Workers, ledger: Path, agent_id: str = "agent-holder") -> Worker:
-    """A worker that holds the lock until told otherwise."""
+    """Start a worker that holds the lock until told to release it."""
     holder = workers.start(hold(ledger, agent_id))
     assert holder.hear() == "held"
     return holder
 
 
 def is_held(ledger: Path) -> bool:
-    """Whether one who tries once is refused; if not, the lock is had and given back."""
+    """Whether a single attempt is refused; if not, the lock is taken and released."""
     try:
         observer(ledger).acquire().release()
     except LockTimeout:
@@ -59,14 +59,14 @@ def is_held(ledger: Path) -> bool:
 
 
 def is_waiting(worker: Worker, ledger: Path) -> bool:
-    """Whether the worker stands first in line."""
+    """Whether the worker is first in the queue."""
     found = find_holders(ledger / ".ledger.lock.turnstile") or ()
     return any(each.waiting and each.pid == worker.pid for each in found)
 
 
 def count_up(counter: Path) -> None:
-    """What only one may do at a time."""
+    """Increment the counter in two steps, which needs a lock."""
     count = int(counter.read_text())
     time.sleep(0)
-    with counter.open("r+") as file:  # as long as before: a reader never finds half a number
+    with counter.open("r+") as file:  # same length as before: a reader never sees half a number
         file.write(f"{count + 1:08}\n")

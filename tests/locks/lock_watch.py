@@ -1,4 +1,4 @@
-"""What the tests of file locks look at, from outside: who waits, what is open, what another process gets."""
+"""Observers of file locks: holders, waiters, open descriptors, and whether another process gets the lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.locks.kernel_locks import find_holders
 from tests.locks.workers import PATIENCE, Line, Task, Worker, Workers, wait_until
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows it, in /proc")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows this, in /proc")
 
 IMPORTED_LATE = (
     "ctypes",
@@ -29,29 +29,29 @@ IMPORTED_LATE = (
 )
 
 
-# --- Who holds, who waits -----------------------------------------------------------------------------
+# --- Holders and waiters ------------------------------------------------------------------------------
 
 
 def waiting_for(path: Path) -> list[int | None]:
-    """The processes that wait for a lock on the file at `path`, as the kernel has it."""
-    everybody = find_holders(path)
-    if everybody is None:
-        pytest.skip("only Linux tells who waits for a lock")
-    return [each.pid for each in everybody if each.waiting]
+    """The processes that wait for a lock on the file at `path`, according to the kernel."""
+    found = find_holders(path)
+    if found is None:
+        pytest.skip("only Linux lists the waiters of a lock")
+    return [each.pid for each in found if each.waiting]
 
 
 def holding(path: Path) -> list[int | None]:
-    """The processes that hold a lock on the file that is at `path` now."""
+    """The processes that hold a lock on the file that is now at `path`."""
     return [each.pid for each in find_holders(path) or () if not each.waiting]
 
 
 def wait_until_waiting(path: Path, count: int = 1) -> None:
-    """Wait until `count` wait for a lock on the file at `path`: blocked in the kernel, not about to be."""
+    """Wait until `count` waiters for a lock on the file at `path` are blocked in the kernel."""
     wait_until(lambda: len(waiting_for(path)) == count)
 
 
 def others_get(workers: Workers, path: Path, *, shared: bool = False) -> bool:
-    """Whether another process would get the lock at this moment."""
+    """Whether another process would get the lock now."""
 
     def try_once(line: Line) -> None:
         line.say(is_free(path, shared=shared))
@@ -60,12 +60,12 @@ def others_get(workers: Workers, path: Path, *, shared: bool = False) -> bool:
 
 
 def is_free(path: Path, *, shared: bool = False) -> bool:
-    """Whether somebody else would get the lock at this moment."""
+    """Whether a new locker would get the lock now."""
     return FileLocker(0).try_acquire(path, shared=shared) is not None
 
 
 class Pair(NamedTuple):
-    """Somebody holds, somebody wants: is it granted?"""
+    """The mode of a held lock, the mode that is wanted, and whether it is granted."""
 
     held: str
     wanted: str
@@ -86,7 +86,7 @@ pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.wanted} 
 
 @contextlib.contextmanager
 def flocked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """A lock on the file at `path` by nobody that Holdfast knows of: flock(2) and nothing else."""
+    """Hold a bare flock(2) on the file at `path`, without Holdfast."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no flock on Windows")
     import fcntl
@@ -95,13 +95,13 @@ def flocked(path: Path, *, shared: bool = False) -> Iterator[None]:
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         yield
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: workers forked meanwhile have copies
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: workers forked in the meantime have copies
     finally:
         os.close(fd)
 
 
 def hold(path: Path, *, shared: bool = False, fair: bool = False) -> Task:
-    """For a worker: lock, say so, and keep the lock until told something; then say that it is given back."""
+    """Task for a worker: take the lock, report it, release it when told to, and report that."""
 
     def task(line: Line) -> None:
         with FileLocker(PATIENCE, fair=fair).acquire(path, shared=shared):
@@ -114,9 +114,9 @@ def hold(path: Path, *, shared: bool = False, fair: bool = False) -> Task:
 
 
 def obey(path: Path, *, fair: bool = False) -> Task:
-    """For a worker: do as told by "release", `("try", shared)` or `("lock", shared, timeout)`.
+    """Task for a worker: obey "release", `("try", shared)` and `("lock", shared, timeout)`.
 
-    The answer to the latter two is whether the lock was granted.
+    The answer to the last two is whether the lock was granted.
     """
 
     def task(line: Line) -> None:
@@ -140,26 +140,26 @@ def obey(path: Path, *, fair: bool = False) -> Task:
                     guards.pop().release()
                     line.say("released")
                 case unknown:
-                    raise AssertionError(f"what is {unknown!r}?")
+                    raise AssertionError(f"unknown command {unknown!r}")
 
     return task
 
 
 def start_holding(workers: Workers, path: Path, *, shared: bool = False, fair: bool = False) -> Worker:
-    """A process that holds the lock by now."""
+    """Start a process and wait until it holds the lock."""
     worker = workers.start(hold(path, shared=shared, fair=fair))
     assert worker.hear() == "held"
     return worker
 
 
-# --- What is left behind ------------------------------------------------------------------------------
+# --- Leftovers ----------------------------------------------------------------------------------------
 
 
 def open_files() -> dict[int, str]:
-    """What this process has open, by descriptor."""
+    """The open files of this process, by descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that lists
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return found
 
@@ -170,16 +170,16 @@ def descriptors_of(path: Path) -> list[int]:
 
 
 def own_threads() -> list[str]:
-    """The names of the threads that Holdfast has started and that are still there.
+    """The names of the threads that Holdfast has started and that are still alive.
 
-    One whose start was interrupted never comes to life, or dies at once, and Python lists it for ever.
+    A thread whose start was interrupted never runs, or dies at once, but Python lists it forever.
     """
     living = [each.name for each in threading.enumerate() if each.is_alive()]
     return [name for name in living if name.startswith("holdfast-")]
 
 
 def wait_until_no_thread_is_left() -> None:
-    """The watcher of deadlines outlives the last wait by a moment, then it ends."""
+    """Wait for the deadline watcher, which outlives the last wait by a moment."""
     wait_until(lambda: not own_threads())
 
 
@@ -187,7 +187,7 @@ def wait_until_no_thread_is_left() -> None:
 
 
 class Caller(threading.Thread):
-    """A thread that calls something; `result` waits for what that returns or raises."""
+    """A thread that makes one call; `result` waits for its outcome."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -203,24 +203,23 @@ class Caller(threading.Thread):
             self._raised = error
 
     def result(self) -> object:
-        """What the call returned; what it raised is raised here."""
+        """The return value of the call; an exception of the call is raised here."""
         self.join(PATIENCE)
-        assert not self.is_alive(), "the call did not come back"
+        assert not self.is_alive(), "the call did not return"
         if self._raised is not None:
             raise self._raised
         return self._returned
 
     def guard(self) -> LockGuard:
-        """The guard that the call returned."""
         found = self.result()
         assert isinstance(found, LockGuard)
         return found
 
 
 def become_nobody() -> None:
-    """In a worker: go on as an unprivileged user, if this is a privileged one."""
+    """In a worker: drop root privileges, if it has them."""
     for name in IMPORTED_LATE:
-        importlib.import_module(name)  # the interpreter's own files may be out of reach afterwards
+        importlib.import_module(name)  # the interpreter's own files may be unreadable afterwards
     if sys.platform != "win32" and os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -229,7 +228,7 @@ def become_nobody() -> None:
 
 @contextlib.contextmanager
 def public_directory() -> Iterator[Path]:
-    """A directory that every user can reach, which those of pytest are not."""
+    """A directory that every user can reach, unlike those of pytest."""
     with tempfile.TemporaryDirectory(prefix="holdfast-public-") as name:
         path = Path(name)
         path.chmod(0o755)

@@ -1,8 +1,8 @@
-"""Rounds in which many processes go for one stale lock at once, and what must never be seen in them.
+"""Rounds in which many processes race for one stale lock, and storms of kills; both collect violations.
 
-A round: the stale lock is put there, a gate opens for all workers, each tries once and says what it
-got, and whoever got the lock *keeps it* until all have answered. So two holders at once cannot be
-missed, nor can a lock that somebody else removed or replaced.
+In a round, a stale lock is put in place, a gate opens for all workers, and each tries once and reports the
+result. A winner *keeps* the lock until all have answered. So two holders at once cannot be missed, nor can
+a lock that another process removed or replaced.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.locks.workers import Line, Worker, Workers, wait_until
 
 REPO = "repo"
 LONG_AGO = 3 * 3600.0
-"""Longer than a lock may be held by default."""
+"""Longer than a lock is honoured by default."""
 
 
 class Held(Protocol):
-    """A lock that was had."""
+    """A lock that was granted."""
 
     lock_id: str
 
@@ -40,7 +40,7 @@ class Held(Protocol):
 
 
 class Lock(Protocol):
-    """The implementation that goes through the rounds: ours, or one with a planted bug."""
+    """The implementation under test: ours, or one with a planted bug."""
 
     def lock(self, repo_id: str) -> Held: ...
 
@@ -49,7 +49,6 @@ MakeLock = Callable[[Path], Lock]
 
 
 def lock_path(data_dir: Path) -> Path:
-    """Where the lock of the rounds is."""
     return data_dir / "repos" / REPO / ".lock"
 
 
@@ -57,14 +56,14 @@ def lock_path(data_dir: Path) -> Path:
 
 
 class StaleLock(NamedTuple):
-    """What is put into the lock file before a round; with `age`, the file is that old."""
+    """The content of the lock file before a round; with `age`, the file is that old."""
 
     kind: str
     content: bytes
     age: float = 0.0
 
     def put(self, path: Path) -> None:
-        """Put it in place of whatever is there."""
+        """Put it in place, instead of any lock that exists."""
         path.unlink(missing_ok=True)
         path.write_bytes(self.content)
         if self.age:
@@ -76,7 +75,7 @@ LATE = StaleLock("aged, and its holder unlocks at the same moment", b"")
 
 
 def stale_locks(data_dir: Path, workers: Workers) -> list[StaleLock]:
-    """One stale lock of each kind; those of processes are the real ones of real processes."""
+    """One stale lock of each kind; the locks of dead processes are left by real ones."""
     dead, by_dead = _killed_holder(data_dir, workers)
     zombie, by_zombie = _killed_holder(data_dir, workers)
     dead.wait()
@@ -90,7 +89,7 @@ def stale_locks(data_dir: Path, workers: Workers) -> list[StaleLock]:
         StaleLock("of a process that was killed", by_dead),
         StaleLock("of a zombie", by_zombie),
         StaleLock("of a dead pid, by another program", _json(pid=dead.pid, created_at=mine["created_at"])),
-        StaleLock("of a pid that has been given out anew", _json(**reused)),
+        StaleLock("of a pid that was reused", _json(**reused)),
         StaleLock("aged, of a living process", _json(**{**mine, "created_at": long_ago})),
         StaleLock("garbage, old", b"\0garbage", LONG_AGO),
         StaleLock("{}, old", b"{}", LONG_AGO),
@@ -104,7 +103,7 @@ def _json(**record: object) -> bytes:
 
 
 def _killed_holder(data_dir: Path, workers: Workers) -> tuple[Worker, bytes]:
-    """A worker that was killed while it held the lock, and the lock that it left."""
+    """A worker that was killed while it held the lock, and the content of the lock that it left."""
 
     def lock_and_wait(line: Line) -> None:
         RepoLock(data_dir).lock(REPO)
@@ -123,7 +122,7 @@ def _killed_holder(data_dir: Path, workers: Workers) -> tuple[Worker, bytes]:
 
 
 class Won(NamedTuple):
-    """A worker's report that it has the lock: which, and which file it found at the path."""
+    """A worker's report that it holds the lock: its ID, and the inode of the file at the path."""
 
     lock_id: str
     inode: int
@@ -131,7 +130,7 @@ class Won(NamedTuple):
 
 @dataclass
 class Tally:
-    """What the rounds have shown."""
+    """The results of the rounds."""
 
     rounds: int = 0
     violations: list[str] = field(default_factory=list)
@@ -152,7 +151,7 @@ def race(
     kinds: Sequence[str] | None = None,
     first_violation_ends: bool = False,
 ) -> Tally:
-    """Let `count` processes go for one stale lock in each round, the kinds of locks in turn."""
+    """Let `count` processes race for one stale lock per round, with each kind of lock in turn."""
     tally = Tally()
     gate, opener = os.pipe()
     try:
@@ -182,26 +181,26 @@ def _round(data_dir: Path, stale: StaleLock, contenders: list[Worker], opener: i
         each.say("unlock at the gate" if each is late else "lock at the gate")
     os.write(opener, b"." * len(contenders))
     answers = {each.pid: each.hear() for each in contenders}
-    problems = _judge(lock_path(data_dir), answers, nobody_is_fine=late is not None)
+    problems = _judge(lock_path(data_dir), answers, no_winner_is_fine=late is not None)
     for each in contenders:
         if isinstance(answers[each.pid], Won):
             tally.wins[each.pid] = tally.wins.get(each.pid, 0) + 1
             each.ask("unlock")
     if not problems and lock_path(data_dir).exists():
-        problems.append("the winner has unlocked, but the lock is still there")
+        problems.append("the winner has unlocked, but the lock still exists")
     return [f"round {tally.rounds}, a lock {stale.kind}: {problem}" for problem in problems]
 
 
-def _judge(path: Path, answers: Mapping[int, object], *, nobody_is_fine: bool) -> list[str]:
-    """What is wrong while everybody who got the lock still has it."""
+def _judge(path: Path, answers: Mapping[int, object], *, no_winner_is_fine: bool) -> list[str]:
+    """The violations, judged while every winner still holds the lock."""
     winners = [each for each in answers.values() if isinstance(each, Won)]
     problems = [str(each) for each in answers.values() if isinstance(each, str)]
     if len(winners) > 1:
         problems.append(f"{len(winners)} holders at once")
-    if not winners and not (nobody_is_fine and not path.exists()):
+    if not winners and not (no_winner_is_fine and not path.exists()):
         problems.append("nobody got the lock")
     there = _in_place(path)
-    problems += [f"{won} was taken away from the winner: there is {there}" for won in winners if won != there]
+    problems += [f"the winner of {won} lost it: the lock is now {there}" for won in winners if won != there]
     return problems
 
 
@@ -240,7 +239,7 @@ def _try(data_dir: Path, lock: Lock) -> tuple[Held | None, Won | str | None]:
     except RepoLocked:
         return None, None
     except Exception as error:
-        return None, f"somebody got neither the lock nor RepoLocked, but {error!r}"
+        return None, f"a worker got neither the lock nor RepoLocked, but {error!r}"
     with suppress(FileNotFoundError):
         return held, Won(held.lock_id, lock_path(data_dir).stat().st_ino)
     return held, Won(held.lock_id, 0)
@@ -267,13 +266,13 @@ def _aged(data_dir: Path, make_lock: MakeLock) -> Held:
 
 
 def delayed(data_dir: Path) -> RepoLock:
-    """Our lock in a worker whose file system takes its time, now and then, before each change."""
+    """Our lock in a worker whose file system calls are delayed at random."""
     delay_calls()
     return RepoLock(data_dir)
 
 
 def delay_calls(names: Sequence[str] = ("open", "link", "unlink", "rename"), *, most: float = 0.002) -> None:
-    """In a worker: wait up to `most` seconds before some of these calls."""
+    """In a worker: delay some of these calls by up to `most` seconds."""
     for name in names:
         setattr(calls, name, _with_delay(getattr(calls, name), most))
 
@@ -288,7 +287,7 @@ def _with_delay(call: Callable[..., Any], most: float) -> Callable[..., Any]:
 
 
 def pause(most: float = 0.002) -> None:
-    """Let the others run, half of the time."""
+    """Let other processes run, half of the time."""
     if random.random() < 0.5:
         time.sleep(random.random() * most)
 
@@ -298,7 +297,7 @@ def pause(most: float = 0.002) -> None:
 
 @dataclass
 class Storm:
-    """What a storm has shown."""
+    """The results of a storm."""
 
     kills: int = 0
     killed_while_holding: int = 0
@@ -306,25 +305,25 @@ class Storm:
     violations: list[str] = field(default_factory=list)
 
     def is_over(self, kills: int) -> bool:
-        """Whether so many were killed, and a twentieth of so many while they held the lock."""
+        """Whether `kills` workers were killed, a twentieth of that number while they held the lock."""
         return self.kills >= kills and self.killed_while_holding >= kills // 20
 
 
 def storm(
     data_dir: Path, make_lock: MakeLock, *, kills: int, count: int = 8, first_violation_ends: bool = False
 ) -> Storm:
-    """Kill workers at random while they take, hold and give back one lock; see what goes wrong.
+    """Kill workers at random while they take, hold and release one lock, and collect violations.
 
-    The witness is a lock that the kernel frees when its holder dies: whoever holds the repository's
-    lock takes that too, and must find it free.
+    The witness is a file lock, which the kernel releases when its holder dies: each holder of the
+    repository's lock takes it too, and must find it free.
     """
     seen = Storm()
     diary = data_dir / "diary"
     diary.touch()
     with Workers() as workers:
-        running = workers.start_many(count, _live_dangerously(data_dir, make_lock))
+        running = workers.start_many(count, _lock_and_unlock(data_dir, make_lock))
         while not seen.is_over(kills) and not (first_violation_ends and seen.violations):
-            _wait_for_growth(diary)  # whatever the last one left, somebody gets on
+            _wait_for_growth(diary)  # the others make progress, whatever the last victim left
             time.sleep(random.random() * 0.004)
             victim = running.pop(random.randrange(count))
             victim.kill()
@@ -332,7 +331,7 @@ def storm(
             seen.kills += 1
             seen.killed_while_holding += _is_held_by(data_dir, victim.pid)
             seen.violations = [each for each in diary.read_text().splitlines() if each != "acquired"]
-            running.append(workers.start(_live_dangerously(data_dir, make_lock)))
+            running.append(workers.start(_lock_and_unlock(data_dir, make_lock)))
         _wait_for_growth(diary)
     entries = diary.read_text().splitlines()
     seen.violations = [each for each in entries if each != "acquired"]
@@ -350,7 +349,7 @@ def _is_held_by(data_dir: Path, pid: int) -> bool:
     return state is not None and state.info is not None and state.info.pid == pid
 
 
-def _live_dangerously(data_dir: Path, make_lock: MakeLock) -> Callable[[Line], None]:
+def _lock_and_unlock(data_dir: Path, make_lock: MakeLock) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         lock, witness = make_lock(data_dir), FileLocker()
         diary = os.open(data_dir / "diary", os.O_WRONLY | os.O_APPEND)

@@ -1,4 +1,4 @@
-"""What the tests of a repository's lock share: locks that others wrote, and how to ask for one."""
+"""Helpers for the tests of the repository lock: locks that other programs wrote, and ways to probe a lock."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ REPO = "repo"
 NOW = 1_700_000_000.0
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes")
+needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="making a link needs a privilege on Windows")
 
 ALIVE, DEAD, UNKNOWN = Liveness
 
 
 def locker(data_dir: Path, clock: ManualClock, alive: Liveness = ALIVE) -> RepoLock:
-    """A locker for which it is the time of `clock`, and every holder as alive as `alive`."""
+    """A locker that goes by `clock` and judges every holder to be `alive`."""
     return RepoLock(data_dir, clock=clock, liveness_check=lambda _: alive)
 
 
 def put(data_dir: Path, content: str | bytes, *, age: float | None = None) -> Path:
-    """Put a lock file there that somebody else wrote; with `age`, that long before NOW."""
+    """Write a lock file as another program would; with `age`, that long before NOW."""
     path = data_dir / "repos" / REPO / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -44,12 +44,12 @@ def put(data_dir: Path, content: str | bytes, *, age: float | None = None) -> Pa
 
 
 def record(*, pid: object = 4711, created_at: object = None, **more: object) -> str:
-    """What another program writes."""
+    """A record as another program writes it."""
     return json.dumps({"pid": pid, "created_at": created_at or format_instant(NOW), **more})
 
 
 def start_with(workers: Workers, take: Callable[[], object]) -> Worker:
-    """A worker that has what it took, and keeps it."""
+    """Start a worker that calls `take` and keeps the result."""
 
     def task(line: Line) -> None:
         kept = take()
@@ -63,7 +63,7 @@ def start_with(workers: Workers, take: Callable[[], object]) -> Worker:
 
 
 def is_held(lock: RepoLock) -> bool:
-    """Whether `lock` would be refused; if not, it is had and given back."""
+    """Whether `lock` is refused; if not, it is taken and released."""
     try:
         lock.lock(REPO).unlock()
     except RepoLocked:

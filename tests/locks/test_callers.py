@@ -1,4 +1,4 @@
-"""Who stands behind a command: seen through the shells that are started for one command only."""
+"""The agent that called a command: shells started only for that command are skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.locks.identity import calling_agent, current_holder, holder_with_pid, is_ours
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX shells")
 
 SHOW = "from holdfast.locks.identity import calling_agent; print(calling_agent().pid)"
 
@@ -22,18 +22,18 @@ def run(command: list[str]) -> int:
     return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_command_that_is_run_directly_is_run_by_its_parent() -> None:
+def test_the_caller_of_a_command_is_its_parent_process() -> None:
     assert run([sys.executable, "-c", SHOW]) == os.getpid()
 
 
 @pytest.mark.parametrize("options", [["-c"], ["-e", "-c"], ["-ec"]])
-def test_shells_that_are_started_for_one_command_are_looked_through(options: list[str]) -> None:
+def test_a_shell_started_for_one_command_is_not_the_caller(options: list[str]) -> None:
     inner = f"sh -c '{sys.executable} -c \"{SHOW}\"; true'; true"
 
     assert run(["sh", *options, inner]) == os.getpid()
 
 
-def test_a_script_stands_for_itself(tmp_path: Path) -> None:
+def test_a_script_is_the_caller_of_its_commands(tmp_path: Path) -> None:
     script = tmp_path / "script.sh"
     script.write_text(f'{sys.executable} -c "{SHOW}" > {tmp_path}/out; echo $$\n')
 
@@ -42,7 +42,7 @@ def test_a_script_stands_for_itself(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out").read_text()) == pid
 
 
-def test_who_descends_from_a_holder_acts_for_it() -> None:
+def test_a_descendant_of_a_holder_acts_for_it() -> None:
     parent = holder_with_pid(os.getppid())
 
     assert is_ours(current_holder())
@@ -53,7 +53,7 @@ def test_who_descends_from_a_holder_acts_for_it() -> None:
     assert calling_agent() != current_holder()
 
 
-def test_a_child_or_a_stranger_is_not_who_we_act_for() -> None:
+def test_a_process_does_not_act_for_its_child() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
         holder = holder_with_pid(child.pid)

@@ -1,4 +1,4 @@
-"""File locks across forks, and in programs that a holder starts: each process has only its own."""
+"""File locks across forks and in programs that a holder starts: each process has only its own locks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Line, Workers
 
 if sys.platform == "win32":
-    pytest.skip("forks, signals and modes are not those of Windows", allow_module_level=True)
+    pytest.skip("needs POSIX forks, signals and modes", allow_module_level=True)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def test_a_forked_child_can_use_the_locker_of_its_parent_for_locks_of_its_own(sc
 
     child = workers.start(use)
     assert child.hear() == "held"
-    assert not is_free(scratch / "idle.lock"), "it is not the parent's description that the child has locked"
+    assert not is_free(scratch / "idle.lock"), "the child did not lock a description of its own"
     wait_until_waiting(scratch / "held.lock")
     guard.release()
     assert child.hear() == (True, 2)
 
 
 @pytest.mark.req("FL-02")
-def test_the_lock_of_a_killed_process_is_free_although_its_forked_child_lives(path: Path, workers: Workers) -> None:
+def test_the_lock_of_a_killed_process_is_free_even_if_its_forked_child_lives(path: Path, workers: Workers) -> None:
     def hold_and_fork(line: Line) -> None:
         guard = FileLocker(0).lock_exclusive(path)
         readable, writable = os.pipe()
@@ -88,7 +88,7 @@ def test_the_lock_of_a_killed_process_is_free_although_its_forked_child_lives(pa
         if child == 0:
             os.write(writable, b".")
             signal.pause()
-        os.read(readable, 1)  # the child has come to life
+        os.read(readable, 1)  # the child is running
         line.say((guard.held, child))
         signal.pause()
 
@@ -107,7 +107,7 @@ def test_the_lock_of_a_killed_process_is_free_although_its_forked_child_lives(pa
 
 @pytest.mark.req("FL-02")
 @pytest.mark.parametrize("close_fds", [True, False])
-def test_the_lock_of_a_killed_process_is_free_although_a_program_that_it_started_lives(
+def test_the_lock_of_a_killed_process_is_free_even_if_a_program_it_started_lives(
     close_fds: bool, path: Path, workers: Workers
 ) -> None:
     def hold_and_start(line: Line) -> None:
@@ -155,8 +155,8 @@ print(set(sys.modules) - before)
 """
 
 
-def test_what_is_loaded_before_the_first_wait_is_all_that_waiting_needs(scratch: Path) -> None:
-    """A child that is forked while a thread loads a module finds it half loaded, and waits for it for ever."""
+def test_waiting_imports_only_modules_that_are_loaded_before_the_first_wait(scratch: Path) -> None:
+    """A child forked while a thread imports a module finds it half loaded, and waits for it forever."""
     path = str(scratch / "taken.lock")
     with FileLocker(60).lock_exclusive(path):
         command = [sys.executable, "-c", WAITING, path]
@@ -237,7 +237,7 @@ print(len(statuses), set(statuses), opened())
 
 @linux_only
 @pytest.mark.req("FL-02", "FL-03")
-def test_forks_amid_threads_that_hold_wait_for_and_open_locks_neither_deadlock_nor_leak(
+def test_forks_amid_busy_locking_threads_neither_deadlock_nor_leak(
     scratch: Path,
 ) -> None:
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""File locks where they are known to fail: replaced files, one process, crowds of threads, set clocks."""
+"""Hard cases of file locks: replaced files, reentry, crowds of threads, clock changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("forks, signals and modes are not those of Windows", allow_module_level=True)
+    pytest.skip("needs POSIX forks, signals and modes", allow_module_level=True)
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def path(scratch: Path) -> Path:
     return scratch / "a.lock"
 
 
-# --- The file at the path becomes another one ---------------------------------------------------------
+# --- The file at the path is replaced -----------------------------------------------------------------
 
 
 def unlink(path: Path) -> None:
     path.unlink()
 
 
-def unlink_and_make_anew(path: Path) -> None:
+def unlink_and_recreate(path: Path) -> None:
     path.unlink()
     path.touch()
 
@@ -60,14 +60,14 @@ def rename_over(path: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def rename_away_and_make_anew(path: Path) -> None:
+def rename_away_and_recreate(path: Path) -> None:
     path.rename(path.with_suffix(".old"))
     path.touch()
 
 
 changes = pytest.mark.parametrize(
     "change",
-    [unlink, unlink_and_make_anew, rename_over, rename_away_and_make_anew],
+    [unlink, unlink_and_recreate, rename_over, rename_away_and_recreate],
     ids=lambda each: each.__name__,
 )
 Change = Callable[[Path], None]
@@ -76,8 +76,8 @@ Change = Callable[[Path], None]
 @linux_only
 @pytest.mark.req("FL-03")
 @changes
-@pytest.mark.parametrize("fair", [False, True], ids=["as it comes", "fair"])
-def test_who_waits_while_the_file_is_replaced_ends_up_with_the_file_that_is_there_now(
+@pytest.mark.parametrize("fair", [False, True], ids=["unfair", "fair"])
+def test_a_waiter_whose_file_is_replaced_ends_up_with_the_new_file(
     change: Change, fair: bool, path: Path, workers: Workers
 ) -> None:
     holder = start_holding(workers, path, fair=fair)
@@ -97,7 +97,7 @@ def test_who_waits_while_the_file_is_replaced_ends_up_with_the_file_that_is_ther
 @linux_only
 @pytest.mark.req("FL-03")
 @changes
-def test_who_gets_the_old_file_goes_on_waiting_for_the_holder_of_the_new_one(
+def test_a_waiter_that_gets_the_old_file_keeps_waiting_for_the_holder_of_the_new_one(
     change: Change, path: Path, workers: Workers
 ) -> None:
     old_holder = start_holding(workers, path)
@@ -116,9 +116,7 @@ def test_who_gets_the_old_file_goes_on_waiting_for_the_holder_of_the_new_one(
 
 @pytest.mark.req("FL-03")
 @changes
-def test_a_locker_that_has_the_old_file_still_open_locks_the_new_one(
-    change: Change, path: Path, workers: Workers
-) -> None:
+def test_a_locker_with_the_old_file_still_open_locks_the_new_one(change: Change, path: Path, workers: Workers) -> None:
     locker = FileLocker(0)
     locker.lock_exclusive(path).release()
     change(path)
@@ -128,7 +126,7 @@ def test_a_locker_that_has_the_old_file_still_open_locks_the_new_one(
 
 
 @linux_only
-def test_a_deadline_spans_all_the_files_that_were_waited_for(path: Path, workers: Workers) -> None:
+def test_one_deadline_covers_the_waits_for_the_old_and_the_new_file(path: Path, workers: Workers) -> None:
     old_holder = start_holding(workers, path)
     waiter = workers.start(obey(path))
     started = time.monotonic()
@@ -156,15 +154,13 @@ def test_two_lockers_in_one_thread_exclude_each_other(path: Path) -> None:
 @pytest.fixture
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if anything waits for a lock."""
-    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("it waits"))
+    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("must not wait"))
 
 
 @pytest.mark.parametrize(("held", "wanted"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("fair", [False, True], ids=["as it comes", "fair"])
+@pytest.mark.parametrize("fair", [False, True], ids=["unfair", "fair"])
 @pytest.mark.usefixtures("nothing_waits")
-def test_locking_again_what_this_thread_holds_is_refused_at_once(
-    held: bool, wanted: bool, fair: bool, path: Path
-) -> None:
+def test_reentry_by_the_holding_thread_is_refused_at_once(held: bool, wanted: bool, fair: bool, path: Path) -> None:
     locker = FileLocker(None, fair=fair)
     guard = locker.acquire(path, shared=held)
 
@@ -177,11 +173,11 @@ def test_locking_again_what_this_thread_holds_is_refused_at_once(
     assert caught.value.facts["path"] == str(path)
     assert guard.held
     guard.release()
-    assert locker.acquire(path, shared=wanted).held, "once it is given back, all is well"
+    assert locker.acquire(path, shared=wanted).held, "the lock was refused after its release"
 
 
 @pytest.mark.usefixtures("nothing_waits")
-def test_locking_again_is_noticed_by_whatever_locker_and_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reentry_is_noticed_across_lockers_and_names(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = FileLocker(None).lock_exclusive(path)
     other_name = path.with_name("b.lock")
     other_name.hardlink_to(path)
@@ -194,8 +190,8 @@ def test_locking_again_is_noticed_by_whatever_locker_and_name(path: Path, monkey
 
 
 @pytest.mark.usefixtures("nothing_waits")
-@pytest.mark.parametrize("fair", [False, True], ids=["as it comes", "fair"])
-def test_sharing_again_what_this_thread_shares_is_granted(fair: bool, path: Path, workers: Workers) -> None:
+@pytest.mark.parametrize("fair", [False, True], ids=["unfair", "fair"])
+def test_a_thread_that_shares_a_lock_can_share_it_again(fair: bool, path: Path, workers: Workers) -> None:
     locker = FileLocker(None, fair=fair)
     first = locker.lock_shared(path)
     second = locker.lock_shared(path)
@@ -207,7 +203,7 @@ def test_sharing_again_what_this_thread_shares_is_granted(fair: bool, path: Path
 
 @linux_only
 @pytest.mark.parametrize(("held", "wanted"), [(False, False), (True, False), (False, True)])
-def test_locking_again_in_turn_is_refused_at_once_even_if_others_wait(
+def test_reentry_of_a_fair_lock_is_refused_at_once_even_with_waiters(
     held: bool, wanted: bool, path: Path, workers: Workers
 ) -> None:
     locker = FileLocker(PATIENCE, fair=True)
@@ -224,7 +220,7 @@ def test_locking_again_in_turn_is_refused_at_once_even_if_others_wait(
 
 
 @linux_only
-def test_sharing_again_in_turn_does_not_wait_for_a_writer_that_waits_for_us(path: Path, workers: Workers) -> None:
+def test_sharing_a_fair_lock_again_does_not_deadlock_with_a_waiting_writer(path: Path, workers: Workers) -> None:
     locker = FileLocker(PATIENCE, fair=True)
     guards = [locker.lock_shared(path)]
     waiter = workers.start(hold(path, fair=True))
@@ -249,15 +245,15 @@ def test_a_guard_can_be_released_by_another_thread(path: Path, workers: Workers)
 
 
 @linux_only
-def test_a_thread_is_not_mistaken_for_one_that_has_ended_and_whose_number_it_has(path: Path) -> None:
+def test_a_thread_is_not_mistaken_for_an_ended_thread_with_the_same_ident(path: Path) -> None:
     locker = FileLocker(None)
     first = Caller(lambda: locker.lock_exclusive(path))
-    guard = first.guard()  # its thread has ended, the lock is still held
+    guard = first.guard()  # its thread has ended, but the lock is still held
     later: list[Caller] = []
     while not any(each.ident == first.ident for each in later):
         later.append(Caller(lambda: locker.lock_exclusive(path).release()))
         wait_until(lambda: len(waiting_for(path)) == len(later) or not later[-1].is_alive())
-        assert len(later) < 200, "the number was not used again"
+        assert len(later) < 200, "no thread ident was reused"
 
     guard.release()
 
@@ -266,7 +262,7 @@ def test_a_thread_is_not_mistaken_for_one_that_has_ended_and_whose_number_it_has
 
 
 @pytest.mark.req("FL-02")
-def test_two_threads_that_release_one_guard_at_once_never_free_the_next_ones_lock(path: Path) -> None:
+def test_two_threads_releasing_one_guard_at_once_never_free_the_next_holders_lock(path: Path) -> None:
     locker, other = FileLocker(PATIENCE), FileLocker(0)
     rounds = 1000
     begin = threading.Barrier(3)
@@ -282,11 +278,11 @@ def test_two_threads_that_release_one_guard_at_once_never_free_the_next_ones_loc
     for _ in range(rounds):
         current.append(locker.lock_exclusive(path))
         begin.wait(PATIENCE)
-        following = locker.try_lock_exclusive(path)  # perhaps between the two, on the same description
+        following = locker.try_lock_exclusive(path)  # perhaps between the two releases, on the same description
         begin.wait(PATIENCE)
         if following is not None:
             assert following.held
-            assert other.try_lock_exclusive(path) is None, "a lock was freed that is held"
+            assert other.try_lock_exclusive(path) is None, "a held lock was freed"
             following.release()
         current.clear()
     for caller in releasing:
@@ -337,17 +333,17 @@ def test_five_hundred_threads_wait_for_one_lock_and_all_get_it(path: Path) -> No
     assert locker.statistics()[:4] == (500, 500, 0, 0)
 
 
-def test_five_hundred_threads_wait_in_vain_and_all_come_back(path: Path) -> None:
+def test_five_hundred_threads_wait_for_one_lock_and_all_time_out(path: Path) -> None:
     locker = FileLocker(0.1)
 
-    def wait_in_vain() -> float:
+    def wait_and_time_out() -> float:
         started = time.monotonic()
         with pytest.raises(LockTimeout):
             locker.lock_exclusive(path)
         return time.monotonic() - started
 
     with flocked(path):
-        waited = [caller.result() for caller in [Caller(wait_in_vain) for _ in range(500)]]
+        waited = [caller.result() for caller in [Caller(wait_and_time_out) for _ in range(500)]]
 
     assert all(isinstance(each, float) and each >= 0.1 for each in waited)
     assert locker.statistics()[:4] == (0, 500, 500, 0)
@@ -357,7 +353,7 @@ def test_five_hundred_threads_wait_in_vain_and_all_come_back(path: Path) -> None
 
 
 @linux_only
-def test_the_files_that_are_kept_open_are_bounded_and_the_latest_are_kept(scratch: Path) -> None:
+def test_only_a_bounded_number_of_the_latest_idle_files_stays_open(scratch: Path) -> None:
     locker = FileLocker(0)
     paths = [scratch / f"{number}.lock" for number in range(MOST_IDLE + 40)]
     for each in paths:
@@ -368,7 +364,7 @@ def test_the_files_that_are_kept_open_are_bounded_and_the_latest_are_kept(scratc
     assert kept == paths[-MOST_IDLE:]
     locker.lock_exclusive(kept[0]).release()
     locker.lock_exclusive(paths[0]).release()
-    assert descriptors_of(kept[0]), "it was used again, so another one was longer idle"
+    assert descriptors_of(kept[0]), "it was used again, so another file was idle longer"
     assert not descriptors_of(kept[1])
     locker.close()
     assert not any(descriptors_of(each) for each in paths)
@@ -401,7 +397,7 @@ def test_setting_the_wall_clock_neither_shortens_nor_prolongs_a_wait(
     assert 0.1 <= locker.statistics().seconds_waited < PATIENCE / 2
 
 
-def test_a_wait_ends_by_the_clock_that_never_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_ends_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     real, ahead = time.monotonic, 0.0
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
     waiter = LockWait(3600.0)
@@ -413,8 +409,8 @@ def test_a_wait_ends_by_the_clock_that_never_jumps(monkeypatch: pytest.MonkeyPat
     assert waiter.remaining() == 0
 
 
-def test_the_workers_of_these_tests_can_tell_a_broken_lock(path: Path, workers: Workers) -> None:
-    """The question that most of these tests end with, asked where the answer must be the other one."""
+def test_another_process_can_tell_a_free_lock_from_a_held_one(path: Path, workers: Workers) -> None:
+    """Most of these tests end with `others_get`, so it must be able to give either answer."""
     path.touch()
 
     assert others_get(workers, path)

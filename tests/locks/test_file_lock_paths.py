@@ -1,4 +1,4 @@
-"""What is at the path of a file lock, what this user may do there, and whether the disk has room."""
+"""The path of a file lock: kinds of files, permissions, and full disks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Line, Workers
 
 if sys.platform == "win32":
-    pytest.skip("forks, signals and modes are not those of Windows", allow_module_level=True)
+    pytest.skip("needs POSIX forks, signals and modes", allow_module_level=True)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def path(scratch: Path) -> Path:
     return scratch / "a.lock"
 
 
-# --- What may be at the path --------------------------------------------------------------------------
+# --- Kinds of files -----------------------------------------------------------------------------------
 
 
 def test_a_directory_can_be_locked(scratch: Path, workers: Workers) -> None:
@@ -56,7 +56,7 @@ def test_a_directory_can_be_locked(scratch: Path, workers: Workers) -> None:
     assert others_get(workers, scratch)
 
 
-def test_a_missing_directory_is_named_with_a_hint_and_not_made(scratch: Path) -> None:
+def test_a_missing_directory_is_named_with_a_hint_and_not_created(scratch: Path) -> None:
     with pytest.raises(NotFound, match=str(scratch / "missing")) as caught:
         FileLocker(None).lock_exclusive(scratch / "missing" / "a.lock")
 
@@ -80,7 +80,7 @@ def take_device(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_socket, take_device], ids=["fifo", "socket", "device"])
-def test_what_is_neither_a_file_nor_a_directory_is_refused_at_once(make: Callable[[Path], Path], path: Path) -> None:
+def test_a_fifo_socket_or_device_is_refused_at_once(make: Callable[[Path], Path], path: Path) -> None:
     made = make(path)
 
     with pytest.raises((Refused, IoFailure), match=str(made)):
@@ -93,7 +93,9 @@ def test_what_is_neither_a_file_nor_a_directory_is_refused_at_once(make: Callabl
 
 
 @pytest.mark.parametrize("target", ["elsewhere.lock", "missing.lock", "a.lock", "."])
-def test_a_symbolic_link_at_the_path_is_refused_and_nothing_is_made(target: str, path: Path, workers: Workers) -> None:
+def test_a_symbolic_link_at_the_path_is_refused_and_nothing_is_created(
+    target: str, path: Path, workers: Workers
+) -> None:
     elsewhere = path.with_name("elsewhere.lock")
     elsewhere.write_bytes(b"content")
     path.symlink_to(target)
@@ -136,7 +138,7 @@ def test_a_symbolic_link_that_appears_during_the_wait_is_refused(path: Path, wor
     assert is_free(elsewhere)
 
 
-def test_a_link_on_the_way_is_followed_because_the_caller_chose_the_path(scratch: Path) -> None:
+def test_a_symbolic_link_in_the_directory_part_of_the_path_is_followed(scratch: Path) -> None:
     (scratch / "real").mkdir()
     (scratch / "link").symlink_to("real")
 
@@ -144,7 +146,7 @@ def test_a_link_on_the_way_is_followed_because_the_caller_chose_the_path(scratch
         assert not is_free(scratch / "real" / "a.lock")
 
 
-# --- What this user may do ----------------------------------------------------------------------------
+# --- Permissions and full disks -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ def public() -> Iterator[Path]:
 
 
 def failure_of_nobody(workers: Workers, path: Path, *, shared: bool = False) -> tuple[str, str, str] | None:
-    """What an unprivileged user gets: the code, message and hint of the failure, or None for the lock."""
+    """Lock as an unprivileged user; returns the code, message and hint of the failure, or None."""
 
     def task(line: Line) -> None:
         become_nobody()
@@ -169,9 +171,7 @@ def failure_of_nobody(workers: Workers, path: Path, *, shared: bool = False) -> 
     return failure
 
 
-def test_in_a_directory_that_is_read_only_for_this_user_a_new_lock_fails_clearly(
-    public: Path, workers: Workers
-) -> None:
+def test_a_new_lock_in_a_read_only_directory_fails_clearly(public: Path, workers: Workers) -> None:
     public.chmod(0o555)
 
     failure = failure_of_nobody(workers, public / "a.lock")
@@ -185,7 +185,7 @@ def test_in_a_directory_that_is_read_only_for_this_user_a_new_lock_fails_clearly
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
-def test_a_lock_file_that_is_there_can_be_locked_by_who_can_only_read_it(
+def test_an_existing_lock_file_can_be_locked_with_read_permission_only(
     shared: bool, public: Path, workers: Workers
 ) -> None:
     path = public / "a.lock"
@@ -203,7 +203,7 @@ def test_a_lock_file_that_is_there_can_be_locked_by_who_can_only_read_it(
     assert not is_free(path)
 
 
-def test_a_lock_file_that_this_user_cannot_even_read_fails_clearly(public: Path, workers: Workers) -> None:
+def test_a_lock_file_without_read_permission_fails_clearly(public: Path, workers: Workers) -> None:
     path = public / "a.lock"
     path.touch()
     path.chmod(0)
@@ -215,7 +215,7 @@ def test_a_lock_file_that_this_user_cannot_even_read_fails_clearly(public: Path,
     assert str(path) in failure[1]
 
 
-def test_a_new_lock_file_has_the_mode_that_the_users_mask_allows(path: Path) -> None:
+def test_a_new_lock_file_has_the_mode_that_the_umask_allows(path: Path) -> None:
     before = os.umask(0o027)
     try:
         FileLocker(0).lock_exclusive(path)
@@ -227,13 +227,13 @@ def test_a_new_lock_file_has_the_mode_that_the_users_mask_allows(path: Path) -> 
 
 @contextlib.contextmanager
 def small_disk(where: Path, options: str) -> Iterator[Path]:
-    """A file system in memory with hardly any room."""
+    """A tmpfs with hardly any space."""
     where.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "holdfast-test", str(where)], capture_output=True, text=True
     )
     if mounted.returncode != 0:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
     try:
         yield where
     finally:
@@ -241,14 +241,14 @@ def small_disk(where: Path, options: str) -> Iterator[Path]:
 
 
 def fill(directory: Path) -> None:
-    """Use up all the room that there is."""
+    """Use up all the free space."""
     with (directory / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 512)
 
 
 @linux_only
-def test_a_disk_without_room_for_one_more_file_makes_a_new_lock_fail_cleanly(tmp_path: Path) -> None:
+def test_a_new_lock_on_a_disk_without_free_inodes_fails_cleanly(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "size=64k,nr_inodes=4") as disk:
         locker = FileLocker(0)
         (disk / "there.lock").touch()
@@ -263,12 +263,12 @@ def test_a_disk_without_room_for_one_more_file_makes_a_new_lock_fail_cleanly(tmp
         assert caught.value.facts["errno"] == errno.ENOSPC
         assert caught.value.code == "E_IO"
         assert sorted(os.listdir(disk)) == before
-        assert locker.lock_exclusive(disk / "there.lock").held, "one that is there needs no room"
+        assert locker.lock_exclusive(disk / "there.lock").held, "an existing file needs no space"
         locker.close()
 
 
 @linux_only
-def test_a_full_disk_needs_no_room_for_locking_a_file_that_is_there(tmp_path: Path) -> None:
+def test_an_existing_file_can_be_locked_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "size=64k") as disk:
         fill(disk)
         (disk / "new.lock").touch()

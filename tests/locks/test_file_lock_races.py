@@ -1,6 +1,6 @@
-"""Many processes at once lose no update and see nothing half done; and what does not lock properly is caught.
+"""Races between processes lose no update and show no partial write, and locks with planted bugs are caught.
 
-Each check takes the lock as an argument, so that a planted bug goes through the very same check.
+Each check takes the lock as an argument, so that a planted bug goes through the same check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.locks.flock import OpenFileDescription
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the processes of these tests are forked and killed", allow_module_level=True)
+    pytest.skip("needs fork and SIGKILL", allow_module_level=True)
 
 import fcntl
 
@@ -38,12 +38,12 @@ def ours() -> Lock:
     return lambda path, shared: locker.acquire(path, shared=shared)
 
 
-def ours_in_turn() -> Lock:
+def ours_fair() -> Lock:
     locker = FileLocker(PATIENCE, fair=True)
     return lambda path, shared: locker.acquire(path, shared=shared)
 
 
-def ours_anew_each_time() -> Lock:
+def ours_with_a_new_locker_each_time() -> Lock:
     return lambda path, shared: FileLocker(PATIENCE).acquire(path, shared=shared)
 
 
@@ -59,7 +59,7 @@ def shared_where_exclusive_is_needed() -> Lock:
     return lambda path, shared: locker.acquire(path, shared=True)
 
 
-def given_back_too_early() -> Lock:
+def released_too_early() -> Lock:
     locker = FileLocker(PATIENCE)
 
     @contextlib.contextmanager
@@ -70,13 +70,13 @@ def given_back_too_early() -> Lock:
     return lock
 
 
-def without_a_look_at_which_file_was_locked() -> Lock:
-    pytest.MonkeyPatch().setattr(OpenFileDescription, "is_current", lambda _: True)  # in a worker, which ends with it
+def without_checking_which_file_was_locked() -> Lock:
+    pytest.MonkeyPatch().setattr(OpenFileDescription, "is_current", lambda _: True)  # the worker ends with it
     return ours()
 
 
 def dropped_when_the_file_is_closed_elsewhere() -> Lock:
-    """The other kind of lock that the system has, fcntl(2)'s: it ends when *any* descriptor is closed."""
+    """Locks of fcntl(2), which end when *any* descriptor of the file is closed."""
 
     @contextlib.contextmanager
     def lock(path: Path, shared: bool) -> Iterator[None]:
@@ -94,7 +94,7 @@ def dropped_when_the_file_is_closed_elsewhere() -> Lock:
 
 
 class Count(NamedTuple):
-    """What is in the counter at the end, what was acknowledged, and how many were killed meanwhile."""
+    """The final counter, the acknowledged increments, and the number of killed processes."""
 
     counted: int
     acknowledged: int
@@ -102,12 +102,12 @@ class Count(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Nothing acknowledged is lost; of each that was killed, its last increment may count or not."""
+        """No acknowledged increment is lost; the last increment of a killed process may count or not."""
         return self.acknowledged <= self.counted <= self.acknowledged + self.killed
 
 
 class Scene(NamedTuple):
-    """Where the counting takes place; `after` is done to the lock file before the lock is given back."""
+    """The directory of a race; `after` is applied to the lock file before the lock is released."""
 
     directory: Path
     after: Callable[[Path], object] = lambda path: None
@@ -122,7 +122,7 @@ class Scene(NamedTuple):
 
 
 def increment(counter: int) -> None:
-    """Read, and write one more: in two steps, between which others get a chance."""
+    """Read the counter and write one more, in two steps that other processes can come between."""
     before = int.from_bytes(os.pread(counter, 8, 0), "big")
     if random.random() < 0.2:
         time.sleep(0)
@@ -130,7 +130,7 @@ def increment(counter: int) -> None:
 
 
 def count_on(scene: Scene, make_lock: MakeLock) -> Callable[[Line], None]:
-    """For a worker: increment until told to stop; acknowledge each increment once the lock is given back."""
+    """Task for a worker: increment until told to stop, and acknowledge each increment after the release."""
 
     def task(line: Line) -> None:
         lock = make_lock()
@@ -149,7 +149,7 @@ def count_on(scene: Scene, make_lock: MakeLock) -> Callable[[Line], None]:
 
 
 def race(scene: Scene, make_lock: MakeLock, *, up_to: int, count: int = 8, kills: int = 0) -> Count:
-    """Let `count` processes increment one counter up to a number at least, and kill and replace some."""
+    """Let `count` processes increment one counter to at least `up_to`, and kill and replace `kills` of them."""
     scene.counter.write_bytes(bytes(8))
     killed = 0
     with Workers() as workers:
@@ -174,19 +174,19 @@ def read_number(path: Path) -> int:
 
 
 def unlink(path: Path) -> None:
-    """What a holder does who thinks that a lock file must be deleted after use."""
+    """Delete the lock file after use, as some programs do."""
     path.unlink(missing_ok=True)
 
 
-def look_into(path: Path) -> None:
-    """What any library may do that is handed the path: open the file, read, close."""
+def open_and_read(path: Path) -> None:
+    """Open, read and close the file, as any library that is given the path may do."""
     if path.exists():
         path.read_bytes()
     time.sleep(0)
 
 
 every_kind = pytest.mark.parametrize(
-    "make_lock", [ours, ours_in_turn, ours_anew_each_time], ids=lambda each: each.__name__
+    "make_lock", [ours, ours_fair, ours_with_a_new_locker_each_time], ids=lambda each: each.__name__
 )
 
 
@@ -209,8 +209,8 @@ def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(make_lock:
 
 @pytest.mark.req("FL-03")
 @every_kind
-@pytest.mark.parametrize("after", [unlink, look_into], ids=["deletes it", "looks into it"])
-def test_no_increment_is_lost_though_each_holder_touches_the_lock_file(
+@pytest.mark.parametrize("after", [unlink, open_and_read], ids=["deletes it", "reads it"])
+def test_no_increment_is_lost_even_if_each_holder_deletes_or_reads_the_lock_file(
     make_lock: MakeLock, after: Callable[[Path], object], scratch: Path
 ) -> None:
     seen = race(Scene(scratch, after), make_lock, up_to=1000)
@@ -221,10 +221,10 @@ def test_no_increment_is_lost_though_each_holder_touches_the_lock_file(
 @pytest.mark.parametrize(
     ("make_lock", "after"),
     [
-        (no_lock_at_all, look_into),
-        (shared_where_exclusive_is_needed, look_into),
-        (given_back_too_early, look_into),
-        (without_a_look_at_which_file_was_locked, unlink),
+        (no_lock_at_all, open_and_read),
+        (shared_where_exclusive_is_needed, open_and_read),
+        (released_too_early, open_and_read),
+        (without_checking_which_file_was_locked, unlink),
     ],
     ids=lambda each: each.__name__,
 )
@@ -235,35 +235,35 @@ def test_a_lock_with_a_planted_bug_is_caught_losing_increments(
         (scratch / str(number)).mkdir()
         if not race(Scene(scratch / str(number), after), make_lock, up_to=1000).is_right:
             return
-    pytest.fail("nothing was noticed in 20 races")
+    pytest.fail("the planted bug was not noticed in 20 races")
 
 
 def test_a_lock_that_any_close_drops_is_caught_losing_increments(scratch: Path) -> None:
-    def look_into_first(make: MakeLock) -> MakeLock:
-        def make_with_look() -> Lock:
+    def open_and_read_first(make: MakeLock) -> MakeLock:
+        def make_with_read() -> Lock:
             lock = make()
 
             @contextlib.contextmanager
-            def lock_and_look(path: Path, shared: bool) -> Iterator[None]:
+            def lock_and_read(path: Path, shared: bool) -> Iterator[None]:
                 with lock(path, shared):
-                    look_into(path)
+                    open_and_read(path)
                     yield
 
-            return lock_and_look
+            return lock_and_read
 
-        return make_with_look
+        return make_with_read
 
     (scratch / "ours").mkdir()
-    assert race(Scene(scratch / "ours"), look_into_first(ours), up_to=1000).is_right
+    assert race(Scene(scratch / "ours"), open_and_read_first(ours), up_to=1000).is_right
     for number in range(20):
         (scratch / str(number)).mkdir()
-        broken = look_into_first(dropped_when_the_file_is_closed_elsewhere)
+        broken = open_and_read_first(dropped_when_the_file_is_closed_elsewhere)
         if not race(Scene(scratch / str(number)), broken, up_to=1000).is_right:
             return
-    pytest.fail("nothing was noticed in 20 races")
+    pytest.fail("the planted bug was not noticed in 20 races")
 
 
-# --- Nothing half done is seen ------------------------------------------------------------------------
+# --- No partial write is seen -------------------------------------------------------------------------
 
 
 def write_pairs(directory: Path, make_lock: MakeLock) -> Callable[[Line], None]:
@@ -283,7 +283,7 @@ def write_pairs(directory: Path, make_lock: MakeLock) -> Callable[[Line], None]:
 
 
 def read_pairs(directory: Path, make_lock: MakeLock, changes: int) -> Callable[[Line], None]:
-    """For a worker: look until something new was seen so often; say how often the two files differed."""
+    """Task for a worker: read until it has seen `changes` changes; report how often the two files differed."""
 
     def task(line: Line) -> None:
         lock = make_lock()
@@ -294,14 +294,14 @@ def read_pairs(directory: Path, make_lock: MakeLock, changes: int) -> Callable[[
             with lock(directory / "pair.lock", True):
                 one, other = os.pread(first, 8, 0), os.pread(second, 8, 0)
             torn, seen, last = torn + (one != other), seen + (one != last), one
-            time.sleep(random.random() * 0.001)  # readers that never pause would leave no room for writers
+            time.sleep(random.random() * 0.001)  # readers that never pause would starve the writers
         line.say(torn)
 
     return task
 
 
 def torn_pairs(directory: Path, writing: MakeLock, reading: MakeLock, *, changes: int) -> int:
-    """How many torn pairs four readers saw, each until it had seen so many changes by two writers."""
+    """The number of torn pairs that four readers see, each until it has seen `changes` changes by two writers."""
     for name in ("first", "second"):
         (directory / name).write_bytes(bytes(8))
     with Workers() as workers:
@@ -313,7 +313,7 @@ def torn_pairs(directory: Path, writing: MakeLock, reading: MakeLock, *, changes
 
 
 @pytest.mark.req("FL-03")
-@pytest.mark.parametrize("make_lock", [ours, ours_in_turn], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make_lock", [ours, ours_fair], ids=lambda each: each.__name__)
 def test_readers_that_share_the_lock_never_see_a_half_written_pair(make_lock: MakeLock, scratch: Path) -> None:
     assert torn_pairs(scratch, make_lock, make_lock, changes=100) == 0
 
@@ -321,12 +321,12 @@ def test_readers_that_share_the_lock_never_see_a_half_written_pair(make_lock: Ma
 @pytest.mark.parametrize(
     ("writing", "reading"),
     [(ours, no_lock_at_all), (no_lock_at_all, ours), (shared_where_exclusive_is_needed, ours)],
-    ids=["readers without", "writers without", "writers share"],
+    ids=["readers without a lock", "writers without a lock", "writers share"],
 )
-def test_a_half_written_pair_is_noticed_where_one_side_does_not_lock(
+def test_a_half_written_pair_is_noticed_if_one_side_does_not_lock(
     writing: MakeLock, reading: MakeLock, scratch: Path
 ) -> None:
     for _ in range(20):
         if torn_pairs(scratch, writing, reading, changes=100):
             return
-    pytest.fail("nothing was noticed in 20 rounds")
+    pytest.fail("no torn pair was noticed in 20 rounds")

@@ -1,4 +1,4 @@
-"""Waiting for a file lock: it ends when it must, whatever signals arrive, and leaves nothing behind."""
+"""A wait for a file lock ends on time despite any signals, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("forks and signals are not those of Windows", allow_module_level=True)
+    pytest.skip("needs POSIX forks and signals", allow_module_level=True)
 
 LATE = PATIENCE / 2
-"""What no wait of a fraction of a second may take, however busy the machine is."""
+"""No wait of a fraction of a second may take this long, however busy the machine is."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def path(scratch: Path) -> Path:
 
 
 def time_out(path: Path, timeout: float) -> float:
-    """Wait in vain for the lock; the seconds that it took."""
+    """Wait for the lock until the timeout; returns the elapsed seconds."""
     started = time.monotonic()
     with pytest.raises(LockTimeout):
         FileLocker(timeout).lock_exclusive(path)
@@ -58,18 +58,18 @@ def time_out(path: Path, timeout: float) -> float:
 
 
 def candidates() -> list[int]:
-    """The signals that a wait may be interrupted with."""
+    """The signals that Holdfast may use to interrupt a wait."""
     found: list[int] = [signal.SIGURG]
     if sys.platform == "linux":
         found += [signal.SIGRTMAX - offset for offset in range(1, 9)]
     return found
 
 
-# --- Signals arrive -----------------------------------------------------------------------------------
+# --- Signals during a wait ----------------------------------------------------------------------------
 
 
 def under_a_storm(line: Line, task: Callable[[], object]) -> None:
-    """In a worker: do the task while a signal arrives every millisecond; say its result and their number."""
+    """In a worker: run the task while a signal arrives every millisecond; report its result and the signal count."""
     arrived = 0
 
     def count(*_: object) -> None:
@@ -84,7 +84,7 @@ def under_a_storm(line: Line, task: Callable[[], object]) -> None:
 
 
 @pytest.mark.req("FL-01")
-def test_a_storm_of_signals_makes_no_wait_end_early_nor_for_ever(path: Path, workers: Workers) -> None:
+def test_a_wait_under_a_storm_of_signals_still_ends_at_its_timeout(path: Path, workers: Workers) -> None:
     with flocked(path):
         worker = workers.start(lambda line: under_a_storm(line, lambda: time_out(path, 0.3)))
         waited, arrived = worker.hear()
@@ -96,7 +96,7 @@ def test_a_storm_of_signals_makes_no_wait_end_early_nor_for_ever(path: Path, wor
 @linux_only
 @pytest.mark.req("FL-01")
 @pytest.mark.parametrize("timeout", [PATIENCE, None], ids=["with a deadline", "without"])
-def test_a_storm_of_signals_does_not_keep_a_wait_from_the_lock(
+def test_a_wait_under_a_storm_of_signals_still_gets_the_lock(
     timeout: float | None, path: Path, workers: Workers
 ) -> None:
     def wait_for_it() -> bool:
@@ -115,7 +115,7 @@ def test_a_storm_of_signals_does_not_keep_a_wait_from_the_lock(
 
 @linux_only
 @pytest.mark.parametrize("timeout", [PATIENCE, None], ids=["with a deadline", "without"])
-@pytest.mark.parametrize("fair", [False, True], ids=["as it comes", "fair"])
+@pytest.mark.parametrize("fair", [False, True], ids=["unfair", "fair"])
 def test_ctrl_c_ends_the_wait_and_leaves_no_lock_no_thread_and_no_descriptor(
     timeout: float | None, fair: bool, path: Path, workers: Workers
 ) -> None:
@@ -146,10 +146,10 @@ def test_ctrl_c_ends_the_wait_and_leaves_no_lock_no_thread_and_no_descriptor(
 
 
 @linux_only
-def test_exceptions_out_of_signal_handlers_at_any_moment_leave_no_lock_and_no_wait(
+def test_an_exception_from_a_signal_handler_at_any_moment_leaves_no_lock_and_no_wait(
     scratch: Path, workers: Workers
 ) -> None:
-    """What Ctrl-C does, at a thousand other places: also where a lock is had, and where one is given back."""
+    """Like Ctrl-C at a thousand other points, such as just after a grant and during a release."""
 
     class Interrupt(BaseException):
         pass
@@ -159,7 +159,7 @@ def test_exceptions_out_of_signal_handlers_at_any_moment_leave_no_lock_and_no_wa
 
     def wait_and_be_interrupted(line: Line) -> None:
         signal.signal(signal.SIGALRM, interrupt)
-        threading.excepthook = lambda _: None  # a thread whose start is interrupted does not come to life
+        threading.excepthook = lambda _: None  # a thread whose start is interrupted may die with a traceback
         sys.unraisablehook = lambda _: None
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         locker, interrupted = FileLocker(0.001), 0
@@ -186,13 +186,13 @@ def test_exceptions_out_of_signal_handlers_at_any_moment_leave_no_lock_and_no_wa
         worker = workers.start(wait_and_be_interrupted)
         interrupted, waited = worker.hear()
         assert interrupted > 100
-        assert 0.01 <= waited < LATE, "deadlines are kept afterwards"
+        assert 0.01 <= waited < LATE, "later deadlines must still hold"
         assert worker.hear() == "no thread is left"
-        assert is_free(scratch / "free.lock"), "although the process is still there"
+        assert is_free(scratch / "free.lock"), "the lock must be free while the process is still alive"
 
 
 @linux_only
-def test_a_signal_handler_that_resets_the_error_number_is_not_taken_for_the_lock(path: Path, workers: Workers) -> None:
+def test_a_signal_handler_that_resets_errno_is_not_mistaken_for_a_grant(path: Path, workers: Workers) -> None:
     def wait_and_reset(line: Line) -> None:
         def reset(*_: object) -> None:
             line.say("handled")
@@ -208,14 +208,14 @@ def test_a_signal_handler_that_resets_the_error_number_is_not_taken_for_the_lock
         os.kill(worker.pid, signal.SIGALRM)
         assert worker.hear() == "handled"
         wait_until(lambda: waiting_for(path) or worker.line.has_news())
-        assert not worker.line.has_news(), "it takes for its own what is held here"
+        assert not worker.line.has_news(), "the waiter believes that it holds the lock that is held here"
     assert worker.hear() == "held"
 
 
 # --- The signal that ends a wait ----------------------------------------------------------------------
 
 
-def test_no_python_handler_runs_and_no_call_of_another_thread_is_disturbed(path: Path, workers: Workers) -> None:
+def test_a_wait_in_a_thread_times_out_and_installs_no_python_handler(path: Path, workers: Workers) -> None:
     def wait_in_a_thread(line: Line) -> None:
         waiting = Caller(lambda: time_out(path, 0.05))
         line.say((signal.getsignal(signal.SIGURG) == signal.SIG_DFL, waiting.result()))
@@ -227,7 +227,7 @@ def test_no_python_handler_runs_and_no_call_of_another_thread_is_disturbed(path:
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
-def test_a_program_that_uses_the_signal_itself_keeps_it_and_the_wait_ends_with_another(
+def test_a_program_that_uses_the_signal_itself_keeps_it_and_the_wait_uses_another(
     thread: str, path: Path, workers: Workers
 ) -> None:
     def use_the_signal(line: Line) -> None:
@@ -241,25 +241,24 @@ def test_a_program_that_uses_the_signal_itself_keeps_it_and_the_wait_ends_with_a
         signal.signal(signal.SIGURG, handle)
         waited = time_out(path, 0.05) if thread == "main" else Caller(lambda: time_out(path, 0.05)).result()
         line.say((waited, arrived[:], signal.getsignal(signal.SIGURG) is handle))
-        # A read goes on after a handler that was installed to restart calls; the program's own was not.
+        # The program's handler was installed without SA_RESTART. With it, the kernel would restart the read and
+        # the Python handler would never run.
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGURG)).start()
         line.say((os.read(readable, 1), arrived))
 
     with flocked(path):
         worker = workers.start(use_the_signal)
-        waited, arrived, is_still_there = worker.hear()
+        waited, arrived, is_unchanged = worker.hear()
 
     assert 0.05 <= waited < LATE
     assert arrived == []
-    assert is_still_there
+    assert is_unchanged
     assert worker.hear() == (b"!", ["urgent"])
 
 
 @pytest.mark.parametrize("disposition", ["handled", "ignored"])
 @pytest.mark.req("FL-01")
-def test_a_program_that_uses_every_signal_gets_a_wait_by_polling(
-    disposition: str, path: Path, workers: Workers
-) -> None:
+def test_a_wait_polls_in_a_program_that_uses_every_signal(disposition: str, path: Path, workers: Workers) -> None:
     def use_every_signal(line: Line) -> None:
         arrived: list[int] = []
         for number in candidates():
@@ -280,7 +279,7 @@ def test_a_program_that_uses_every_signal_gets_a_wait_by_polling(
 
 
 @pytest.mark.parametrize("blocked", ["SIGURG", "every signal"])
-def test_a_thread_that_blocks_the_signal_still_times_out_and_blocks_it_afterwards(
+def test_a_thread_that_blocks_the_signal_still_times_out_and_still_blocks_it_afterwards(
     blocked: str, path: Path, workers: Workers
 ) -> None:
     def wait_with_the_signal_blocked(line: Line) -> None:
@@ -313,7 +312,7 @@ def test_a_program_that_resets_the_signal_during_the_wait_does_not_prolong_it(
         assert 0.3 <= workers.start(reset_the_signal).hear() < LATE
 
 
-def test_where_no_thread_can_be_started_the_lock_is_polled_and_later_waits_are_watched_again(
+def test_a_wait_polls_if_no_thread_can_start_and_later_waits_are_watched_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -356,7 +355,7 @@ def test_a_short_wait_ends_before_a_long_one_that_began_earlier(path: Path) -> N
 
 
 @linux_only
-def test_a_wait_without_a_limit_can_be_cancelled_by_another_thread(path: Path) -> None:
+def test_a_wait_without_a_timeout_can_be_cancelled_by_another_thread(path: Path) -> None:
     wait = LockWait(None, cancellable=True)
     locker = FileLocker(None)
     with flocked(path):
@@ -396,7 +395,7 @@ def test_cancelling_at_any_moment_ends_the_wait(path: Path) -> None:
 
 def test_on_a_network_file_system_the_lock_is_polled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_locks, "filesystem_kind", lambda _: "nfs4")
-    monkeypatch.setattr(LockWait, "_acquire_in_kernel", lambda *_: pytest.fail("it trusts the kernel"))
+    monkeypatch.setattr(LockWait, "_acquire_in_kernel", lambda *_: pytest.fail("must not wait in the kernel"))
 
     with flocked(path):
         assert 0.05 <= time_out(path, 0.05) < LATE
@@ -422,7 +421,7 @@ def test_abandoned_waits_leave_no_thread_no_descriptor_and_no_surprise_grant(pat
 
         assert holder.ask("release") == "released"
 
-        assert third.ask(("try", False)) is True, "somebody has got it who had given up"
+        assert third.ask(("try", False)) is True, "a waiter that had given up got the lock"
         assert third.ask("release") == "released"
     wait_until_no_thread_is_left()
     assert open_files().keys() == before | lines

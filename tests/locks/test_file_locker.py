@@ -1,4 +1,4 @@
-"""File locks: how they are taken, whom they keep out, how they end, what they tell."""
+"""File locks: acquisition, release, exclusion, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the other processes of these tests are forked", allow_module_level=True)
+    pytest.skip("needs fork", allow_module_level=True)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_free_file_is_locked_at_once(take: Take, shared: bool, path: Path) -> 
 
 @pytest.mark.req("FL-01")
 @pytest.mark.parametrize(("take", "shared"), WAYS[:2], ids=NAMES[:2])
-def test_a_lock_is_waited_for_and_had_when_the_holder_gives_it_back(
+def test_a_waiter_gets_the_lock_when_the_holder_releases_it(
     take: Take, shared: bool, path: Path, workers: Workers
 ) -> None:
     holder = start_holding(workers, path)
@@ -93,11 +93,11 @@ def test_a_lock_is_waited_for_and_had_when_the_holder_gives_it_back(
 
 @pytest.mark.req("FL-01")
 @pytest.mark.parametrize(("take", "shared"), WAYS[2:], ids=NAMES[2:])
-def test_trying_says_none_at_once_if_the_file_is_held(
+def test_trying_returns_none_at_once_if_the_file_is_held(
     take: Take, shared: bool, path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_holding(workers, path)
-    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("it waits"))
+    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("must not wait"))
 
     assert take(FileLocker(None), path) is None
 
@@ -116,7 +116,7 @@ def test_a_wait_ends_at_the_timeout_and_not_before(take: Take, shared: bool, pat
 
 @pytest.mark.req("FL-01")
 def test_a_timeout_of_zero_does_not_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it sleeps"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("must not sleep"))
 
     with flocked(path), pytest.raises(LockTimeout, match="after 0ms"):
         FileLocker(0).lock_exclusive(path)
@@ -124,28 +124,28 @@ def test_a_timeout_of_zero_does_not_wait(path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.req("FL-01")
 def test_without_a_timeout_the_wait_has_no_limit(path: Path, workers: Workers) -> None:
-    wait_until(lambda: not own_threads())  # those of other tests, which have had a deadline
+    wait_until(lambda: not own_threads())  # threads of earlier tests that had a deadline
     holder = start_holding(workers, path)
     waiter = Caller(lambda: FileLocker(None).lock_exclusive(path))
     wait_until_waiting(path)
-    assert not own_threads(), "nobody watches a deadline that there is not"
+    assert not own_threads(), "a thread watches a wait without a deadline"
 
     holder.say("go on")
 
     assert waiter.guard().held
 
 
-def test_the_timeout_is_five_seconds_unless_said_otherwise() -> None:
+def test_the_default_timeout_is_five_seconds() -> None:
     assert FileLocker().timeout == 5.0
 
 
 @pytest.mark.parametrize("timeout", [-1.0, -0.001, float("nan"), float("-inf")])
-def test_a_timeout_that_makes_no_sense_is_refused(timeout: float) -> None:
+def test_an_invalid_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match="0 or more seconds, or None"):
         FileLocker(timeout)
 
 
-def test_a_path_may_be_text_or_a_path_and_relative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_be_a_string_and_may_be_relative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
 
     with FileLocker(0).lock_exclusive("a.lock"):
@@ -153,7 +153,7 @@ def test_a_path_may_be_text_or_a_path_and_relative(path: Path, monkeypatch: pyte
         assert FileLocker(0).try_lock_exclusive(str(path)) is None
 
 
-def test_the_file_is_made_but_never_written_nor_deleted(path: Path, workers: Workers) -> None:
+def test_the_file_is_created_but_never_written_or_deleted(path: Path, workers: Workers) -> None:
     with FileLocker(0).lock_exclusive(path):
         assert path.read_bytes() == b""
     path.write_bytes(b"somebody's content")
@@ -166,7 +166,7 @@ def test_the_file_is_made_but_never_written_nor_deleted(path: Path, workers: Wor
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_locks_on_different_files_do_not_touch_each_other(scratch: Path) -> None:
+def test_locks_on_different_files_are_independent(scratch: Path) -> None:
     locker = FileLocker(0)
 
     guards = [locker.lock_exclusive(scratch / f"{number}.lock") for number in range(20)]
@@ -176,11 +176,11 @@ def test_locks_on_different_files_do_not_touch_each_other(scratch: Path) -> None
     assert [is_free(scratch / f"{number}.lock") for number in (6, 7, 8)] == [False, True, False]
 
 
-# --- Giving it back -----------------------------------------------------------------------------------
+# --- Releasing a lock ---------------------------------------------------------------------------------
 
 
 @pytest.mark.req("FL-02")
-def test_leaving_the_block_gives_the_lock_back(path: Path, workers: Workers) -> None:
+def test_leaving_the_block_releases_the_lock(path: Path, workers: Workers) -> None:
     with FileLocker(0).lock_exclusive(path) as guard:
         assert not others_get(workers, path)
 
@@ -189,7 +189,7 @@ def test_leaving_the_block_gives_the_lock_back(path: Path, workers: Workers) -> 
 
 
 @pytest.mark.req("FL-02")
-def test_an_exception_gives_the_lock_back_and_is_passed_on(path: Path, workers: Workers) -> None:
+def test_an_exception_releases_the_lock_and_propagates(path: Path, workers: Workers) -> None:
     with pytest.raises(ZeroDivisionError), FileLocker(0).lock_exclusive(path):
         _ = 1 // 0
 
@@ -197,7 +197,7 @@ def test_an_exception_gives_the_lock_back_and_is_passed_on(path: Path, workers: 
 
 
 @pytest.mark.req("FL-02")
-def test_dropping_the_guard_gives_the_lock_back(path: Path, workers: Workers) -> None:
+def test_dropping_the_guard_releases_the_lock(path: Path, workers: Workers) -> None:
     locker = FileLocker(0)
     guard = locker.lock_exclusive(path)
     assert not others_get(workers, path)
@@ -209,27 +209,27 @@ def test_dropping_the_guard_gives_the_lock_back(path: Path, workers: Workers) ->
 
 
 @pytest.mark.req("FL-02")
-def test_a_guard_in_a_circle_of_references_gives_the_lock_back_when_that_is_collected(path: Path) -> None:
-    class Circle:
+def test_a_guard_in_a_reference_cycle_releases_the_lock_when_it_is_collected(path: Path) -> None:
+    class Cycle:
         def __init__(self) -> None:
             self.itself = self
             self.guard = FileLocker(0).lock_exclusive(path)
 
-    Circle()
+    Cycle()
 
     gc.collect()
     assert is_free(path)
 
 
 @pytest.mark.req("FL-02")
-def test_a_lock_whose_guard_nobody_keeps_is_free_at_once(path: Path) -> None:
+def test_a_lock_whose_guard_is_not_kept_is_free_at_once(path: Path) -> None:
     FileLocker(0).lock_exclusive(path)
 
     assert is_free(path)
 
 
 @pytest.mark.req("FL-02")
-def test_giving_back_twice_is_fine_and_frees_nobody_elses_lock(path: Path, workers: Workers) -> None:
+def test_releasing_twice_is_harmless_and_frees_no_other_lock(path: Path, workers: Workers) -> None:
     locker = FileLocker(0)
     first = locker.lock_exclusive(path)
     first.release()
@@ -243,7 +243,7 @@ def test_giving_back_twice_is_fine_and_frees_nobody_elses_lock(path: Path, worke
 
 
 @pytest.mark.req("FL-02")
-def test_the_kernel_gives_back_the_lock_of_a_killed_process(path: Path, workers: Workers) -> None:
+def test_the_kernel_releases_the_lock_of_a_killed_process(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
     waiter = Caller(lambda: FileLocker(PATIENCE).lock_exclusive(path))
     wait_until_waiting(path)
@@ -255,7 +255,7 @@ def test_the_kernel_gives_back_the_lock_of_a_killed_process(path: Path, workers:
 
 
 @pytest.mark.req("FL-02")
-def test_the_lock_of_a_stopped_process_stays_its_own(path: Path, workers: Workers) -> None:
+def test_a_stopped_process_keeps_its_lock(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
 
     holder.stop()
@@ -267,15 +267,15 @@ def test_the_lock_of_a_stopped_process_stays_its_own(path: Path, workers: Worker
 
 
 @pytest.mark.req("FL-02")
-def test_a_program_that_ends_with_guards_alive_says_nothing_about_it(path: Path) -> None:
+def test_a_program_that_exits_with_live_guards_prints_nothing(path: Path) -> None:
     program = (
         "import sys\n"
         "from holdfast.locks.file_lock import FileLocker\n"
-        "class Circle: pass\n"
-        "circle = Circle(); circle.itself = circle\n"
-        f"circle.guard = FileLocker(0).lock_shared({str(path)!r})\n"
+        "class Cycle: pass\n"
+        "cycle = Cycle(); cycle.itself = cycle\n"
+        f"cycle.guard = FileLocker(0).lock_shared({str(path)!r})\n"
         f"guard = FileLocker(0).lock_shared({str(path)!r})\n"
-        "sys.modules['kept to the very end'] = circle\n"
+        "sys.modules['kept to the very end'] = cycle\n"
     )
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
@@ -284,7 +284,7 @@ def test_a_program_that_ends_with_guards_alive_says_nothing_about_it(path: Path)
     assert is_free(path)
 
 
-def test_a_guard_shows_what_it_is(path: Path) -> None:
+def test_the_repr_of_a_guard_shows_mode_path_and_state(path: Path) -> None:
     guard = FileLocker(0).lock_exclusive(path)
     assert repr(guard) == f"<LockGuard exclusive on {str(path)!r}, held>"
     guard.release()
@@ -292,7 +292,7 @@ def test_a_guard_shows_what_it_is(path: Path) -> None:
     assert repr(FileLocker(0).lock_shared(path)).startswith("<LockGuard shared on")
 
 
-def test_closing_a_locker_keeps_the_locks_that_are_held(path: Path, workers: Workers) -> None:
+def test_closing_a_locker_keeps_its_held_locks(path: Path, workers: Workers) -> None:
     locker = FileLocker(0)
     guard = locker.lock_exclusive(path)
 
@@ -306,7 +306,7 @@ def test_closing_a_locker_keeps_the_locks_that_are_held(path: Path, workers: Wor
         assert descriptors_of(path) == []
 
 
-# --- Who keeps whom out -------------------------------------------------------------------------------
+# --- Exclusion ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("FL-03")
@@ -387,13 +387,13 @@ def test_a_locker_used_by_many_threads_at_once_lets_in_one_at_a_time(path: Path)
     assert most == 1
 
 
-# --- What a timeout says ------------------------------------------------------------------------------
+# --- Timeout messages ---------------------------------------------------------------------------------
 
 
 def timeout_of(path: Path, seconds: float, *, holders: int) -> LockTimeout:
-    """The failure of a wait in vain that names so many holders.
+    """The failure of a wait that times out and names `holders` holders.
 
-    The kernel's list is read in pieces; when a busy machine has locks by the hundred, one may be missed.
+    The kernel's list is read in pieces, so an entry may be missed on a busy machine with hundreds of locks.
     """
     for _ in range(100):
         with pytest.raises(LockTimeout) as caught:
@@ -424,7 +424,7 @@ def test_a_timeout_names_the_path_the_time_and_the_holder(path: Path, workers: W
 
 @linux_only
 @pytest.mark.req("FL-04")
-def test_a_timeout_names_every_holder_but_none_who_only_waits(path: Path, workers: Workers) -> None:
+def test_a_timeout_names_every_holder_and_no_waiter(path: Path, workers: Workers) -> None:
     sharing = [start_holding(workers, path, shared=True) for _ in range(3)]
     workers.start(hold(path))
     wait_until_waiting(path)
@@ -448,7 +448,7 @@ def test_a_timeout_names_a_holder_that_is_another_program(path: Path) -> None:
 
 @pytest.mark.req("FL-04")
 @pytest.mark.parametrize(("timeout", "shown"), [(0.0, "0ms"), (0.001, "1ms"), (0.05, "50ms")])
-def test_a_timeout_of_an_unknown_holder_still_names_the_path_and_the_time(
+def test_a_timeout_with_an_unknown_holder_still_names_the_path_and_the_time(
     timeout: float, shown: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_locks, "find_holders", lambda _: None)
@@ -465,7 +465,7 @@ def test_a_timeout_of_an_unknown_holder_still_names_the_path_and_the_time(
 
 @contextlib.contextmanager
 def other_program(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs until the end of the block, with an open pipe as its input."""
+    """Run a program until the end of the block, with an open pipe as its input."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]}(1) is not installed")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
@@ -476,7 +476,7 @@ def other_program(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def bare_flock(path: Path, *, shared: bool) -> Callable[[Line], None]:
-    """For a worker: lock with flock(2) and nothing of ours, and say so."""
+    """Task for a worker: take a bare flock(2), without Holdfast, and report it."""
 
     def task(line: Line) -> None:
         with flocked(path, shared=shared):
@@ -488,7 +488,7 @@ def bare_flock(path: Path, *, shared: bool) -> Callable[[Line], None]:
 
 @pytest.mark.req("FL-05")
 @pairs
-def test_a_process_that_uses_flock_itself_excludes_us(pair: Pair, path: Path, workers: Workers) -> None:
+def test_a_process_that_calls_flock_directly_excludes_us(pair: Pair, path: Path, workers: Workers) -> None:
     other = workers.start(bare_flock(path, shared=pair.held == "shared"))
     assert other.hear() == "held"
     shared = pair.wanted == "shared"
@@ -504,7 +504,7 @@ def test_a_process_that_uses_flock_itself_excludes_us(pair: Pair, path: Path, wo
 
 @pytest.mark.req("FL-05")
 @pairs
-def test_a_process_that_uses_flock_itself_is_excluded_by_us(pair: Pair, path: Path, workers: Workers) -> None:
+def test_a_process_that_calls_flock_directly_is_excluded_by_us(pair: Pair, path: Path, workers: Workers) -> None:
     def try_flock(line: Line) -> None:
         try:
             with flocked(path, shared=pair.wanted == "shared"):
@@ -519,7 +519,7 @@ def test_a_process_that_uses_flock_itself_is_excluded_by_us(pair: Pair, path: Pa
 
 @pytest.mark.req("FL-05")
 @pairs
-def test_the_command_flock_is_excluded_by_us(pair: Pair, path: Path) -> None:
+def test_the_flock_command_is_excluded_by_us(pair: Pair, path: Path) -> None:
     if shutil.which("flock") is None:
         pytest.skip("flock(1) is not installed")
     attempt = ["flock", "--nonblock", f"--{pair.wanted}", str(path), "true"]
@@ -531,7 +531,7 @@ def test_the_command_flock_is_excluded_by_us(pair: Pair, path: Path) -> None:
 
 @pytest.mark.req("FL-05")
 @pairs
-def test_the_command_flock_excludes_us(pair: Pair, path: Path) -> None:
+def test_the_flock_command_excludes_us(pair: Pair, path: Path) -> None:
     with other_program("flock", f"--{pair.held}", str(path), "-c", "echo held; exec cat") as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"held\n"
@@ -545,7 +545,7 @@ def test_the_command_flock_excludes_us(pair: Pair, path: Path) -> None:
 
 
 @pytest.mark.req("FL-15")
-def test_a_timeout_too_many_retries_and_io_are_three_kinds_with_their_own_codes() -> None:
+def test_lock_timeout_too_many_retries_and_io_failure_are_distinct_errors() -> None:
     kinds = (LockTimeout, TooManyRetries, IoFailure)
 
     assert [kind.code for kind in kinds] == ["E_LOCK_TIMEOUT", "E_TOO_MANY_RETRIES", "E_IO"]
@@ -559,7 +559,7 @@ def test_a_timeout_too_many_retries_and_io_are_three_kinds_with_their_own_codes(
 
 
 @pytest.mark.req("FL-15")
-def test_a_lock_that_stays_held_is_too_many_retries_after_the_last_attempt(path: Path) -> None:
+def test_a_lock_that_stays_held_raises_too_many_retries_after_the_last_attempt(path: Path) -> None:
     config = RetryConfig(max_attempts=3, initial_delay=0)
     locker = FileLocker(0.001)
 
@@ -573,7 +573,7 @@ def test_a_lock_that_stays_held_is_too_many_retries_after_the_last_attempt(path:
 
 @pytest.mark.req("FL-15")
 @pytest.mark.parametrize("take", [FileLocker.lock_exclusive, FileLocker.try_lock_shared])
-def test_a_path_through_a_file_is_an_io_failure_that_names_it(take: Take, path: Path) -> None:
+def test_a_path_below_a_file_is_an_io_failure_that_names_the_path(take: Take, path: Path) -> None:
     path.write_bytes(b"")
 
     with pytest.raises(IoFailure) as caught:
@@ -586,7 +586,7 @@ def test_a_path_through_a_file_is_an_io_failure_that_names_it(take: Take, path: 
 
 @pytest.mark.req("FL-15")
 @pytest.mark.parametrize("call", ["flock", "flock_interruptible"])
-def test_a_kernel_that_refuses_to_lock_is_an_io_failure_and_leaves_nothing_open(
+def test_a_lock_call_that_fails_is_an_io_failure_and_leaves_nothing_open(
     call: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, operation: int) -> int:
@@ -604,12 +604,12 @@ def test_a_kernel_that_refuses_to_lock_is_an_io_failure_and_leaves_nothing_open(
         del caught
         gc.collect()
         if sys.platform == "linux":
-            assert len(descriptors_of(path)) == 1, "only that of the holder"
+            assert len(descriptors_of(path)) == 1, "only the holder may have the file open"
     assert locker.try_lock_exclusive(path) is not None
 
 
 @pytest.mark.req("FL-15")
-def test_a_missing_directory_is_not_found_and_the_hint_says_what_to_do(path: Path) -> None:
+def test_a_missing_directory_is_not_found_and_the_hint_says_to_create_it(path: Path) -> None:
     with pytest.raises(NotFound, match="its directory does not exist") as caught:
         FileLocker(0).lock_exclusive(path / "a" / "b.lock")
 

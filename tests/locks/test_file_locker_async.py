@@ -1,4 +1,4 @@
-"""File locks in coroutines: the event loop goes on, and a cancelled wait leaves nothing behind."""
+"""File locks in coroutines: the event loop keeps running, and a cancelled wait leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the other processes of these tests are forked", allow_module_level=True)
+    pytest.skip("needs fork", allow_module_level=True)
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ async def until(condition: Callable[[], object]) -> None:
     """Let the event loop run until `condition` holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
+        assert time.monotonic() < end, "timed out waiting for the condition"
         await asyncio.sleep(0.001)
 
 
-def test_async_with_holds_the_lock_in_its_block_and_not_longer(path: Path) -> None:
+def test_async_with_holds_the_lock_for_its_block_and_no_longer(path: Path) -> None:
     async def use() -> None:
         async with FileLocker(0).lock_exclusive_async(path) as guard:
             assert guard.held
@@ -58,7 +58,7 @@ def test_async_with_holds_the_lock_in_its_block_and_not_longer(path: Path) -> No
     asyncio.run(use())
 
 
-def test_awaiting_gives_a_guard_that_the_caller_gives_back(path: Path) -> None:
+def test_awaiting_returns_a_guard_that_the_caller_releases(path: Path) -> None:
     async def use() -> None:
         guard = await FileLocker(0).lock_shared_async(path)
         assert guard.shared
@@ -70,7 +70,7 @@ def test_awaiting_gives_a_guard_that_the_caller_gives_back(path: Path) -> None:
     asyncio.run(use())
 
 
-def test_a_coroutine_waits_and_the_event_loop_goes_on_meanwhile(path: Path, workers: Workers) -> None:
+def test_the_event_loop_keeps_running_while_a_coroutine_waits(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
 
     async def use() -> int:
@@ -78,7 +78,7 @@ def test_a_coroutine_waits_and_the_event_loop_goes_on_meanwhile(path: Path, work
         await until(lambda: waiting_for(path))
         for _ in range(100):
             await asyncio.sleep(0)
-        assert not waiting.done(), "the loop ran a hundred times while the task waited"
+        assert not waiting.done(), "the task did not wait"
         holder.say("go on")
         guard = await waiting
         wait_until(lambda: holding(path) == [os.getpid()])
@@ -93,7 +93,7 @@ async def take(locker: FileLocker, path: Path) -> LockGuard:
     return await locker.lock_exclusive_async(path)
 
 
-def test_a_coroutine_that_waits_in_vain_gets_the_same_timeout(path: Path) -> None:
+def test_a_coroutine_that_times_out_gets_the_same_error(path: Path) -> None:
     async def use() -> None:
         started = time.monotonic()
         with pytest.raises(LockTimeout, match=f"{path} after 50ms"):
@@ -138,7 +138,7 @@ def test_two_tasks_of_one_thread_share_a_shared_lock(path: Path) -> None:
     asyncio.run(use())
 
 
-def test_a_task_that_locks_again_what_it_holds_is_refused_at_once(path: Path) -> None:
+def test_reentry_by_the_holding_task_is_refused_at_once(path: Path) -> None:
     async def use() -> None:
         locker = FileLocker(None)
         async with locker.lock_exclusive_async(path):
@@ -149,8 +149,8 @@ def test_a_task_that_locks_again_what_it_holds_is_refused_at_once(path: Path) ->
 
 
 @linux_only
-@pytest.mark.parametrize("fair", [False, True], ids=["as it comes", "fair"])
-def test_a_cancelled_wait_leaves_no_lock_no_thread_no_descriptor_and_is_granted_nothing_later(
+@pytest.mark.parametrize("fair", [False, True], ids=["unfair", "fair"])
+def test_a_cancelled_wait_leaves_no_lock_thread_or_descriptor_and_is_never_granted(
     fair: bool, path: Path, workers: Workers
 ) -> None:
     holder = start_holding(workers, path, fair=fair)
@@ -176,7 +176,7 @@ def test_a_cancelled_wait_leaves_no_lock_no_thread_no_descriptor_and_is_granted_
 
 
 @linux_only
-def test_a_grant_in_the_very_moment_of_the_cancellation_is_given_back(path: Path, workers: Workers) -> None:
+def test_a_lock_granted_at_the_moment_of_the_cancellation_is_released(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
 
     async def use() -> None:
@@ -186,20 +186,20 @@ def test_a_grant_in_the_very_moment_of_the_cancellation_is_given_back(path: Path
         await until(lambda: waiting_for(path))
         holder.say("go on")
         wait_until(lambda: not any(name == "holdfast-async-wait" for name in own_threads()))
-        # The grant stands in the loop's queue by now. It is followed by the cancellation, and both come
-        # before the task: it is cancelled while the lock is already its own.
+        # The grant is now in the loop's queue. The cancellation follows it, and both run before the task:
+        # the task is cancelled when it already holds the lock.
         loop.call_soon(task.cancel)
         await asyncio.wait([task])
         assert task.cancelled()
-        assert locker.statistics()[0] == 1, "it was granted"
+        assert locker.statistics()[0] == 1, "the lock was never granted"
         assert locker.statistics().held_now == 0
-        assert is_free(path), "although the task, and what it raised, is still there"
+        assert is_free(path), "the lock must be free while the task and its exception still exist"
 
     asyncio.run(use())
 
 
 @linux_only
-def test_a_loop_that_is_gone_when_the_grant_comes_holds_nothing(path: Path, workers: Workers) -> None:
+def test_a_lock_granted_after_the_loop_was_closed_is_released(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
     loop = asyncio.new_event_loop()
     locker = FileLocker(PATIENCE)
@@ -219,7 +219,7 @@ def test_a_loop_that_is_gone_when_the_grant_comes_holds_nothing(path: Path, work
 
 
 @linux_only
-def test_a_coroutine_that_times_out_by_the_loops_clock_is_granted_nothing_later(path: Path, workers: Workers) -> None:
+def test_a_wait_that_asyncio_times_out_is_never_granted(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""Fair file locks: those who wait are served before anybody is served again."""
+"""Fair file locks: every waiter is served before anyone is served again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.locks.lock_watch import (
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the other processes of these tests are forked", allow_module_level=True)
+    pytest.skip("needs fork", allow_module_level=True)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def path(scratch: Path) -> Path:
 
 
 def overtakes(path: Path, workers: Workers, *, fair: bool, rounds: int) -> int:
-    """How often one that gives the lock back gets it again before the one that has been waiting for it."""
+    """How often a process that releases the lock gets it again before the process that waits for it."""
     waiter = workers.start(take_and_log(path, fair=fair))
     locker = FileLocker(PATIENCE, fair=fair)
     log = path.with_suffix(".log")
@@ -63,19 +63,19 @@ def take_and_log(path: Path, *, fair: bool) -> Callable[[Line], None]:
 
 
 @linux_only
-def test_a_fair_lock_is_not_had_again_before_the_one_that_waits_has_had_it(path: Path, workers: Workers) -> None:
+def test_a_fair_lock_goes_to_the_waiter_before_its_last_holder_gets_it_again(path: Path, workers: Workers) -> None:
     path.with_suffix(".log").touch()
     assert overtakes(path, workers, fair=True, rounds=200) == 0
 
 
 @linux_only
-def test_a_lock_that_is_not_fair_is_found_to_be_so(path: Path, workers: Workers) -> None:
+def test_overtaking_is_found_with_an_unfair_lock(path: Path, workers: Workers) -> None:
     path.with_suffix(".log").touch()
     assert overtakes(path, workers, fair=False, rounds=200) > 0
 
 
 @pairs
-def test_a_fair_lock_excludes_as_any_other(pair: Pair, path: Path, workers: Workers) -> None:
+def test_a_fair_lock_excludes_like_any_other(pair: Pair, path: Path, workers: Workers) -> None:
     holder, other = workers.start(obey(path, fair=True)), workers.start(obey(path, fair=True))
     assert holder.ask(("lock", pair.held == "shared", 0))
 
@@ -84,17 +84,17 @@ def test_a_fair_lock_excludes_as_any_other(pair: Pair, path: Path, workers: Work
 
 
 @linux_only
-def test_trying_a_fair_lock_does_not_pass_those_who_wait(path: Path, workers: Workers) -> None:
+def test_trying_a_fair_lock_does_not_overtake_the_waiters(path: Path, workers: Workers) -> None:
     start_holding(workers, path, shared=True, fair=True)
     workers.start(hold(path, fair=True))
     wait_until_waiting(path)
 
     assert FileLocker(0, fair=True).try_lock_shared(path) is None
-    assert FileLocker(0).try_lock_shared(path) is not None, "as one that is not fair would"
+    assert FileLocker(0).try_lock_shared(path) is not None, "an unfair try overtakes them"
 
 
 @linux_only
-def test_a_fair_wait_that_times_out_lets_the_next_one_go_on(path: Path, workers: Workers) -> None:
+def test_a_fair_waiter_that_times_out_lets_the_next_one_proceed(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path, fair=True)
     queue = path.with_name(path.name + ".queue")
     first = workers.start(obey(path, fair=True))
@@ -111,7 +111,7 @@ def test_a_fair_wait_that_times_out_lets_the_next_one_go_on(path: Path, workers:
 
 
 @linux_only
-def test_a_fair_waiter_that_is_killed_lets_the_next_one_go_on(path: Path, workers: Workers) -> None:
+def test_a_fair_waiter_that_is_killed_lets_the_next_one_proceed(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path, fair=True)
     first = workers.start(hold(path, fair=True))
     wait_until_waiting(path)

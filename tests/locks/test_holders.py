@@ -1,4 +1,4 @@
-"""Who a holder is, and whether it is still there: dead only when that is certain."""
+"""The identity and the liveness of a holder, which is dead only if that is certain."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tests.locks.lock_watch import become_nobody, linux_only
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the holders of these tests are forked", allow_module_level=True)
+    pytest.skip("needs fork", allow_module_level=True)
 
 ALIVE, DEAD, UNKNOWN = Liveness.ALIVE, Liveness.DEAD, Liveness.UNKNOWN
 
 
-def say_who_and_wait(line: Line) -> None:
-    """For a worker."""
+def report_holder_and_wait(line: Line) -> None:
+    """Task for a worker: report its own identity and wait."""
     line.say(current_holder())
     line.wait()
 
 
 def start_holder(workers: Workers) -> tuple[Worker, Holder]:
-    """A process, and who it says it is."""
-    worker = workers.start(say_who_and_wait)
+    """Start a process; returns it with the identity that it reports."""
+    worker = workers.start(report_holder_and_wait)
     holder = worker.hear()
     assert isinstance(holder, Holder)
     return worker, holder
@@ -49,7 +49,7 @@ def start_holder(workers: Workers) -> tuple[Worker, Holder]:
 # --- Identity -----------------------------------------------------------------------------------------
 
 
-def test_a_holder_is_named_by_host_user_pid_and_start_time() -> None:
+def test_a_holder_is_identified_by_host_user_pid_and_start_time() -> None:
     me = current_holder()
 
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -67,7 +67,7 @@ def test_a_holder_stays_the_same_for_the_life_of_its_process() -> None:
     assert current_holder() == first
 
 
-def test_a_record_brings_the_holder_back() -> None:
+def test_a_holder_survives_a_round_trip_through_its_record() -> None:
     me = current_holder()
 
     record = json.loads(json.dumps(me.as_record()))
@@ -77,7 +77,7 @@ def test_a_record_brings_the_holder_back() -> None:
     assert Holder.from_record({**record, "purpose": "something else that is stored there"}) == me
 
 
-def test_the_machine_is_named_by_a_hash_because_its_id_is_confidential() -> None:
+def test_the_record_does_not_reveal_the_confidential_machine_id() -> None:
     secret = Path("/etc/machine-id")
     if not secret.exists():
         pytest.skip("there is no /etc/machine-id")
@@ -95,7 +95,7 @@ def test_a_forked_child_is_a_holder_of_its_own(workers: Workers) -> None:
     assert liveness(child) is ALIVE
 
 
-def test_a_user_without_a_name_is_named_by_number(workers: Workers) -> None:
+def test_a_user_without_a_name_is_identified_by_number(workers: Workers) -> None:
     if os.getuid() != 0:
         pytest.skip("changing the user needs root")
 
@@ -124,7 +124,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("record", GARBAGE, ids=lambda record: json.dumps(record)[:40])
-def test_a_record_that_names_nobody_is_nobody(record: dict[str, object]) -> None:
+def test_a_record_without_a_valid_holder_id_gives_no_holder(record: dict[str, object]) -> None:
     assert Holder.from_record(record) is None
 
 
@@ -146,7 +146,7 @@ holder_ids = st.tuples(st.text(max_size=5), st.text(max_size=5), st.integers(), 
         },
     )
 )
-def test_no_record_makes_the_question_fail_nor_somebody_elses_holder_dead(record: dict[str, object]) -> None:
+def test_no_record_makes_the_liveness_check_fail_or_answer_dead(record: dict[str, object]) -> None:
     holder = Holder.from_record(record)
 
     assert holder is None or liveness(holder) in (UNKNOWN, ALIVE)
@@ -154,7 +154,7 @@ def test_no_record_makes_the_question_fail_nor_somebody_elses_holder_dead(record
 
 @pytest.mark.parametrize("value", [None, 5, [], "", "another"], ids=repr)
 @pytest.mark.parametrize("field", ["boot_id", "pid_namespace"])
-def test_a_record_with_a_damaged_field_is_not_taken_for_dead(field: str, value: object) -> None:
+def test_a_holder_with_a_damaged_field_is_not_judged_dead(field: str, value: object) -> None:
     me = current_holder()
     record = {**me.as_record(), field: value, "machine_id": "" if value == "another" else me.machine_id}
 
@@ -193,18 +193,18 @@ def test_a_zombie_is_dead(workers: Workers) -> None:
 
     wait_until(lambda: (seen := identity.find_process(worker.pid)) is not None and seen.is_zombie)
     assert liveness(holder) is DEAD
-    assert identity.process_exists(worker.pid), "its number is not free yet"
+    assert identity.process_exists(worker.pid), "its pid is not free yet"
     worker.wait()
     assert liveness(holder) is DEAD
 
 
 @linux_only
-def test_a_process_whose_first_thread_has_ended_is_alive_while_others_run(workers: Workers) -> None:
+def test_a_process_whose_main_thread_has_ended_is_alive_while_others_run(workers: Workers) -> None:
     exit_thread = {"x86_64": 60, "aarch64": 93}.get(os.uname().machine)
     if exit_thread is None:
-        pytest.skip(f"the number of the call that ends a thread is not known for {os.uname().machine}")
+        pytest.skip(f"the syscall number of exit is not known for {os.uname().machine}")
 
-    def end_the_first_thread(line: Line) -> None:
+    def end_the_main_thread(line: Line) -> None:
         line.say(current_holder())
         end = threading.Event()
 
@@ -217,7 +217,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive_while_others_run(worker
         end.set()
         ctypes.CDLL(None).syscall(exit_thread, 0)
 
-    worker = workers.start(end_the_first_thread)
+    worker = workers.start(end_the_main_thread)
     holder = worker.hear()
     wait_until(lambda: " Z " in Path(f"/proc/{worker.pid}/stat").read_text())
 
@@ -228,10 +228,10 @@ def test_a_process_whose_first_thread_has_ended_is_alive_while_others_run(worker
 
 @linux_only
 @pytest.mark.parametrize("name", ["plain", "with blanks", ") Z 1 2 3 (", "a)b(c) R", "\n\t"])
-def test_the_name_of_a_process_cannot_disguise_it(name: str, workers: Workers) -> None:
+def test_the_name_of_a_process_cannot_falsify_its_state(name: str, workers: Workers) -> None:
     def rename_and_wait(line: Line) -> None:
         Path("/proc/self/comm").write_text(name)
-        say_who_and_wait(line)
+        report_holder_and_wait(line)
 
     worker = workers.start(rename_and_wait)
     holder = worker.hear()
@@ -243,22 +243,22 @@ def test_the_name_of_a_process_cannot_disguise_it(name: str, workers: Workers) -
     assert liveness(holder) is ALIVE
 
 
-def test_another_process_that_has_been_given_the_number_is_not_the_holder() -> None:
+def test_another_process_with_the_same_pid_is_not_the_holder() -> None:
     me = current_holder()
     earlier = me._replace(start_time="1" if sys.platform == "linux" else "1.00")
 
     assert liveness(earlier) is DEAD
     assert process_liveness(me.pid, start_time=earlier.start_time) is DEAD
     assert process_liveness(me.pid, start_time=me.start_time) is ALIVE
-    assert process_liveness(me.pid) is ALIVE, "without a start time the number is all there is"
+    assert process_liveness(me.pid) is ALIVE, "without a start time, only the pid can be compared"
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 70])
-def test_what_cannot_be_the_number_of_a_process_says_nothing(pid: int) -> None:
+def test_the_liveness_of_an_impossible_pid_is_unknown(pid: int) -> None:
     assert process_liveness(pid) is UNKNOWN
 
 
-def test_a_process_of_another_user_is_alive_though_it_cannot_be_signalled(workers: Workers) -> None:
+def test_a_process_of_another_user_that_cannot_be_signalled_is_alive(workers: Workers) -> None:
     def look_at_the_first_process(line: Line) -> None:
         become_nobody()
         try:
@@ -268,14 +268,14 @@ def test_a_process_of_another_user_is_alive_though_it_cannot_be_signalled(worker
         else:
             line.say(("permitted", process_liveness(1), identity.process_exists(1)))
 
-    permission, alive, is_there = workers.start(look_at_the_first_process).hear()
+    permission, alive, exists = workers.start(look_at_the_first_process).hear()
 
     assert permission == "EPERM"
     assert alive is ALIVE
-    assert is_there
+    assert exists
 
 
-# --- Other machines, other times ----------------------------------------------------------------------
+# --- Other machines and other boots -------------------------------------------------------------------
 
 HERE = Holder("host", "user", 100, "5000", "boot-1", "machine-1", "namespace-1")
 
@@ -295,34 +295,34 @@ HERE = Holder("host", "user", 100, "5000", "boot-1", "machine-1", "namespace-1")
     ],
     ids=[
         "another host",
-        "another host that says little",
-        "the same machine, started anew",
-        "the same machine, started anew, another namespace",
+        "another host without ids",
+        "the same machine, rebooted",
+        "the same machine, rebooted, another namespace",
         "another machine of the same name",
-        "a machine of the same name that has no id",
-        "a machine that does not say when it was started",
+        "a machine of the same name without an id",
+        "a machine without a boot id",
         "another pid namespace",
-        "a pid namespace that is not known",
+        "an unknown pid namespace",
     ],
 )
-def test_only_the_same_machine_started_anew_makes_a_holder_dead_from_afar(
+def test_a_holder_elsewhere_is_dead_only_if_the_same_machine_was_rebooted(
     holder: Holder, expected: Liveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "find_process", lambda _: pytest.fail("numbers mean nothing there"))
+    monkeypatch.setattr(identity, "find_process", lambda _: pytest.fail("a pid means nothing there"))
 
     assert liveness(holder, here=HERE) is expected
 
 
-def test_two_machines_of_one_name_that_have_no_ids_judge_each_other_unknown() -> None:
+def test_a_holder_on_a_machine_of_the_same_name_is_unknown_if_neither_has_an_id() -> None:
     anonymous = HERE._replace(boot_id="boot-0", machine_id="")
 
     assert liveness(anonymous, here=HERE._replace(machine_id="")) is UNKNOWN
 
 
-def test_a_real_restart_is_a_boot_id_that_has_changed() -> None:
+def test_a_holder_from_before_a_reboot_is_dead() -> None:
     me = current_holder()
     if not (me.boot_id and me.machine_id):
-        pytest.skip("this system names neither its machine nor its start")
+        pytest.skip("this system has no machine id or no boot id")
 
     assert liveness(me._replace(boot_id="00000000-0000-0000-0000-000000000000")) is DEAD
     assert liveness(me._replace(boot_id="0", machine_id="another")) is UNKNOWN
@@ -330,13 +330,13 @@ def test_a_real_restart_is_a_boot_id_that_has_changed() -> None:
 
 # --- Real namespaces ----------------------------------------------------------------------------------
 
-SAY_WHO = """
+REPORT_HOLDER = """
 import json, os, sys
 from holdfast.locks.identity import Holder, current_holder, liveness
 me = current_holder()
 child = os.fork()
 if child == 0:
-    print(json.dumps({**me.as_record(), "for another one in there": liveness(me).value}), flush=True)
+    print(json.dumps({**me.as_record(), "as seen from inside": liveness(me).value}), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 sys.stdin.read()
@@ -344,7 +344,7 @@ sys.stdin.read()
 
 
 def have_unshare() -> str:
-    """The program that makes namespaces; a test that cannot have it says so."""
+    """The path of unshare(1); skips the test if it cannot be used."""
     program = shutil.which("unshare")
     if program is None or os.getuid() != 0:
         pytest.skip("namespaces need unshare(1) and root")
@@ -352,8 +352,8 @@ def have_unshare() -> str:
 
 
 @contextmanager
-def elsewhere(*how: str, program: str = SAY_WHO) -> Iterator[str]:
-    """What a Python program says that runs in other namespaces until the end of the block."""
+def elsewhere(*how: str, program: str = REPORT_HOLDER) -> Iterator[str]:
+    """Run a Python program in other namespaces until the end of the block; yields its first line of output."""
     command = [have_unshare(), *how, sys.executable, "-c", program]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -365,7 +365,7 @@ def elsewhere(*how: str, program: str = SAY_WHO) -> Iterator[str]:
         if not said:
             problem = running.stderr.read().strip()
             if "Traceback" not in problem or "returned non-zero exit status" in problem:
-                pytest.skip(f"no such namespace here: {problem.splitlines()[-1:]}")
+                pytest.skip(f"cannot create such a namespace here: {problem.splitlines()[-1:]}")
             pytest.fail(problem)
         yield said
         running.stdin.close()
@@ -374,7 +374,7 @@ def elsewhere(*how: str, program: str = SAY_WHO) -> Iterator[str]:
 
 @linux_only
 @pytest.mark.parametrize("how", [["-pf", "--mount-proc"], ["-pf"]], ids=["with its own /proc", "with ours"])
-def test_a_process_in_another_pid_namespace_of_the_same_host_name_is_unknown_here_and_alive_there(
+def test_a_process_in_another_pid_namespace_is_unknown_here_and_alive_there(
     how: list[str],
 ) -> None:
     with elsewhere(*how) as said:
@@ -386,11 +386,11 @@ def test_a_process_in_another_pid_namespace_of_the_same_host_name_is_unknown_her
         assert holder.boot_id == current_holder().boot_id
         assert holder.pid == 1
         assert liveness(holder) is UNKNOWN
-        assert record["for another one in there"] == "alive"
+        assert record["as seen from inside"] == "alive"
 
 
 @linux_only
-def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_start_time_is_shifted() -> None:
+def test_a_process_in_another_time_namespace_is_unknown_and_not_dead() -> None:
     with elsewhere("-T", "--boottime", "100000") as said:
         holder = Holder.from_record(json.loads(said))
 
@@ -399,7 +399,7 @@ def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_s
 
 
 @linux_only
-def test_a_host_whose_name_has_a_colon_still_makes_four_fields() -> None:
+def test_a_holder_id_has_four_fields_even_if_the_host_name_has_a_colon() -> None:
     program = """
 import socket
 socket.sethostname("a:b")
@@ -412,7 +412,7 @@ print(me.holder_id.count(":"), Holder.from_record(me.as_record()) == me, livenes
 
 
 @linux_only
-def test_without_a_proc_file_system_nobody_is_taken_for_dead() -> None:
+def test_without_a_proc_file_system_no_holder_is_judged_dead() -> None:
     program = """
 import os, subprocess
 subprocess.run(["umount", "-l", "/proc"], check=True)
@@ -425,7 +425,7 @@ print(liveness(me).value, liveness(me._replace(pid=(1 << 22) - 1)).value, flush=
 
 
 @linux_only
-def test_a_process_that_the_system_hides_from_this_user_is_alive() -> None:
+def test_a_process_hidden_from_this_user_is_alive() -> None:
     program = """
 import os, subprocess, sys
 from holdfast.locks.identity import process_liveness
@@ -441,24 +441,24 @@ print(hidden, process_liveness(1).value, process_liveness(gone.pid).value, flush
         assert said == "True alive dead\n"
 
 
-GIVE_OUT = """
+PID_REUSE = """
 import json, os, time
 from holdfast.locks.identity import Holder, current_holder, liveness
 
-def give_out(number):
-    "Let the next process have this number."
+def reuse_pid(number):
+    "Make the kernel give this pid to the next process."
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(number - 1))
 
 def wait_for_another_tick(holder):
-    "Start times are counted in hundredths of a second."
+    "Start times have a resolution of a hundredth of a second."
     while time.clock_gettime(time.CLOCK_BOOTTIME) < int(holder.start_time) / 100 + 0.05:
         pass
 
-def say_who(pipe):
+def send_holder(pipe):
     os.write(pipe, json.dumps(current_holder().as_record()).encode())
 
-def hear_who(pipe):
+def receive_holder(pipe):
     return Holder.from_record(json.loads(os.read(pipe, 4096)))
 
 ours, theirs = os.pipe()
@@ -467,52 +467,52 @@ wait, go = os.pipe()
 
 
 @linux_only
-def test_a_number_that_the_kernel_really_gives_out_again_does_not_bring_the_holder_back() -> None:
+def test_a_pid_that_the_kernel_really_reuses_does_not_revive_the_holder() -> None:
     program = """
 def start():
     pid = os.fork()
     if pid == 0:
-        say_who(theirs)
+        send_holder(theirs)
         os.read(wait, 1)
         os._exit(0)
-    return pid, hear_who(ours)
+    return pid, receive_holder(ours)
 
 first, holder = start()
 os.write(go, b".")
 os.waitpid(first, 0)
 before = liveness(holder).value
 wait_for_another_tick(holder)
-give_out(first)
+reuse_pid(first)
 second, successor = start()
 print(first == second, before, liveness(holder).value, liveness(successor).value, flush=True)
 os.write(go, b".")
 """
-    with elsewhere("-pf", "--mount-proc", program=GIVE_OUT + program) as said:
+    with elsewhere("-pf", "--mount-proc", program=PID_REUSE + program) as said:
         assert said == "True dead dead alive\n"
 
 
 @linux_only
-def test_a_process_with_the_number_of_its_grandparent_does_not_take_itself_for_that() -> None:
+def test_a_process_with_the_pid_of_its_grandparent_is_not_mistaken_for_it() -> None:
     program = """
 def be_the_parent():
     os.read(wait, 1)
-    give_out(grandparent)
+    reuse_pid(grandparent)
     if os.fork() == 0:
-        say_who(theirs)
+        send_holder(theirs)
     os._exit(0)
 
 if os.fork() == 0:
-    say_who(theirs)
+    send_holder(theirs)
     grandparent = os.getpid()
     if os.fork() == 0:
-        be_the_parent()  # which never asks who it is itself
+        be_the_parent()  # which never determines its own identity
     os._exit(0)
-holder = hear_who(ours)
+holder = receive_holder(ours)
 os.waitpid(holder.pid, 0)
 wait_for_another_tick(holder)
 os.write(go, b".")
-grandchild = hear_who(ours)
+grandchild = receive_holder(ours)
 print(grandchild.pid == holder.pid, grandchild.start_time != holder.start_time, flush=True)
 """
-    with elsewhere("-pf", "--mount-proc", program=GIVE_OUT + program) as said:
+    with elsewhere("-pf", "--mount-proc", program=PID_REUSE + program) as said:
         assert said == "True True\n"

@@ -1,4 +1,4 @@
-"""The private file behind a lock that is taken often: one for each process, never in anybody's way."""
+"""The kept draft of a lock that is taken often: one per process, and never written while it is the lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.fs import calls, strictjson
 from holdfast.locks.ledger_lock import LedgerLock
 from tests.locks.workers import Line, Workers
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there the lock is made in the plain way")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no draft is kept on Windows")
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def drafts(ledger: Path) -> list[Path]:
     return sorted(ledger.glob(".ledger.lock-*.tmp"))
 
 
-def test_who_takes_the_lock_once_leaves_nothing_behind(ledger: Path) -> None:
+def test_a_lock_taken_once_leaves_no_draft(ledger: Path) -> None:
     LedgerLock(ledger, "once").acquire().release()
     assert drafts(ledger) == []
 
 
-def test_who_takes_it_often_makes_one_file_and_says_something_new_each_time(ledger: Path) -> None:
+def test_a_lock_taken_often_keeps_one_draft_and_has_a_new_identity_each_time(ledger: Path) -> None:
     lock, said = LedgerLock(ledger, "often"), []
     for _ in range(5):
         with lock.acquire() as held:
@@ -55,7 +55,7 @@ def test_who_takes_it_often_makes_one_file_and_says_something_new_each_time(ledg
     lock.acquire().release()
 
 
-def test_the_file_goes_with_the_lock_object(ledger: Path) -> None:
+def test_the_draft_is_removed_with_the_lock_object(ledger: Path) -> None:
     lock = LedgerLock(ledger, "often")
     for _ in range(3):
         lock.acquire().release()
@@ -64,7 +64,7 @@ def test_the_file_goes_with_the_lock_object(ledger: Path) -> None:
     assert drafts(ledger) == []
 
 
-def test_a_shorter_record_has_no_rest_of_a_longer_one(ledger: Path) -> None:
+def test_a_shorter_record_leaves_no_remainder_of_a_longer_one(ledger: Path) -> None:
     lock = LedgerLock(ledger, "a-very-long-agent-id")
     for name in ("a-very-long-agent-id", "a-very-long-agent-id", "x"):
         lock.agent_id = name
@@ -73,7 +73,7 @@ def test_a_shorter_record_has_no_rest_of_a_longer_one(ledger: Path) -> None:
 
 
 @pytest.mark.req("LG-04")
-def test_the_lock_of_one_who_came_after_a_wrong_break_is_not_removed(ledger: Path) -> None:
+def test_a_wrongly_broken_holder_does_not_remove_its_successors_lock(ledger: Path) -> None:
     lock, other = LedgerLock(ledger, "first"), LedgerLock(ledger, "second", timeout=0.1)
     for each in (lock, other):
         for _ in range(2):
@@ -88,14 +88,14 @@ def test_the_lock_of_one_who_came_after_a_wrong_break_is_not_removed(ledger: Pat
         assert elsewhere.submit(others.release).result() is True
 
 
-def test_what_is_written_never_shows_in_a_lock_that_is_held(ledger: Path) -> None:
+def test_writing_a_new_record_never_changes_a_held_lock(ledger: Path) -> None:
     lock = LedgerLock(ledger, "first", timeout=0.0)
     for _ in range(2):
         lock.acquire().release()
     held = lock.acquire()
     before = (ledger / "ledger.lock").read_bytes()
     (ledger / ".ledger.lock.turnstile").unlink()
-    os.rename(ledger / "ledger.lock", ledger / "moved")  # somebody takes it away, and the file still has two names
+    os.rename(ledger / "ledger.lock", ledger / "moved")  # the lock is moved away, and the file still has two links
     with ThreadPoolExecutor(1) as elsewhere:
         again = elsewhere.submit(lock.acquire).result()
         assert (ledger / "moved").read_bytes() == before
@@ -103,7 +103,7 @@ def test_what_is_written_never_shows_in_a_lock_that_is_held(ledger: Path) -> Non
     held.release()
 
 
-def test_a_file_that_somebody_cleared_away_is_made_anew(ledger: Path) -> None:
+def test_a_deleted_draft_is_recreated(ledger: Path) -> None:
     lock = LedgerLock(ledger, "often")
     for _ in range(3):
         lock.acquire().release()
@@ -113,7 +113,7 @@ def test_a_file_that_somebody_cleared_away_is_made_anew(ledger: Path) -> None:
         assert (ledger / "ledger.lock").exists()
 
 
-def test_a_forked_child_has_a_file_of_its_own(ledger: Path, workers: Workers) -> None:
+def test_a_forked_child_has_a_draft_of_its_own(ledger: Path, workers: Workers) -> None:
     lock = LedgerLock(ledger, "parent")
     for _ in range(2):
         lock.acquire().release()
@@ -130,7 +130,7 @@ def test_a_forked_child_has_a_file_of_its_own(ledger: Path, workers: Workers) ->
     lock.acquire().release()
 
 
-def test_where_there_are_no_links_it_is_done_the_plain_way(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_is_kept_if_the_file_system_has_no_links(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EPERM, "no links here")
 
@@ -142,8 +142,8 @@ def test_where_there_are_no_links_it_is_done_the_plain_way(ledger: Path, monkeyp
     assert drafts(ledger) == []
 
 
-def test_a_file_that_is_cleared_away_while_the_lock_is_held_is_not_written_into(ledger: Path) -> None:
-    """The name that is left is the lock's: what is written then would show in it."""
+def test_a_draft_deleted_while_the_lock_is_held_is_not_written(ledger: Path) -> None:
+    """The only link left is the lock itself: a write to the draft would change the lock."""
     lock = LedgerLock(ledger, "often", timeout=0.0)
     for _ in range(2):
         lock.acquire().release()
@@ -160,7 +160,7 @@ def test_a_file_that_is_cleared_away_while_the_lock_is_held_is_not_written_into(
     assert not (ledger / "ledger.lock").exists()
 
 
-def test_a_directory_that_has_taken_the_place_of_the_old_one_gets_the_lock(ledger: Path) -> None:
+def test_a_directory_that_replaced_the_old_one_gets_the_lock(ledger: Path) -> None:
     lock = LedgerLock(ledger, "often")
     for _ in range(3):
         lock.acquire().release()
@@ -172,7 +172,7 @@ def test_a_directory_that_has_taken_the_place_of_the_old_one_gets_the_lock(ledge
     assert not (ledger.with_name("old") / "ledger.lock").exists()
 
 
-def test_no_description_is_left_open(ledger: Path) -> None:
+def test_no_descriptor_is_left_open(ledger: Path) -> None:
     before = len(os.listdir("/dev/fd"))
     lock = LedgerLock(ledger, "often")
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_no_description_is_left_open(ledger: Path) -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
-def test_what_a_lock_says_is_strict_json_whatever_the_agent_is_called(ledger: Path) -> None:
+def test_the_record_is_strict_json_for_any_agent_id(ledger: Path) -> None:
     lock = LedgerLock(ledger, "")
     for name in ('a "quoted" \\ one', "new\nline", "{}%s", "später", "x" * 1000):
         lock.agent_id = name

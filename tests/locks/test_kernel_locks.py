@@ -1,4 +1,4 @@
-"""Who certainly has a lock on a file: asked of those who have it open, not only of the kernel's list."""
+"""The proven holders of a file lock: confirmed by their open files, not only by the kernel's list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of, is_hol
 from tests.locks.workers import Line, Workers
 
 if sys.platform != "linux":
-    pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
+    pytest.skip("only Linux lists the holders of a file lock", allow_module_level=True)
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -27,7 +27,7 @@ def lock(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_holder_of_a_lock_is_the_process_that_has_it(lock: Path) -> None:
+def test_the_process_that_took_a_lock_is_its_holder(lock: Path) -> None:
     inode = inode_of(lock)
     assert held_flocks({inode}) == []
     with FileLocker().lock_exclusive(lock):
@@ -36,7 +36,7 @@ def test_the_holder_of_a_lock_is_the_process_that_has_it(lock: Path) -> None:
     assert held_flocks({inode}) == []
 
 
-def test_all_who_share_a_lock_are_its_holders(lock: Path) -> None:
+def test_every_process_that_shares_a_lock_is_a_holder(lock: Path) -> None:
     def share(line: Line) -> None:
         with FileLocker().lock_shared(lock):
             line.say("sharing")
@@ -50,7 +50,7 @@ def test_all_who_share_a_lock_are_its_holders(lock: Path) -> None:
     assert all(each.shared for each in found)
 
 
-def test_who_merely_has_the_file_open_or_waits_for_it_is_no_holder(lock: Path) -> None:
+def test_a_process_that_only_opens_or_waits_for_the_file_is_not_a_holder(lock: Path) -> None:
     def wait(line: Line) -> None:
         with open(lock):
             line.say("open")
@@ -61,11 +61,11 @@ def test_who_merely_has_the_file_open_or_waits_for_it_is_no_holder(lock: Path) -
         assert [each.pids for each in held_flocks({inode_of(lock)})] == [(os.getpid(),)]
 
 
-def test_a_lock_whose_taker_is_gone_is_held_by_those_who_have_its_open_file(lock: Path) -> None:
-    """As shells do it: `exec 9> file; flock 9`."""
+def test_a_lock_whose_taker_has_exited_is_held_by_all_that_share_its_description(lock: Path) -> None:
+    """Shell scripts do this: `exec 9> file; flock 9`."""
 
-    def have_it_too(line: Line) -> None:
-        line.say("has it too")
+    def keep_the_descriptor(line: Line) -> None:
+        line.say("has the descriptor")
         line.wait()
 
     descriptor = os.open(lock, os.O_RDWR)
@@ -73,16 +73,16 @@ def test_a_lock_whose_taker_is_gone_is_held_by_those_who_have_its_open_file(lock
         with Workers() as workers:
             taker = workers.start(lambda line: fcntl.flock(descriptor, fcntl.LOCK_EX))
             assert taker.wait() == 0
-            other = workers.start(have_it_too)
-            assert other.hear() == "has it too"
+            other = workers.start(keep_the_descriptor)
+            assert other.hear() == "has the descriptor"
             [held] = held_flocks({inode_of(lock)})
         assert held.pids == tuple(sorted((os.getpid(), other.pid)))
     finally:
         os.close(descriptor)
 
 
-def test_a_number_that_is_another_process_by_now_is_not_believed(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list says that a process has the lock which does not: its number was used again."""
+def test_a_listed_pid_that_was_reused_is_not_trusted(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list names a process that does not hold the lock, because its pid was reused."""
     with FileLocker().lock_exclusive(lock):
         told = calls.read_small("/proc/locks", 1 << 20).replace(b" %d " % os.getpid(), b" %d " % os.getppid())
         read = calls.read_small
@@ -92,7 +92,7 @@ def test_a_number_that_is_another_process_by_now_is_not_believed(lock: Path, mon
         assert [each.pids for each in held_flocks({inode_of(lock)})] == [(os.getpid(),)]
 
 
-def test_where_the_kernel_does_not_tell_nobody_is_known(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_holder_is_known_if_the_kernels_list_cannot_be_read(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*asked: object) -> bytes:
         raise PermissionError
 
@@ -102,8 +102,8 @@ def test_where_the_kernel_does_not_tell_nobody_is_known(lock: Path, monkeypatch:
         assert held_flocks({inode_of(lock)}) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
-def test_whether_a_process_group_holds_any_lock_is_known(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the holders of a file lock")
+def test_a_process_group_that_holds_any_lock_is_recognised(tmp_path: Path) -> None:
     program = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
     )

@@ -1,4 +1,4 @@
-"""The write lock of a ledger: what its file says, how it is waited for, released, recovered, broken."""
+"""The write lock of a ledger: its file, waiting, release, recovery and breaking."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.locks.workers import Line, Workers
 NOW = 1_700_000_000.0
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes")
+needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def clock() -> ManualClock:
 
 
 class FakeTime:
-    """Stands in for the module `time`: it passes while somebody sleeps, and only then."""
+    """A stand-in for the module `time`, in which time passes only during a sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -69,7 +69,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 
 def at_once(ledger: Path, clock: ManualClock | None = None, *, alive: Liveness | None = None) -> LedgerLock:
-    """A lock that is tried for once."""
+    """A lock that tries only once."""
     lock = LedgerLock(ledger, "agent-late", timeout=0.0)
     if clock is not None:
         lock._clock = clock
@@ -79,7 +79,7 @@ def at_once(ledger: Path, clock: ManualClock | None = None, *, alive: Liveness |
 
 
 def put(ledger: Path, content: str, *, age: float = 0.0) -> Path:
-    """Put a lock there that another program wrote, `age` seconds before NOW."""
+    """Write a lock as another program would, `age` seconds before NOW."""
     path = ledger / "ledger.lock"
     path.write_text(content)
     os.utime(path, (NOW - age, NOW - age))
@@ -87,19 +87,18 @@ def put(ledger: Path, content: str, *, age: float = 0.0) -> Path:
 
 
 def foreign(*, age: float = 0.0) -> str:
-    """What another program writes, which knows nothing of identities."""
+    """The record of another program, without a holder identity."""
     return json.dumps({"agent_id": "agent-foreign", "acquired_at": format_instant(NOW - age)})
 
 
 def seen(lock: LedgerLock) -> LedgerLockState:
-    """The lock that is there."""
+    """The state of the lock, which must be held."""
     state = lock.state()
     assert state is not None
     return state
 
 
 def acquired_by_another_thread(lock: LedgerLock) -> HeldLedgerLock:
-    """The lock, held by a thread that is not this one."""
     held: list[HeldLedgerLock] = []
     thread = threading.Thread(target=lambda: held.append(lock.acquire()))
     thread.start()
@@ -108,7 +107,7 @@ def acquired_by_another_thread(lock: LedgerLock) -> HeldLedgerLock:
 
 
 def refusal(lock: LedgerLock) -> LockTimeout:
-    """How `lock` is refused."""
+    """The failure with which `lock` is refused."""
     with pytest.raises(LockTimeout) as refused:
         lock.acquire()
     return refused.value
@@ -139,13 +138,15 @@ def test_the_mode_is_0600_whatever_the_umask(ledger: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("agent_id", ["x" * 70_000, "\ud800"])
-def test_an_agent_that_could_not_be_read_again_is_refused_and_nothing_stays_locked(ledger: Path, agent_id: str) -> None:
+def test_an_agent_id_that_could_not_be_read_back_is_refused_and_nothing_stays_locked(
+    ledger: Path, agent_id: str
+) -> None:
     with pytest.raises((TooLarge, JsonInvalid)):
         LedgerLock(ledger, agent_id).acquire()
     at_once(ledger).acquire().release()
 
 
-def test_a_ledger_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_ledger_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         LedgerLock(tmp_path / "nowhere", "agent-7").acquire()
     assert os.listdir(tmp_path) == []
@@ -155,13 +156,13 @@ def test_a_ledger_that_is_not_there_is_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("LG-02")
-def test_the_numbers_are_those_of_the_protocol(ledger: Path) -> None:
+def test_the_constants_are_those_of_the_protocol(ledger: Path) -> None:
     assert (DEFAULT_TIMEOUT, POLL_INTERVAL, SUSPECT_AFTER) == (5.0, 0.01, 30.0)
     assert LedgerLock(ledger, "agent-7").timeout == DEFAULT_TIMEOUT
 
 
 @pytest.mark.req("LG-02")
-def test_it_looks_again_every_10_ms_until_5_s_are_over(ledger: Path, fake_time: FakeTime) -> None:
+def test_a_waiter_polls_every_10_ms_for_5_s(ledger: Path, fake_time: FakeTime) -> None:
     put(ledger, foreign())
     refusal(LedgerLock(ledger, "agent-7"))
     assert set(fake_time.sleeps) == {0.01}
@@ -169,7 +170,7 @@ def test_it_looks_again_every_10_ms_until_5_s_are_over(ledger: Path, fake_time: 
 
 
 @pytest.mark.req("LG-02")
-def test_it_has_the_lock_at_the_first_look_after_it_is_free(
+def test_a_waiter_gets_the_lock_at_the_first_poll_after_it_is_free(
     ledger: Path, fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(ledger, foreign())
@@ -193,7 +194,7 @@ def test_a_timeout_of_0_tries_once(ledger: Path, fake_time: FakeTime) -> None:
 
 
 @pytest.mark.req("LG-02")
-def test_the_refusal_says_timeout_waiting_for_lock_and_who_has_it_how_long(ledger: Path, clock: ManualClock) -> None:
+def test_a_timeout_names_the_holder_and_how_long_it_has_held_the_lock(ledger: Path, clock: ManualClock) -> None:
     held = acquired_by_another_thread(LedgerLock(ledger, "agent-7", clock=clock))
     clock.advance(12)
     failure = refusal(at_once(ledger, clock))
@@ -211,15 +212,15 @@ def test_the_refusal_says_timeout_waiting_for_lock_and_who_has_it_how_long(ledge
     assert held.release()
 
 
-def test_who_was_refused_stands_in_nobodys_way(ledger: Path) -> None:
+def test_a_refused_waiter_does_not_block_others(ledger: Path) -> None:
     path = put(ledger, foreign())
-    failure = refusal(at_once(ledger))  # kept, with the frames of its traceback and what they refer to
+    failure = refusal(at_once(ledger))  # kept, with the frames of its traceback and all that they refer to
     path.unlink()
     at_once(ledger).acquire().release()
     assert failure.__traceback__ is not None
 
 
-def test_the_same_thread_that_holds_it_is_told_so_at_once(ledger: Path) -> None:
+def test_reentry_by_the_holding_thread_is_refused_at_once(ledger: Path) -> None:
     lock = LedgerLock(ledger, "agent-7")
     with lock.acquire(), pytest.raises(LockReentry, match=r"ledger\.lock is already held by this thread"):
         lock.acquire()
@@ -249,8 +250,8 @@ def test_threads_of_one_process_exclude_each_other(ledger: Path) -> None:
 
 @pytest.mark.req("LG-02")
 @pytest.mark.parametrize("content", ["", "garbage", "{}", "[]", '{"agent_id": 7}', '{"acquired_at": "yesterday"}'])
-def test_whatever_the_file_holds_it_is_held(ledger: Path, clock: ManualClock, content: str) -> None:
-    """Another program creates first and writes then: for a moment its lock is empty."""
+def test_a_lock_file_with_any_content_counts_as_held(ledger: Path, clock: ManualClock, content: str) -> None:
+    """Another program creates the file before it writes: for a moment its lock is empty."""
     path = put(ledger, content, age=12)
     failure = refusal(at_once(ledger, clock))
     assert "a holder without a name for 12s (holder unknown" in failure.message
@@ -259,14 +260,14 @@ def test_whatever_the_file_holds_it_is_held(ledger: Path, clock: ManualClock, co
 
 @pytest.mark.req("LG-02")
 @pytest.mark.skipif(sys.platform == "win32", reason="making a link needs a privilege on Windows")
-def test_a_link_that_leads_nowhere_is_held_as_it_is_for_o_excl(ledger: Path) -> None:
+def test_a_dangling_symbolic_link_counts_as_held_as_it_does_for_o_excl(ledger: Path) -> None:
     (ledger / "ledger.lock").symlink_to("nowhere")
     refusal(at_once(ledger))
     assert not (ledger / "nowhere").exists()
 
 
-def what_readers_see(ledger: Path, workers: Workers, hold_briefly: Callable[[], object]) -> set[str]:
-    """What two processes find in the lock file that read it all the time while somebody uses it."""
+def contents_seen_by_readers(ledger: Path, workers: Workers, hold_briefly: Callable[[], object]) -> set[str]:
+    """The contents of the lock file that two processes see by reading it constantly while it is in use."""
 
     def read(line: Line) -> None:
         found: list[str] = []
@@ -286,22 +287,22 @@ def what_readers_see(ledger: Path, workers: Workers, hold_briefly: Callable[[], 
 @pytest.mark.req("LG-02")
 def test_no_reader_ever_sees_an_empty_or_partial_record(ledger: Path, workers: Workers) -> None:
     lock = LedgerLock(ledger, "agent-7")
-    found = what_readers_see(ledger, workers, lambda: lock.acquire().release())
+    found = contents_seen_by_readers(ledger, workers, lambda: lock.acquire().release())
     assert {json.loads(text)["agent_id"] for text in found} == {"agent-7"}
 
 
 @needs_fork
-def test_a_lock_that_is_created_first_and_written_then_is_seen_empty(ledger: Path, workers: Workers) -> None:
+def test_a_lock_that_is_created_before_it_is_written_is_seen_empty(ledger: Path, workers: Workers) -> None:
     def create_then_write() -> None:
         with (ledger / "ledger.lock").open("x") as file:
             pause()
             file.write(foreign())
         (ledger / "ledger.lock").unlink()
 
-    assert "" in what_readers_see(ledger, workers, create_then_write)
+    assert "" in contents_seen_by_readers(ledger, workers, create_then_write)
 
 
-# --- A directory ----------------------------------------------------------------------------------------
+# --- A directory as the lock ----------------------------------------------------------------------------
 
 
 @pytest.mark.req("LG-03")
@@ -327,7 +328,7 @@ def test_a_directory_can_be_broken_by_its_identity(ledger: Path) -> None:
 
 
 @pytest.mark.req("LG-04")
-def test_releasing_removes_the_file_and_twice_is_fine(ledger: Path) -> None:
+def test_releasing_removes_the_file_and_can_be_repeated(ledger: Path) -> None:
     held = LedgerLock(ledger, "agent-7").acquire()
     assert held.release()
     assert not (ledger / "ledger.lock").exists()
@@ -335,7 +336,7 @@ def test_releasing_removes_the_file_and_twice_is_fine(ledger: Path) -> None:
 
 
 @pytest.mark.req("LG-04")
-def test_a_with_block_releases(ledger: Path) -> None:
+def test_a_with_block_releases_the_lock(ledger: Path) -> None:
     with LedgerLock(ledger, "agent-7").acquire():
         assert (ledger / "ledger.lock").exists()
     assert not (ledger / "ledger.lock").exists()
@@ -343,7 +344,7 @@ def test_a_with_block_releases(ledger: Path) -> None:
 
 @pytest.mark.req("LG-04")
 @pytest.mark.parametrize("content", ["", "garbage", "{}", foreign(), '{"lock_id": "another"}'])
-def test_what_is_not_our_own_is_not_removed(ledger: Path, content: str) -> None:
+def test_a_lock_that_is_not_ours_is_not_removed(ledger: Path, content: str) -> None:
     held = LedgerLock(ledger, "agent-7").acquire()
     path = put(ledger, content)
     assert not held.release()
@@ -352,7 +353,7 @@ def test_what_is_not_our_own_is_not_removed(ledger: Path, content: str) -> None:
 
 @pytest.mark.req("LG-04")
 @pytest.mark.parametrize("what", ["the file", "the ledger"])
-def test_releasing_what_is_gone_says_so(ledger: Path, what: str) -> None:
+def test_releasing_a_lock_that_is_gone_returns_false(ledger: Path, what: str) -> None:
     held = LedgerLock(ledger, "agent-7").acquire()
     if what == "the file":
         (ledger / "ledger.lock").unlink()
@@ -372,7 +373,7 @@ def test_a_second_release_leaves_the_next_holder_alone(ledger: Path) -> None:
 
 @needs_fork
 @pytest.mark.req("LG-04")
-def test_a_forked_child_cannot_release(ledger: Path, workers: Workers) -> None:
+def test_a_forked_child_cannot_release_the_lock(ledger: Path, workers: Workers) -> None:
     held = LedgerLock(ledger, "agent-7").acquire()
     before = (ledger / "ledger.lock").read_bytes()
     assert workers.start(lambda line: line.say(held.release())).hear()
@@ -380,11 +381,11 @@ def test_a_forked_child_cannot_release(ledger: Path, workers: Workers) -> None:
     assert held.release()
 
 
-# --- Left behind ----------------------------------------------------------------------------------------
+# --- Recovery and breaking ------------------------------------------------------------------------------
 
 
 @pytest.mark.req("LG-05")
-def test_a_holder_that_is_certainly_gone_is_succeeded_at_once(ledger: Path) -> None:
+def test_the_lock_of_a_holder_that_is_certainly_dead_is_recovered_at_once(ledger: Path) -> None:
     acquired_by_another_thread(LedgerLock(ledger, "agent-gone"))._turn = None
     with at_once(ledger, alive=Liveness.DEAD).acquire():
         assert json.loads((ledger / "ledger.lock").read_bytes())["agent_id"] == "agent-late"
@@ -393,7 +394,7 @@ def test_a_holder_that_is_certainly_gone_is_succeeded_at_once(ledger: Path) -> N
 @pytest.mark.req("LG-05")
 @pytest.mark.parametrize("alive", [Liveness.ALIVE, Liveness.UNKNOWN])
 @pytest.mark.parametrize("age", [0.0, 31.0, 1e7])
-def test_a_holder_that_may_be_there_is_not_succeeded_at_any_age(
+def test_the_lock_of_a_holder_that_may_be_alive_is_not_recovered_at_any_age(
     ledger: Path, clock: ManualClock, alive: Liveness, age: float
 ) -> None:
     held = acquired_by_another_thread(LedgerLock(ledger, "agent-7", clock=clock))
@@ -417,14 +418,14 @@ def test_an_old_lock_of_another_program_is_reported_with_its_identity_and_left_a
 
 
 @pytest.mark.req("LG-05")
-def test_the_age_is_that_of_the_file_if_the_lock_does_not_say(ledger: Path, clock: ManualClock) -> None:
+def test_the_age_is_that_of_the_file_if_the_record_does_not_say(ledger: Path, clock: ManualClock) -> None:
     put(ledger, "", age=31)
     state = seen(at_once(ledger, clock))
     assert (state.age, state.suspect, state.liveness) == (31.0, True, Liveness.UNKNOWN)
 
 
 @pytest.mark.req("LG-05")
-def test_breaking_takes_the_exact_identity(ledger: Path, clock: ManualClock) -> None:
+def test_breaking_a_lock_requires_its_exact_identity(ledger: Path, clock: ManualClock) -> None:
     path = put(ledger, foreign(age=31))
     lock = at_once(ledger, clock)
     identity = seen(lock).identity
@@ -438,7 +439,7 @@ def test_breaking_takes_the_exact_identity(ledger: Path, clock: ManualClock) -> 
 
 
 @pytest.mark.req("LG-05")
-def test_an_identity_that_was_seen_before_does_not_break_the_next_lock(ledger: Path) -> None:
+def test_the_identity_of_an_earlier_lock_does_not_break_the_next_one(ledger: Path) -> None:
     lock = at_once(ledger)
     held = lock.acquire()
     identity = seen(lock).identity
@@ -448,7 +449,7 @@ def test_an_identity_that_was_seen_before_does_not_break_the_next_lock(ledger: P
 
 
 @pytest.mark.req("LG-04", "LG-05")
-def test_who_was_broken_does_not_release_the_next_one(ledger: Path) -> None:
+def test_a_holder_whose_lock_was_broken_does_not_release_its_successors_lock(ledger: Path) -> None:
     lock = LedgerLock(ledger, "agent-7")
     broken = lock.acquire()
     lock.break_lock(seen(lock).identity)
@@ -459,6 +460,6 @@ def test_who_was_broken_does_not_release_the_next_one(ledger: Path) -> None:
     assert successor.release()
 
 
-def test_the_state_of_a_free_ledger_is_none_and_looking_makes_nothing(ledger: Path) -> None:
+def test_the_state_of_a_free_ledger_is_none_and_reading_it_creates_nothing(ledger: Path) -> None:
     assert LedgerLock(ledger, "agent-7").state() is None
     assert os.listdir(ledger) == []

@@ -1,4 +1,4 @@
-"""The write lock of a ledger keeps out other programs that follow its protocol, and is kept out by them."""
+"""The write lock of a ledger and other programs that follow its protocol exclude each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.locks.ledger_locks import (
     count_up,
     is_held,
     observer,
-    patient,
+    waiting_lock,
 )
 from tests.locks.workers import Line, Workers, wait_until
 
@@ -31,11 +31,11 @@ def ledger(scratch: Path) -> Path:
     return scratch / "ledger"
 
 
-# --- Another program, as the specification has it --------------------------------------------------------
+# --- Another program, as specified -----------------------------------------------------------------------
 
 
 def foreign_acquire(ledger: Path, agent_id: str, on_waiting: Callable[[], object] = lambda: None) -> None:
-    """The example of the specification, line by line."""
+    """The example from the specification, line by line."""
     while True:
         try:
             fd = os.open(ledger / "ledger.lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -76,7 +76,7 @@ def test_we_keep_another_program_out(ledger: Path, workers: Workers) -> None:
         foreign_acquire(ledger, "agent-foreign", lambda: line.say("waiting"))
         line.say("held")
 
-    held = patient(ledger).acquire()
+    held = waiting_lock(ledger).acquire()
     other = workers.start(foreign)
     assert [other.hear() for _ in range(3)] == ["waiting"] * 3
     held.release()
@@ -113,10 +113,10 @@ rmdir "$LOCK_FILE"
 
 @pytest.fixture
 def shell_tool(ledger: Path) -> Iterator[subprocess.Popen[str]]:
-    """The recipe of the specification in a real shell; it tells when it waits, and holds until told."""
+    """The specification's recipe in a real shell; it reports when it waits, and holds the lock until told to go on."""
     bash = shutil.which("bash")
     if bash is None:
-        pytest.skip("there is no bash: the recipe for shell tools is untested")
+        pytest.skip("bash is not installed: the recipe for shell tools is untested")
     pipe = subprocess.PIPE
     command = [bash, "-c", _RECIPE, "recipe", str(ledger)]
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
@@ -136,13 +136,13 @@ def test_a_shell_tool_keeps_us_out(ledger: Path, shell_tool: subprocess.Popen[st
         observer(ledger).acquire()
     assert os.listdir(ledger / "ledger.lock") == []
     shell_tool.communicate("\n")
-    with patient(ledger).acquire():
+    with waiting_lock(ledger).acquire():
         assert (ledger / "event-000001.json").exists()
 
 
 @pytest.mark.req("LG-03")
 def test_we_keep_a_shell_tool_out(ledger: Path, request: pytest.FixtureRequest) -> None:
-    held = patient(ledger).acquire()
+    held = waiting_lock(ledger).acquire()
     shell_tool: subprocess.Popen[str] = request.getfixturevalue("shell_tool")
     heard = lines(shell_tool)
     assert [next(heard) for _ in range(3)] == ["waiting"] * 3
@@ -170,7 +170,7 @@ def test_our_processes_other_programs_and_shell_tools_all_exclude_each_other(led
 
     def ours(line: Line) -> None:
         for _ in range(50):
-            with patient(ledger).acquire():
+            with waiting_lock(ledger).acquire():
                 count_up(counter)
 
     def foreign(line: Line) -> None:

@@ -1,4 +1,4 @@
-"""The write lock of a ledger between our own processes: many, killed, stopped, and wrongly broken ones."""
+"""The write lock of a ledger between our own processes: contention, kills, stops and wrong breaks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.locks.ledger_locks import (
     is_held,
     is_waiting,
     observer,
-    patient,
     seen,
     start_holder,
+    waiting_lock,
 )
 from tests.locks.race_rounds import pause
 from tests.locks.workers import Line, Workers, stop_myself, wait_until
@@ -41,11 +41,11 @@ def ledger(scratch: Path) -> Path:
     return scratch / "ledger"
 
 
-# --- Many of ours ----------------------------------------------------------------------------------------
+# --- Contention ------------------------------------------------------------------------------------------
 
 
 def count_together(ledger: Path, workers: Workers, lock: Callable[[], AbstractContextManager[object]]) -> list[int]:
-    """Let eight processes count up to 2000 under a lock; how often each of them did."""
+    """Let eight processes count to 2000 under a lock; returns the number of increments of each, sorted."""
     total, counter = 2000, ledger / "counter"
     counter.write_text("00000000\n")
 
@@ -70,20 +70,20 @@ def count_together(ledger: Path, workers: Workers, lock: Callable[[], AbstractCo
 def test_eight_processes_exclude_each_other_and_none_starves(
     ledger: Path, workers: Workers, record_property: Callable[[str, object], None]
 ) -> None:
-    lock = patient(ledger)
+    lock = waiting_lock(ledger)
     shares = count_together(ledger, workers, lock.acquire)
     record_property("shares", shares)
     assert sum(shares) == 2000, "an increment was lost"
-    assert shares[0] >= 2000 / 8 / 4, f"somebody starved: {shares}"
+    assert shares[0] >= 2000 / 8 / 4, f"a process starved: {shares}"
 
 
 def test_counting_without_a_lock_loses_increments(ledger: Path, workers: Workers) -> None:
     assert sum(count_together(ledger, workers, contextlib.nullcontext)) > 2000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who waits for a lock")
-def test_who_comes_again_comes_after_those_who_wait(ledger: Path, workers: Workers) -> None:
-    """Again and again, because whoever is running has an advantage over whoever must first be woken."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the waiters of a lock")
+def test_a_holder_that_comes_back_queues_behind_the_waiters(ledger: Path, workers: Workers) -> None:
+    """Repeated, because a running process has an advantage over one that must first be woken."""
     diary = ledger / "diary"
     diary.touch()
 
@@ -94,10 +94,10 @@ def test_who_comes_again_comes_after_those_who_wait(ledger: Path, workers: Worke
     def wait(line: Line) -> None:
         while True:
             line.wait()
-            with patient(ledger).acquire():
+            with waiting_lock(ledger).acquire():
                 write("waiter")
 
-    waiter, lock, held = workers.start(wait), patient(ledger), patient(ledger).acquire()
+    waiter, lock, held = workers.start(wait), waiting_lock(ledger), waiting_lock(ledger).acquire()
     for _ in range(20):
         waiter.say("come")
         wait_until(lambda: is_waiting(waiter, ledger))
@@ -108,7 +108,7 @@ def test_who_comes_again_comes_after_those_who_wait(ledger: Path, workers: Worke
     assert diary.read_text() == "waiter again " * 20
 
 
-# --- Killed ----------------------------------------------------------------------------------------------
+# --- Kills -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("LG-05")
@@ -123,7 +123,7 @@ def test_the_lock_of_a_killed_process_is_recovered_at_once(ledger: Path, workers
 
 
 @pytest.mark.req("LG-05")
-def test_one_who_waits_in_line_succeeds_a_killed_holder(ledger: Path, workers: Workers) -> None:
+def test_a_waiter_in_the_queue_takes_over_from_a_killed_holder(ledger: Path, workers: Workers) -> None:
     holder = start_holder(workers, ledger)
     waiter = workers.start(hold(ledger, "agent-next"))
     holder.kill()
@@ -132,7 +132,7 @@ def test_one_who_waits_in_line_succeeds_a_killed_holder(ledger: Path, workers: W
 
 
 def recover_together(ledger: Path, workers: Workers, lock: LedgerLock, *, rounds: int) -> list[str]:
-    """Let eight processes recover a dead one's lock in each round; what was wrong in the first bad one."""
+    """Let eight processes recover a dead holder's lock in each round; returns the problems of the first bad round."""
     path = ledger / "ledger.lock"
     holder = start_holder(workers, ledger)
     holder.kill()
@@ -164,10 +164,10 @@ def recover_together(ledger: Path, workers: Workers, lock: LedgerLock, *, rounds
         winners = [each for each, lock_id in answers.items() if lock_id]
         there = json.loads(path.read_bytes())["lock_id"] if path.exists() else None
         if [answers[each] for each in winners] != [there]:
-            problems.append(f"{len(winners)} hold the lock, and there is {there}")
+            problems.append(f"{len(winners)} processes hold the lock, and its ID is {there}")
         released = [each.ask("release") for each in winners]
         if not all(released) or path.exists():
-            problems.append("a holder could not release its own")
+            problems.append("a holder could not release its own lock")
         if problems:
             break
     os.close(gate)
@@ -176,7 +176,7 @@ def recover_together(ledger: Path, workers: Workers, lock: LedgerLock, *, rounds
 
 
 class RecoversByPath(LedgerLock):
-    """The planted bug: judged, removed by path, created anew."""
+    """Planted bug: the lock is judged, removed by path, and created again."""
 
     def _recover(self, record: EncodedRecord) -> bool:
         state = self.state()
@@ -188,19 +188,19 @@ class RecoversByPath(LedgerLock):
 
 
 @pytest.mark.req("LG-05")
-def test_of_eight_exactly_one_recovers_the_lock_of_a_killed_process(ledger: Path, workers: Workers) -> None:
-    """With a timeout of 0 none of them stands in line: they all go for it at once."""
+def test_exactly_one_of_eight_processes_recovers_the_lock_of_a_killed_one(ledger: Path, workers: Workers) -> None:
+    """With a timeout of 0 none of them queues: they all try at once."""
     lock = LedgerLock(ledger, "agent-heir", timeout=0.0)
     assert recover_together(ledger, workers, lock, rounds=rounds(150, least=20)) == []
 
 
-def test_recovering_by_path_gives_two_holders_and_that_is_noticed(ledger: Path, workers: Workers) -> None:
+def test_a_recovery_by_path_that_gives_two_holders_is_noticed(ledger: Path, workers: Workers) -> None:
     lock = RecoversByPath(ledger, "agent-heir", timeout=0.0)
     assert recover_together(ledger, workers, lock, rounds=300) != []
 
 
 @pytest.mark.req("LG-05")
-def test_one_who_was_stopped_while_recovering_keeps_nobody_beyond_its_time(ledger: Path, workers: Workers) -> None:
+def test_a_process_stopped_during_recovery_keeps_no_other_past_its_timeout(ledger: Path, workers: Workers) -> None:
     holder = start_holder(workers, ledger)
     holder.kill()
     holder.wait()
@@ -227,11 +227,11 @@ _lock_exclusive = FileLocker.lock_exclusive
 
 
 def _refuse_to_wait_for_a_guard(locker: FileLocker, path: str) -> object:
-    assert not path.endswith(".guard"), "it waits for the guard"
+    assert not path.endswith(".guard"), "must not wait for the guard"
     return _lock_exclusive(locker, path)
 
 
-# --- Stopped ---------------------------------------------------------------------------------------------
+# --- Stopped processes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.req("LG-05")
@@ -248,9 +248,9 @@ def test_a_stopped_holder_keeps_its_lock_however_old_it_gets(ledger: Path, worke
     assert holder.ask("release") is True
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who waits for a lock")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the waiters of a lock")
 @pytest.mark.req("LG-02")
-def test_a_stopped_waiter_does_not_keep_the_others_for_ever(ledger: Path, workers: Workers) -> None:
+def test_a_stopped_waiter_does_not_block_the_others_forever(ledger: Path, workers: Workers) -> None:
     holder = start_holder(workers, ledger)
     stopped = workers.start(hold(ledger, "agent-stopped"))
     wait_until(lambda: is_waiting(stopped, ledger))
@@ -263,13 +263,13 @@ def test_a_stopped_waiter_does_not_keep_the_others_for_ever(ledger: Path, worker
     assert stopped.ask("release") is True
 
 
-# --- Broken wrongly --------------------------------------------------------------------------------------
+# --- Wrongly broken locks --------------------------------------------------------------------------------
 
 Publish = Callable[[Path, bytes], None]
 
 
 def append(ledger: Path, event: bytes, publish: Publish, before: Callable[[], object] = lambda: None) -> int:
-    """Append as the ledger does; the number under which the event can be found from now on."""
+    """Append as the ledger does; returns the number of the event."""
     number = len(list(ledger.glob("event-*.json"))) + 1
     before()
     while True:
@@ -282,17 +282,17 @@ def append(ledger: Path, event: bytes, publish: Publish, before: Callable[[], ob
 
 
 def publish_by_rename(path: Path, event: bytes) -> None:
-    """The planted bug: a rename replaces whatever is there."""
+    """Planted bug: a rename replaces an event that already exists."""
     draft = path.with_name(f".{os.getpid()}.tmp")
     draft.write_bytes(event)
     os.rename(draft, path)
 
 
-def what_was_lost(ledger: Path, acknowledged: list[tuple[int, bytes]]) -> list[str]:
-    """What is wrong with the events in the light of what was acknowledged."""
+def lost_events(ledger: Path, acknowledged: list[tuple[int, bytes]]) -> list[str]:
+    """The acknowledged events that are missing or changed, and gaps in the numbers."""
     there = {int(each.name[6:12]): each.read_bytes() for each in ledger.glob("event-*.json")}
     problems = [
-        f"event {number} was acknowledged as {event!r}, but there is {there.get(number)!r}"
+        f"event {number} was acknowledged as {event!r}, but is {there.get(number)!r}"
         for number, event in acknowledged
         if there.get(number) != event
     ]
@@ -301,17 +301,17 @@ def what_was_lost(ledger: Path, acknowledged: list[tuple[int, bytes]]) -> list[s
     return problems
 
 
-def break_the_lock_of_one_who_is_stopped(ledger: Path, workers: Workers, publish: Publish) -> list[str]:
-    """A writer stops before it publishes; its lock is broken; others write; it wakes up and publishes."""
+def break_the_lock_of_a_stopped_writer(ledger: Path, workers: Workers, publish: Publish) -> list[str]:
+    """A writer stops before it publishes; its lock is broken; another one writes; the first resumes and publishes."""
 
     def slow(line: Line) -> None:
-        held = patient(ledger, "agent-slow").acquire()
+        held = waiting_lock(ledger, "agent-slow").acquire()
         event = b'{"by": "slow"}\n'
         line.say((append(ledger, event, publish, before=stop_myself), event))
         line.say(held.release())
 
     def quick(line: Line) -> None:
-        held = patient(ledger, "agent-quick").acquire()
+        held = waiting_lock(ledger, "agent-quick").acquire()
         for count in range(3):
             event = b'{"by": "quick", "count": %d}\n' % count
             line.say((append(ledger, event, publish), event))
@@ -327,19 +327,19 @@ def break_the_lock_of_one_who_is_stopped(ledger: Path, workers: Workers, publish
     acknowledged = [quick_writer.hear() for _ in range(3)]
     slow_writer.resume()
     acknowledged.append(slow_writer.hear())
-    assert slow_writer.hear() is False, "it was told nothing of its loss"
-    assert seen(late).agent_id == "agent-quick", "it removed the lock of its successor"
+    assert slow_writer.hear() is False, "the release did not report that the lock was lost"
+    assert seen(late).agent_id == "agent-quick", "the release removed the lock of the successor"
     assert quick_writer.ask("release") is True
-    return what_was_lost(ledger, acknowledged)
+    return lost_events(ledger, acknowledged)
 
 
 @pytest.mark.req("LG-05")
-def test_a_lock_that_was_broken_wrongly_loses_no_event(ledger: Path, workers: Workers) -> None:
-    assert break_the_lock_of_one_who_is_stopped(ledger, workers, durable.create) == []
+def test_a_wrongly_broken_lock_loses_no_event(ledger: Path, workers: Workers) -> None:
+    assert break_the_lock_of_a_stopped_writer(ledger, workers, durable.create) == []
     assert len(list(ledger.glob("event-*.json"))) == 4
 
 
-def test_publishing_by_rename_would_lose_an_event_and_that_is_noticed(ledger: Path, workers: Workers) -> None:
-    problems = break_the_lock_of_one_who_is_stopped(ledger, workers, publish_by_rename)
+def test_an_event_lost_by_publishing_with_a_rename_is_noticed(ledger: Path, workers: Workers) -> None:
+    problems = break_the_lock_of_a_stopped_writer(ledger, workers, publish_by_rename)
     assert len(problems) == 1
     assert "event 1 was acknowledged" in problems[0]

@@ -1,4 +1,4 @@
-"""A lock that is a file: what names exactly one, and what a crash or an error at any call leaves behind."""
+"""A lock that is a file: its identity, and its state after a crash or an error at any call."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def seen(file: LockFile) -> FoundLock:
     return found
 
 
-# --- What names exactly one lock --------------------------------------------------------------------------
+# --- Identity ---------------------------------------------------------------------------------------------
 
 
-def test_looking_twice_at_one_lock_gives_one_identity(file: LockFile) -> None:
+def test_reading_a_lock_twice_gives_the_same_identity(file: LockFile) -> None:
     assert file.create(MINE, synced=False)
     assert seen(file) == seen(file)
     assert seen(file).record == MINE
 
 
-def test_another_content_is_another_lock(file: LockFile) -> None:
+def test_different_content_is_a_different_lock(file: LockFile) -> None:
     file.create(MINE, synced=False)
     before, status = seen(file), file.path.stat()
     file.path.write_bytes(file.path.read_bytes().replace(b"x", b"y"))
@@ -57,24 +57,24 @@ def test_another_content_is_another_lock(file: LockFile) -> None:
     assert seen(file).identity != before.identity
 
 
-def test_another_time_is_another_lock(file: LockFile) -> None:
+def test_a_different_time_is_a_different_lock(file: LockFile) -> None:
     file.create(MINE, synced=False)
     before, status = seen(file), file.path.stat()
     os.utime(file.path, ns=(status.st_atime_ns, status.st_mtime_ns + 1000))
     assert seen(file).identity != before.identity
 
 
-def test_another_file_with_the_same_content_and_time_is_another_lock(file: LockFile, tmp_path: Path) -> None:
+def test_a_different_file_with_the_same_content_and_time_is_a_different_lock(file: LockFile, tmp_path: Path) -> None:
     file.create(MINE, synced=False)
     before, status = seen(file), file.path.stat()
-    shutil.copy(file.path, tmp_path / "copy")  # while the first is there, so that the inode is another one
+    shutil.copy(file.path, tmp_path / "copy")  # while the first still exists, so that the inode differs
     os.utime(tmp_path / "copy", ns=(status.st_atime_ns, status.st_mtime_ns))
     os.replace(tmp_path / "copy", file.path)
     assert seen(file).record == before.record
     assert seen(file).identity != before.identity
 
 
-def test_a_directory_in_the_place_of_another_is_another_lock(file: LockFile) -> None:
+def test_a_directory_that_replaces_another_is_a_different_lock(file: LockFile) -> None:
     file.path.mkdir()
     before = seen(file)
     file.path.rename(file.path.with_name("before"))
@@ -83,30 +83,30 @@ def test_a_directory_in_the_place_of_another_is_another_lock(file: LockFile) -> 
     assert seen(file).identity != before.identity
 
 
-def test_a_lock_is_created_only_where_there_is_none(file: LockFile) -> None:
+def test_a_lock_is_created_only_if_none_exists(file: LockFile) -> None:
     assert file.create(MINE, synced=False)
     assert not file.create(OTHERS, synced=False)
     assert seen(file).record == MINE
 
 
-def test_taking_over_replaces_the_lock_that_was_seen_and_no_other(file: LockFile) -> None:
+def test_a_takeover_replaces_the_lock_that_was_read_and_no_other(file: LockFile) -> None:
     file.create(OTHERS, synced=False)
     judged = seen(file)
     assert file.take_over(judged, MINE, synced=False)
     assert not file.take_over(judged, OTHERS, synced=False)
     assert seen(file).record == MINE
     assert file.remove_own("lock_id", "mine")
-    assert not file.take_over(judged, OTHERS, synced=False), "what is gone is not taken over but created"
+    assert not file.take_over(judged, OTHERS, synced=False), "a lock that is gone is created, not taken over"
 
 
-def test_only_the_lock_with_the_identity_is_removed(file: LockFile) -> None:
+def test_only_the_lock_with_the_given_identity_is_removed(file: LockFile) -> None:
     file.create(OTHERS, synced=False)
     assert not file.remove("0" * 16)
     assert file.remove(seen(file).identity)
     assert not file.remove("0" * 16)
 
 
-def test_only_ones_own_lock_is_removed_or_replaced(file: LockFile) -> None:
+def test_remove_own_and_replace_own_affect_only_our_own_lock(file: LockFile) -> None:
     file.create(OTHERS, synced=False)
     assert not file.remove_own("lock_id", "mine")
     assert not file.replace_own("lock_id", "mine", MINE)
@@ -117,7 +117,7 @@ def test_only_ones_own_lock_is_removed_or_replaced(file: LockFile) -> None:
     assert file.read() is None
 
 
-def test_a_directory_with_something_in_it_is_not_removed(file: LockFile) -> None:
+def test_a_directory_that_is_not_empty_is_not_removed(file: LockFile) -> None:
     file.path.mkdir()
     (file.path / "precious").touch()
     with pytest.raises(Exception, match="cannot remove"):
@@ -125,14 +125,14 @@ def test_a_directory_with_something_in_it_is_not_removed(file: LockFile) -> None
     assert (file.path / "precious").exists()
 
 
-# --- Killed, or disturbed, at every call ------------------------------------------------------------------
+# --- Kills and errors at every call -----------------------------------------------------------------------
 
 STALE = json.dumps({"pid": 4711, "created_at": "2001-01-01T00:00:00Z"})
 LEFT_BEHIND = json.dumps({"agent_id": "agent-gone", **current_holder()._replace(start_time="1").as_record()})
 
 
 class Locking:
-    """Something that is done with a lock. Whatever happens to it, the next one gets the lock."""
+    """An operation on a lock. However it ends, the next process gets the lock."""
 
     path = "repos/repo/.lock"
     before: str | None = None
@@ -149,7 +149,7 @@ class Locking:
         try:
             self.work(directory)
         except Exception as error:
-            clear_frames(error.__traceback__)  # what they kept open is closed now, and not at any time
+            clear_frames(error.__traceback__)  # closes the files they keep open now, not at some later time
             raise
 
     def work(self, directory: Path) -> None:
@@ -162,22 +162,20 @@ class Locking:
         lock = directory / self.path
         content = lock.read_text() if lock.exists() else None
         if content is not None and content != self.before:
-            assert "lock_id" in json.loads(content), f"not a whole record: {content!r}"
+            assert "lock_id" in json.loads(content), f"not a complete record: {content!r}"
         if outcome.ending is Ending.SUCCEEDED:
             assert (content is not None) == self.ends_with_the_lock, f"after success there is {content!r}"
-        if self.lock_id:  # it lives, knows that it has a lock, and gives it back
+        if self.lock_id:  # it survived, knows that it holds the lock, and releases it
             LockFile(lock.parent, "", lock.name).remove_own("lock_id", self.lock_id)
         try:
             with self.lock_next(directory):
                 assert "next" in lock.read_text()
         except (RepoLocked, LockTimeout) as error:
             raise AssertionError(f"the lock is stuck: {error}") from error
-        assert not lock.exists(), "the next one could not give it back"
+        assert not lock.exists(), "the next holder could not release the lock"
 
 
 class RepoLocking(Locking):
-    """A repository's lock is taken."""
-
     def lock(self, directory: Path) -> HeldRepoLock:
         held = RepoLock(directory).lock("repo", "first")
         self.lock_id = held.lock_id
@@ -218,8 +216,6 @@ class RepoBreak(RepoLocking):
 
 
 class LedgerLocking(Locking):
-    """A ledger's lock is taken."""
-
     path = "ledger.lock"
 
     def acquire(self, directory: Path) -> HeldLedgerLock:
@@ -268,7 +264,7 @@ def test_an_error_at_any_call_leaves_no_partial_record_and_no_stuck_lock(scenari
 
 
 class CreatesThenWrites(RepoLocking):
-    """The lock is there before its record is: a crash in between leaves one that says nothing."""
+    """The lock exists before its record: a crash in between leaves an empty lock."""
 
     record: Mapping[str, object] = {"lock_id": "planted", "pid": 4711}
 
@@ -280,15 +276,15 @@ class CreatesThenWrites(RepoLocking):
             calls.close(fd)
 
 
-class SaysNotWhoHasIt(RepoLocking):
-    """A record that names nobody: that its holder is dead will never be known."""
+class NamesNoHolder(RepoLocking):
+    """The record names no holder, so its death can never be established."""
 
     def work(self, directory: Path) -> None:
         LockFile(directory, "repos/repo", ".lock").create({"lock_id": "planted"}, synced=True)
 
 
-class LeavesItAfterAFailure(RepoLocking):
-    """The lock is there, its holder was told that it failed: nobody will ever give it back."""
+class LeavesTheLockAfterAFailure(RepoLocking):
+    """The lock stays although its holder was told that it failed: no process will ever release it."""
 
     def work(self, directory: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -296,8 +292,8 @@ class LeavesItAfterAFailure(RepoLocking):
             super().work(directory)
 
 
-class TakesUnreadableForAnothers(RepoUnlock):
-    """What just now cannot be read is taken for another's, and stays."""
+class TreatsUnreadableAsAnothers(RepoUnlock):
+    """A lock that cannot be read at the moment is treated as another's, and stays."""
 
     def work(self, directory: Path) -> None:
         held = self.lock(directory)
@@ -308,9 +304,9 @@ class TakesUnreadableForAnothers(RepoUnlock):
 
 @needs_fork
 @pytest.mark.parametrize(
-    ("planted", "problem"), [(CreatesThenWrites, "JSONDecodeError"), (SaysNotWhoHasIt, "the lock is stuck")]
+    ("planted", "problem"), [(CreatesThenWrites, "JSONDecodeError"), (NamesNoHolder, "the lock is stuck")]
 )
-def test_the_kills_catch(planted: type[Locking], problem: str) -> None:
+def test_kills_catch_a_planted_bug(planted: type[Locking], problem: str) -> None:
     report = kill_points(planted())
     assert any(problem in each.problem for each in report.violations), str(report)
 
@@ -318,8 +314,8 @@ def test_the_kills_catch(planted: type[Locking], problem: str) -> None:
 @needs_fork
 @pytest.mark.parametrize(
     ("planted", "problem"),
-    [(LeavesItAfterAFailure, "the lock is stuck"), (TakesUnreadableForAnothers, "after success there is")],
+    [(LeavesTheLockAfterAFailure, "the lock is stuck"), (TreatsUnreadableAsAnothers, "after success there is")],
 )
-def test_the_errors_catch(planted: type[Locking], problem: str) -> None:
+def test_errors_catch_a_planted_bug(planted: type[Locking], problem: str) -> None:
     report = error_points(planted())
     assert any(problem in each.problem for each in report.violations), str(report)

@@ -1,4 +1,4 @@
-"""What a locker counts: grants, waits, how long it waited and held; exact under many threads."""
+"""The statistics of a locker: grants, waits, and times waited and held, exact under many threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.locks.lock_watch import Caller, flocked, start_holding, wait_until_wa
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
 if sys.platform == "win32":
-    pytest.skip("the other processes of these tests are forked", allow_module_level=True)
+    pytest.skip("needs fork", allow_module_level=True)
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def path(scratch: Path) -> Path:
     return scratch / "a.lock"
 
 
-def test_a_new_locker_has_done_nothing() -> None:
+def test_the_statistics_of_a_new_locker_are_all_zero() -> None:
     assert set(FileLocker().statistics()) == {0}
 
 
-def test_statistics_count_what_was_acquired_and_what_is_held(scratch: Path) -> None:
+def test_statistics_count_acquired_and_held_locks(scratch: Path) -> None:
     locker = FileLocker(0)
     first = locker.lock_exclusive(scratch / "a.lock")
     second = locker.try_lock_shared(scratch / "b.lock")
@@ -42,7 +42,7 @@ def test_statistics_count_what_was_acquired_and_what_is_held(scratch: Path) -> N
     assert locker.statistics().seconds_held > 0
 
 
-def test_a_try_that_is_refused_counts_as_nothing(path: Path) -> None:
+def test_a_refused_try_is_not_counted(path: Path) -> None:
     locker = FileLocker(0)
 
     with flocked(path):
@@ -51,7 +51,7 @@ def test_a_try_that_is_refused_counts_as_nothing(path: Path) -> None:
     assert set(locker.statistics()) == {0}
 
 
-def test_time_held_is_from_the_grant_to_the_release(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_held_runs_from_the_grant_to_the_release(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("holdfast.locks.file_lock.monotonic", lambda: now)
     locker = FileLocker(0)
@@ -62,10 +62,10 @@ def test_time_held_is_from_the_grant_to_the_release(path: Path, monkeypatch: pyt
     locker.close()
 
     assert locker.statistics().seconds_held == 5.5
-    assert locker.statistics().acquired == 2, "what was closed still counts"
+    assert locker.statistics().acquired == 2, "closed files still count"
 
 
-def test_a_wait_is_counted_with_its_length(path: Path, workers: Workers) -> None:
+def test_a_wait_is_counted_with_its_duration(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
     locker = FileLocker(PATIENCE)
     started = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_wait_is_counted_with_its_length(path: Path, workers: Workers) -> None
     assert seen.longest_wait == seen.seconds_waited
 
 
-def test_the_longest_wait_is_kept(path: Path) -> None:
+def test_the_longest_wait_is_recorded(path: Path) -> None:
     locker = FileLocker(0.05)
     with flocked(path):
         for timeout in (0.001, 0.05, 0.002):
@@ -96,7 +96,7 @@ def test_the_longest_wait_is_kept(path: Path) -> None:
     assert 0.05 <= seen.longest_wait <= seen.seconds_waited - 0.003
 
 
-def test_a_refused_reentry_is_contention_but_no_timeout(path: Path) -> None:
+def test_a_refused_reentry_is_contention_but_not_a_timeout(path: Path) -> None:
     locker = FileLocker(PATIENCE)
     with locker.lock_exclusive(path), pytest.raises(LockReentry):
         locker.lock_exclusive(path)
@@ -113,7 +113,7 @@ def test_statistics_are_exact_when_eight_threads_use_one_locker(scratch: Path) -
         for turn in range(200):
             with locker.lock_exclusive(scratch / "common.lock"), locker.lock_shared(scratch / "shared.lock"):
                 pass
-            locker.lock_exclusive(scratch / f"{turn % 80}-{threading.get_ident()}.lock")  # more than are kept
+            locker.lock_exclusive(scratch / f"{turn % 80}-{threading.get_ident()}.lock")  # more than stay open
             with contextlib.suppress(LockTimeout):
                 impatient.lock_exclusive(taken)
 
@@ -127,7 +127,7 @@ def test_statistics_are_exact_when_eight_threads_use_one_locker(scratch: Path) -
     assert impatient.statistics()[:4] == (0, 8 * 200, 8 * 200, 0)
 
 
-def test_statistics_can_be_asked_for_while_other_threads_open_files(scratch: Path) -> None:
+def test_statistics_can_be_read_while_other_threads_open_files(scratch: Path) -> None:
     locker = FileLocker(0)
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""One interface to the locks of three systems, as far as it can be checked on one of them: by its types."""
+"""One interface to the locks of three platforms, checked by its types, which works on any one of them."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def test_the_lock_call_of_every_platform_is_behind_the_same_interface(platform: 
     right = check(USE, platform, tmp_path)
     assert right.returncode == 0, right.stdout
     wrong = check(MISUSE, platform, tmp_path)
-    assert "arg-type" in wrong.stdout, "and a wrong use is found"
+    assert "arg-type" in wrong.stdout, "the misuse was not found"

@@ -1,4 +1,4 @@
-"""The lock of a repository: what its file says, whom it keeps out, how it ends, is refreshed and broken."""
+"""The repository lock: its file, contention, unlocking, refreshing and breaking."""
 
 from __future__ import annotations
 
@@ -71,12 +71,14 @@ def test_the_environment_does_not_choose_the_data_directory(tmp_path: Path, monk
 
 @pytest.mark.req("RL-02")
 @pytest.mark.parametrize("given_as", [Path, str])
-def test_parent_directories_are_made(tmp_path: Path, given_as: Callable[[Path], Path | str]) -> None:
+def test_parent_directories_are_created(tmp_path: Path, given_as: Callable[[Path], Path | str]) -> None:
     held = RepoLock(given_as(tmp_path / "not" / "there" / "yet")).lock(REPO)
     assert held.path.is_file()
 
 
-def test_a_relative_data_directory_means_the_one_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_data_directory_is_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     RepoLock("data").lock(REPO)
     assert (tmp_path / "data" / "repos" / REPO / ".lock").is_file()
@@ -98,7 +100,7 @@ def test_the_mode_is_0600_whatever_the_umask(tmp_path: Path, umask: int) -> None
 
 
 @pytest.mark.req("RL-03")
-def test_the_file_says_pid_created_at_and_cmd(tmp_path: Path, clock: ManualClock) -> None:
+def test_the_file_records_pid_created_at_and_cmd(tmp_path: Path, clock: ManualClock) -> None:
     held = locker(tmp_path, clock).lock(REPO, "push")
     said = json.loads(held.path.read_bytes())
     assert (said["pid"], parse_instant(said["created_at"]), said["cmd"]) == (os.getpid(), NOW, "push")
@@ -120,7 +122,7 @@ def test_created_at_is_now_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cmd", ["x" * 70_000, "\ud800"])
-def test_a_command_that_could_not_be_read_again_is_refused_and_nothing_is_locked(tmp_path: Path, cmd: str) -> None:
+def test_a_command_that_could_not_be_read_back_is_refused_and_nothing_is_locked(tmp_path: Path, cmd: str) -> None:
     with pytest.raises((TooLarge, JsonInvalid)):
         RepoLock(tmp_path).lock(REPO, cmd)
     assert not is_held(RepoLock(tmp_path))
@@ -128,7 +130,7 @@ def test_a_command_that_could_not_be_read_again_is_refused_and_nothing_is_locked
 
 @pytest.mark.req("RL-01")
 @pytest.mark.parametrize("repo_id", ["", ".", "..", "a/b", "../a", "a\\b", "a\0", "a\nb", "a b", "x" * 129, "a..b"])
-def test_a_bad_repo_id_is_refused_before_anything_is_made(tmp_path: Path, repo_id: str) -> None:
+def test_an_invalid_repo_id_is_refused_before_anything_is_created(tmp_path: Path, repo_id: str) -> None:
     lock = RepoLock(tmp_path / "data")
     for attempt in (lock.lock, lock.state, lambda repo_id: lock.break_lock(repo_id, "00")):
         with pytest.raises(NameInvalid):
@@ -137,7 +139,7 @@ def test_a_bad_repo_id_is_refused_before_anything_is_made(tmp_path: Path, repo_i
 
 
 @needs_links
-def test_a_repository_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_repository_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     data_dir, outside = tmp_path / "data", tmp_path / "outside"
     (data_dir / "repos").mkdir(parents=True)
     outside.mkdir()
@@ -146,14 +148,14 @@ def test_a_repository_directory_that_is_a_link_is_refused(tmp_path: Path) -> Non
     for attempt in (lock.lock, lock.state, lambda repo_id: lock.break_lock(repo_id, "00")):
         with pytest.raises(PathEscape):
             attempt(REPO)
-    assert os.listdir(outside) == [], "something was made behind the link"
+    assert os.listdir(outside) == [], "something was created behind the link"
 
 
 # --- Contention -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("RL-02", "RL-04")
-def test_a_second_locker_gets_repo_locked_with_all_that_is_known(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_second_locker_gets_repo_locked_with_the_details_of_the_holder(tmp_path: Path, clock: ManualClock) -> None:
     held = locker(tmp_path, clock).lock(REPO, "push")
     with pytest.raises(RepoLocked) as refused:
         locker(tmp_path, clock).lock(REPO)
@@ -177,8 +179,8 @@ def test_one_process_keeps_the_others_out(tmp_path: Path, workers: Workers) -> N
 
 
 @pytest.mark.req("RL-04")
-def test_nobody_waits_for_a_lock_that_is_held(tmp_path: Path) -> None:
-    """The sanity test of the specification: another thread is refused, without any sleep."""
+def test_another_thread_does_not_wait_for_a_held_lock(tmp_path: Path) -> None:
+    """The sanity test from the specification: another thread is refused without any sleep."""
     RepoLock(tmp_path).lock(REPO)
     answers: queue.Queue[bool] = queue.Queue()
     threading.Thread(target=lambda: answers.put(is_held(RepoLock(tmp_path))), daemon=True).start()
@@ -186,13 +188,13 @@ def test_nobody_waits_for_a_lock_that_is_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-04")
-def test_a_lock_that_is_held_is_refused_without_sleep_or_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_lock_is_refused_without_sleep_or_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RepoLock(tmp_path).lock(REPO)
     looks: list[object] = []
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
     monkeypatch.setattr(calls, "stat", _recording(calls.stat, looks))
     assert is_held(RepoLock(tmp_path))
-    assert looks.count(".lock") == 2, "once before creating, once to see who has it"
+    assert looks.count(".lock") == 2, "once before creating, once to identify the holder"
 
 
 def _recording(call: Callable[..., os.stat_result], seen: list[object]) -> Callable[..., os.stat_result]:
@@ -204,7 +206,7 @@ def _recording(call: Callable[..., os.stat_result], seen: list[object]) -> Calla
 
 
 @pytest.mark.req("RL-02")
-def test_locks_of_other_repositories_do_not_matter(tmp_path: Path) -> None:
+def test_locks_of_different_repositories_are_independent(tmp_path: Path) -> None:
     RepoLock(tmp_path).lock("one")
     RepoLock(tmp_path).lock("two")
 
@@ -228,7 +230,7 @@ def test_contention_leaves_no_draft_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-04")
-def test_a_directory_in_the_place_of_the_lock_counts_as_held_at_any_age(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_directory_in_place_of_the_lock_counts_as_held_at_any_age(tmp_path: Path, clock: ManualClock) -> None:
     path = tmp_path / "repos" / REPO / ".lock"
     path.mkdir(parents=True)
     os.utime(path, (1.0, 1.0))
@@ -236,11 +238,11 @@ def test_a_directory_in_the_place_of_the_lock_counts_as_held_at_any_age(tmp_path
     assert path.is_dir()
 
 
-# --- The end --------------------------------------------------------------------------------------------
+# --- Unlocking ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("RL-09")
-def test_unlocking_removes_the_file_and_twice_is_fine(tmp_path: Path) -> None:
+def test_unlocking_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
     held = RepoLock(tmp_path).lock(REPO)
     held.unlock()
     assert not held.path.exists()
@@ -248,20 +250,20 @@ def test_unlocking_removes_the_file_and_twice_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-09")
-def test_a_with_block_unlocks_whatever_happens_in_it(tmp_path: Path) -> None:
-    def fail_in_it() -> None:
+def test_a_with_block_unlocks_even_after_an_exception(tmp_path: Path) -> None:
+    def fail_in_the_block() -> None:
         with RepoLock(tmp_path).lock(REPO):
             assert is_held(RepoLock(tmp_path))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fail_in_it()
+        fail_in_the_block()
     assert not is_held(RepoLock(tmp_path))
 
 
 @pytest.mark.req("RL-09")
 @pytest.mark.parametrize("what", ["the file", "its directory", "everything"])
-def test_unlocking_is_fine_when_it_is_gone_already(tmp_path: Path, what: str) -> None:
+def test_unlocking_a_lock_that_is_already_gone_succeeds(tmp_path: Path, what: str) -> None:
     held = RepoLock(tmp_path / "data").lock(REPO)
     match what:
         case "the file":
@@ -284,20 +286,20 @@ def test_a_second_unlock_does_not_remove_the_next_holders_lock(tmp_path: Path) -
 
 
 @pytest.mark.req("RL-09")
-def test_unlocking_does_not_remove_the_lock_of_one_who_took_over(tmp_path: Path, clock: ManualClock) -> None:
+def test_unlocking_does_not_remove_the_lock_of_a_holder_that_took_over(tmp_path: Path, clock: ManualClock) -> None:
     slow = locker(tmp_path, clock).lock(REPO, "slow")
     clock.advance(DEFAULT_STALE_AFTER + 1)
     thief = locker(tmp_path, clock).lock(REPO, "thief")
     slow.unlock()
     assert json.loads(thief.path.read_bytes())["cmd"] == "thief"
-    assert is_held(locker(tmp_path, clock)), "the third one was let in"
+    assert is_held(locker(tmp_path, clock)), "a third locker got the lock"
     thief.unlock()
     assert not thief.path.exists()
 
 
 @pytest.mark.req("RL-09")
 @pytest.mark.parametrize("content", ["", "garbage", "{}", '{"lock_id": "another"}'])
-def test_unlocking_does_not_remove_what_cannot_be_proven_ours(tmp_path: Path, content: str) -> None:
+def test_unlocking_does_not_remove_a_lock_that_is_not_provably_ours(tmp_path: Path, content: str) -> None:
     held = RepoLock(tmp_path).lock(REPO)
     held.path.write_text(content)
     held.unlock()
@@ -323,18 +325,18 @@ def test_a_forked_child_can_neither_unlock_nor_refresh(tmp_path: Path, workers: 
 
 
 @pytest.mark.req("RL-09")
-def test_unlocking_needs_no_room_on_the_disk(tmp_path: Path) -> None:
+def test_unlocking_needs_no_disk_space(tmp_path: Path) -> None:
     held = RepoLock(tmp_path).lock(REPO)
     there = sorted(tmp_path.rglob("*"))
     held.unlock()
-    assert set(tmp_path.rglob("*")) < set(there), "something new was made in order to unlock"
+    assert set(tmp_path.rglob("*")) < set(there), "unlocking created something new"
 
 
 @pytest.mark.req("RL-09")
-def test_an_unlock_that_cannot_read_the_lock_says_so_and_can_be_repeated(
+def test_an_unlock_that_cannot_read_the_lock_fails_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more descriptors, say: that it cannot be read is no proof that it is another's."""
+    """Out of descriptors, for example: an unreadable lock is not proven to be another's."""
     held = RepoLock(tmp_path).lock(REPO)
 
     def failing(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -351,7 +353,9 @@ def test_an_unlock_that_cannot_read_the_lock_says_so_and_can_be_repeated(
 
 
 @pytest.mark.req("RL-09")
-def test_an_unlock_that_fails_says_so_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unlock_that_cannot_remove_the_lock_fails_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = RepoLock(tmp_path).lock(REPO)
 
     def failing(path: object, **options: object) -> None:
@@ -369,7 +373,7 @@ def test_an_unlock_that_fails_says_so_and_can_be_repeated(tmp_path: Path, monkey
 def test_a_lock_that_could_not_be_made_durable_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would ever unlock it: its holder lives, but was told that it has none."""
+    """No process would ever unlock it: its holder is alive, but was told that it has no lock."""
     RepoLock(tmp_path).lock(REPO).unlock()
 
     def failing(descriptor: int) -> None:
@@ -386,7 +390,7 @@ def test_a_lock_that_could_not_be_made_durable_is_not_left_behind(
 # --- Refreshing -----------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_is_refreshed_does_not_grow_old(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_refreshed_lock_does_not_become_stale(tmp_path: Path, clock: ManualClock) -> None:
     held = locker(tmp_path, clock).lock(REPO, "long work")
     for _ in range(4):
         clock.advance(0.75 * DEFAULT_STALE_AFTER)
@@ -400,9 +404,7 @@ def test_a_lock_that_is_refreshed_does_not_grow_old(tmp_path: Path, clock: Manua
 
 
 @pytest.mark.parametrize("how", ["unlocked", "taken over", "file gone", "directory gone"])
-def test_refreshing_a_lock_that_was_lost_is_refused_and_puts_nothing_back(
-    tmp_path: Path, clock: ManualClock, how: str
-) -> None:
+def test_refreshing_a_lost_lock_is_refused_and_restores_nothing(tmp_path: Path, clock: ManualClock, how: str) -> None:
     held = locker(tmp_path, clock).lock(REPO)
     match how:
         case "unlocked":
@@ -433,10 +435,10 @@ def test_a_lock_refreshed_after_it_was_judged_is_not_taken_over(tmp_path: Path, 
     assert json.loads(held.path.read_bytes())["lock_id"] == held.lock_id
 
 
-# --- Looking and breaking -------------------------------------------------------------------------------
+# --- State and breaking ---------------------------------------------------------------------------------
 
 
-def test_the_state_says_who_holds_it_and_changes_nothing(tmp_path: Path, clock: ManualClock) -> None:
+def test_the_state_names_the_holder_and_reading_it_changes_nothing(tmp_path: Path, clock: ManualClock) -> None:
     lock = locker(tmp_path, clock)
     assert lock.state(REPO) is None
     assert not (tmp_path / "repos").exists()
@@ -453,7 +455,7 @@ def test_the_state_says_who_holds_it_and_changes_nothing(tmp_path: Path, clock: 
     assert held.path.exists()
 
 
-def test_breaking_takes_the_exact_identity(tmp_path: Path) -> None:
+def test_breaking_a_lock_requires_its_exact_identity(tmp_path: Path) -> None:
     lock = RepoLock(tmp_path)
     held = lock.lock(REPO)
     state = lock.state(REPO)
@@ -466,7 +468,7 @@ def test_breaking_takes_the_exact_identity(tmp_path: Path) -> None:
     assert not held.path.exists()
 
 
-def test_an_identity_that_was_seen_before_does_not_break_the_next_lock(tmp_path: Path) -> None:
+def test_the_identity_of_an_earlier_lock_does_not_break_the_next_one(tmp_path: Path) -> None:
     lock = RepoLock(tmp_path)
     held = lock.lock(REPO)
     state = lock.state(REPO)
@@ -479,7 +481,7 @@ def test_an_identity_that_was_seen_before_does_not_break_the_next_lock(tmp_path:
 
 
 @pytest.mark.parametrize("missing", ["repository", "data directory", "lock"])
-def test_breaking_a_lock_that_is_not_there_makes_nothing(tmp_path: Path, missing: str) -> None:
+def test_breaking_a_missing_lock_creates_nothing(tmp_path: Path, missing: str) -> None:
     lock = RepoLock(tmp_path / "data")
     if missing != "data directory":
         (tmp_path / "data" / "repos").mkdir(parents=True)
@@ -491,7 +493,7 @@ def test_breaking_a_lock_that_is_not_there_makes_nothing(tmp_path: Path, missing
 
 
 @pytest.mark.req("RL-09")
-def test_who_was_broken_does_not_unlock_the_next_one(tmp_path: Path) -> None:
+def test_a_holder_whose_lock_was_broken_does_not_remove_its_successors_lock(tmp_path: Path) -> None:
     lock = RepoLock(tmp_path)
     broken = lock.lock(REPO)
     state = lock.state(REPO)

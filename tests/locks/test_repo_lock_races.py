@@ -1,4 +1,4 @@
-"""Of all who judge one lock stale exactly one gets it, and nobody's fresh lock is ever removed."""
+"""Exactly one of the processes that judge a lock stale gets it, and no fresh lock is ever removed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no for
 
 
 @pytest.mark.req("RL-08", "RL-09")
-def test_of_eight_processes_exactly_one_gets_a_stale_lock_in_150_rounds_of_each_kind(scratch: Path) -> None:
+def test_exactly_one_of_eight_processes_gets_a_stale_lock_of_any_kind(scratch: Path) -> None:
     each = rounds(150)
     tally = race(scratch, RepoLock, rounds=9 * each)
     assert not tally.violations, str(tally)
-    assert list(tally.kinds.values()) == [each] * 9, "not everything was tried"
+    assert list(tally.kinds.values()) == [each] * 9, "not every kind was tried"
 
 
 @pytest.mark.req("RL-08", "RL-09")
-def test_it_stays_one_winner_when_every_call_may_take_its_time(scratch: Path) -> None:
+def test_exactly_one_process_gets_a_stale_lock_when_any_call_may_be_delayed(scratch: Path) -> None:
     tally = race(scratch, delayed, rounds=rounds(90, least=9))
     assert not tally.violations, str(tally)
 
@@ -47,7 +47,7 @@ def test_a_race_leaves_nothing_behind_but_the_guard(scratch: Path) -> None:
 
 
 class Planted(RepoLock):
-    """Our lock up to the moment when one is judged stale; each subclass then does something wrong."""
+    """Our lock until a lock is judged stale; each subclass then does something wrong."""
 
     def lock(self, repo_id: str, cmd: str = "") -> HeldRepoLock:
         self._make_directory(repo_id)
@@ -72,15 +72,15 @@ class Planted(RepoLock):
 
 
 class RemovesByPath(Planted):
-    """Read, judged, removed by path, created anew: what most programs do."""
+    """The lock is read, judged, removed by path and created again, as in most programs."""
 
     def take(self, held: HeldRepoLock, identity: str) -> bool:
         held.path.unlink(missing_ok=True)
-        return False  # and once more from the start
+        return False  # start over
 
 
 class RenamesOver(Planted):
-    """A draft is renamed over the lock: every rename succeeds, so everybody has won."""
+    """A draft is renamed over the lock: every rename succeeds, so every process wins."""
 
     def take(self, held: HeldRepoLock, identity: str) -> bool:
         draft = held.path.with_name(f"draft-{held.lock_id}")
@@ -90,7 +90,7 @@ class RenamesOver(Planted):
 
 
 class RenamesAway(Planted):
-    """The lock is renamed away, and whose rename succeeds creates his: but what did he rename?"""
+    """The lock is renamed away and a new one created, but the rename may have hit a fresh lock."""
 
     def take(self, held: HeldRepoLock, identity: str) -> bool:
         try:
@@ -100,8 +100,8 @@ class RenamesAway(Planted):
         return held._file.create(held._new_record(), synced=False)
 
 
-class LooksAgainWithoutGuard(Planted):
-    """Looks again whether it is still the same lock, but nothing holds it still until the removal."""
+class RechecksWithoutGuard(Planted):
+    """The identity is checked again, but the lock may still change before the removal."""
 
     def take(self, held: HeldRepoLock, identity: str) -> bool:
         state = self.state(held.repo_id)
@@ -113,7 +113,7 @@ class LooksAgainWithoutGuard(Planted):
 
 
 class UnlocksByPath(RepoLock):
-    """Takes like ours, but unlocks whatever is there."""
+    """Locks like ours, but unlocks by removing any lock at the path."""
 
     def lock(self, repo_id: str, cmd: str = "") -> HeldRepoLock:
         held = super().lock(repo_id, cmd)
@@ -126,23 +126,23 @@ class UnlocksByPath(RepoLock):
         return held
 
 
-@pytest.mark.parametrize("planted", [RemovesByPath, RenamesOver, RenamesAway, LooksAgainWithoutGuard, UnlocksByPath])
+@pytest.mark.parametrize("planted", [RemovesByPath, RenamesOver, RenamesAway, RechecksWithoutGuard, UnlocksByPath])
 @pytest.mark.sampled(1)
-def test_the_rounds_catch(planted: MakeLock, scratch: Path) -> None:
+def test_the_rounds_catch_a_planted_bug(planted: MakeLock, scratch: Path) -> None:
     tally = race(scratch, planted, rounds=540, first_violation_ends=True)
-    assert tally.violations, f"{tally.rounds} rounds have not caught it"
+    assert tally.violations, f"not caught in {tally.rounds} rounds"
 
 
-def test_the_rounds_catch_an_unlock_by_path_where_somebody_was_stolen_from(scratch: Path) -> None:
+def test_the_rounds_catch_an_unlock_by_path_after_a_steal(scratch: Path) -> None:
     tally = race(scratch, UnlocksByPath, rounds=200, kinds=[LATE.kind], first_violation_ends=True)
-    assert tally.violations, f"{tally.rounds} rounds have not caught it"
+    assert tally.violations, f"not caught in {tally.rounds} rounds"
 
 
 # --- Kills --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("RL-05", "RL-08")
-def test_a_storm_of_kills_leaves_no_lock_stuck_and_never_two_holders(scratch: Path) -> None:
+def test_a_storm_of_kills_leaves_no_stuck_lock_and_never_two_holders(scratch: Path) -> None:
     seen = storm(scratch, _half_of_them_delayed, kills=rounds(120, least=12))
     assert not seen.violations, f"{seen}"
     RepoLock(scratch).lock(REPO).unlock()
@@ -163,7 +163,7 @@ _IN_ANOTHER_NAMESPACE = """
 import os, sys
 from holdfast.locks.repo_lock import RepoLock
 wanted = {int(each) for each in sys.argv[2].split()}
-while os.getpid() not in wanted:  # a number that nobody has on the outside
+while os.getpid() not in wanted:  # a pid that is unused outside
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -176,7 +176,7 @@ sys.stdin.read()
 
 @contextmanager
 def holder_in_another_pid_namespace(data_dir: Path) -> Iterator[int]:
-    """A real process that holds the lock where its pid means nothing to us; yields that pid."""
+    """A real process in another pid namespace that holds the lock; yields its pid there."""
     enter = ["unshare", "--pid", "--fork", "--mount-proc"]
     if sys.platform != "linux" or shutil.which("unshare") is None or subprocess.run([*enter, "true"]).returncode:
         pytest.skip("a new pid namespace needs Linux, unshare(1) and the privilege: a foreign holder is untested")
@@ -216,14 +216,14 @@ def _by_pid_alone(data_dir: Path) -> RepoLock:
 @pytest.mark.req("RL-07", "RL-08")
 def test_a_fresh_lock_from_another_pid_namespace_is_never_stolen(scratch: Path) -> None:
     with holder_in_another_pid_namespace(scratch) as pid, Workers() as workers:
-        assert process_liveness(pid) is Liveness.DEAD, "to who looks at the pid alone it is dead"
+        assert process_liveness(pid) is Liveness.DEAD, "judged by its pid alone, the holder must look dead"
         before = durable.read(lock_path(scratch))
         tries = workers.start_many(8, _try_often(scratch, RepoLock, 50))
         assert [each.hear() for each in tries] == [0] * 8
         assert durable.read(lock_path(scratch)) == before
 
 
-def test_who_looks_at_the_pid_alone_steals_from_another_pid_namespace(scratch: Path) -> None:
+def test_a_check_of_the_pid_alone_steals_from_another_pid_namespace(scratch: Path) -> None:
     with holder_in_another_pid_namespace(scratch), Workers() as workers:
         tries = workers.start_many(8, _try_often(scratch, _by_pid_alone, 50))
-        assert sum(each.hear() for each in tries) > 0, "the check above would not notice a theft"
+        assert sum(each.hear() for each in tries) > 0, "the test above would not notice a steal"

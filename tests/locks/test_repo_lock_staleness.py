@@ -1,4 +1,4 @@
-"""When the lock of a repository is stale, by life and by age, and how a stale one is taken over."""
+"""Staleness of the repository lock, by liveness and by age, and the takeover of a stale lock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clock() -> ManualClock:
     return ManualClock(wall=NOW)
 
 
-# --- Stale, by life -------------------------------------------------------------------------------------
+# --- Stale by liveness ----------------------------------------------------------------------------------
 
 
 @pytest.mark.req("RL-05", "RL-07")
@@ -63,7 +63,7 @@ def test_a_fresh_lock_of_a_killed_process_is_taken_over_at_once(tmp_path: Path, 
 
 @needs_fork
 @pytest.mark.req("RL-05")
-def test_a_lock_of_another_program_with_only_a_pid_follows_the_life_of_that_pid(
+def test_a_lock_of_another_program_with_only_a_pid_is_stale_once_that_process_ends(
     tmp_path: Path, workers: Workers
 ) -> None:
     holder = workers.start(lambda line: line.wait())
@@ -78,7 +78,7 @@ def test_a_lock_of_another_program_with_only_a_pid_follows_the_life_of_that_pid(
 
 
 @pytest.mark.req("RL-05")
-def test_a_pid_that_was_given_to_another_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_pid_that_was_reused_does_not_keep_the_lock(tmp_path: Path) -> None:
     held = RepoLock(tmp_path).lock(REPO)
     said = json.loads(held.path.read_bytes())
     assert is_held(RepoLock(tmp_path))
@@ -88,10 +88,10 @@ def test_a_pid_that_was_given_to_another_process_does_not_keep_the_lock(tmp_path
 
 
 @pytest.mark.req("RL-05")
-def test_a_lock_from_before_a_restart_of_this_machine_is_taken_over(tmp_path: Path) -> None:
+def test_a_lock_from_before_a_reboot_of_this_machine_is_taken_over(tmp_path: Path) -> None:
     here = current_holder()
     if not here.machine_id or not here.boot_id:
-        pytest.skip("this system has no machine id or no boot id: a restart cannot be told from another machine")
+        pytest.skip("this system has no machine id or no boot id: a reboot cannot be told from another machine")
     held = RepoLock(tmp_path).lock(REPO)
     said = json.loads(held.path.read_bytes())
     held.path.write_text(json.dumps({**said, **here._replace(boot_id="another").as_record()}))
@@ -101,7 +101,7 @@ def test_a_lock_from_before_a_restart_of_this_machine_is_taken_over(tmp_path: Pa
 @pytest.mark.req("RL-07")
 @pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"pid_namespace": "1"}, {"machine_id": "x", "boot_id": "y"}])
 def test_a_holder_that_cannot_be_judged_from_here_counts_as_alive(tmp_path: Path, change: dict[str, str]) -> None:
-    """Its pid is one that certainly does not live here."""
+    """Its pid certainly does not exist here."""
     held = RepoLock(tmp_path).lock(REPO)
     said = json.loads(held.path.read_bytes())
     foreign = current_holder()._replace(pid=(1 << 31) - 1, **change)
@@ -111,7 +111,7 @@ def test_a_holder_that_cannot_be_judged_from_here_counts_as_alive(tmp_path: Path
 
 @pytest.mark.req("RL-07")
 @pytest.mark.parametrize("alive", [ALIVE, UNKNOWN])
-def test_what_is_not_certainly_dead_is_held_until_it_is_too_old(
+def test_a_lock_whose_holder_is_not_certainly_dead_is_held_until_it_is_too_old(
     tmp_path: Path, clock: ManualClock, alive: Liveness
 ) -> None:
     put(tmp_path, record())
@@ -121,7 +121,7 @@ def test_what_is_not_certainly_dead_is_held_until_it_is_too_old(
 
 
 @pytest.mark.req("RL-07")
-def test_the_liveness_check_is_told_what_the_lock_says(tmp_path: Path, clock: ManualClock) -> None:
+def test_the_liveness_check_gets_the_record_of_the_lock(tmp_path: Path, clock: ManualClock) -> None:
     put(tmp_path, record(pid=4711, cmd="push"))
     asked: list[RepoLockInfo] = []
 
@@ -135,8 +135,8 @@ def test_the_liveness_check_is_told_what_the_lock_says(tmp_path: Path, clock: Ma
 
 @pytest.mark.req("RL-07")
 @pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 70, True, False, "4711", 1.5, None, [], {}])
-def test_a_pid_that_is_none_is_not_taken_for_a_dead_one(tmp_path: Path, clock: ManualClock, pid: object) -> None:
-    """The real check: signals to 0 and -1 go to many, and none of these is a process that died."""
+def test_an_invalid_pid_is_not_judged_dead(tmp_path: Path, clock: ManualClock, pid: object) -> None:
+    """The real check: signals to 0 and -1 reach many processes, and none of these values is a dead process."""
     put(tmp_path, json.dumps({"pid": pid, "created_at": format_instant(NOW)}))
     assert is_held(RepoLock(tmp_path, clock=clock))
     clock.advance(DEFAULT_STALE_AFTER + 1)
@@ -144,7 +144,7 @@ def test_a_pid_that_is_none_is_not_taken_for_a_dead_one(tmp_path: Path, clock: M
 
 
 @pytest.mark.parametrize("pid", [True, "4711", 1.5, None, []])
-def test_what_is_no_number_is_not_shown_as_a_pid(tmp_path: Path, clock: ManualClock, pid: object) -> None:
+def test_a_value_that_is_not_an_integer_is_not_shown_as_a_pid(tmp_path: Path, clock: ManualClock, pid: object) -> None:
     put(tmp_path, json.dumps({"pid": pid, "created_at": format_instant(NOW)}))
     with pytest.raises(RepoLocked) as refused:
         locker(tmp_path, clock).lock(REPO)
@@ -152,11 +152,11 @@ def test_what_is_no_number_is_not_shown_as_a_pid(tmp_path: Path, clock: ManualCl
     assert refused.value.info["pid"] is None
 
 
-# --- Stale, by age --------------------------------------------------------------------------------------
+# --- Stale by age ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("RL-05")
-def test_two_hours_is_how_long_a_lock_is_honoured_by_default(tmp_path: Path) -> None:
+def test_a_lock_is_honoured_for_two_hours_by_default(tmp_path: Path) -> None:
     assert RepoLock(tmp_path).stale_after == DEFAULT_STALE_AFTER == 2 * 60 * 60
 
 
@@ -201,7 +201,7 @@ def test_without_a_readable_created_at_the_age_is_that_of_the_file(
 
 
 @pytest.mark.req("RL-06")
-def test_a_readable_created_at_counts_more_than_the_time_of_the_file(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_readable_created_at_overrides_the_time_of_the_file(tmp_path: Path, clock: ManualClock) -> None:
     put(tmp_path, record(), age=10 * DEFAULT_STALE_AFTER)
     assert is_held(locker(tmp_path, clock))
     put(tmp_path, record(created_at=format_instant(NOW - DEFAULT_STALE_AFTER - 1)), age=0.0)
@@ -212,9 +212,7 @@ def test_a_readable_created_at_counts_more_than_the_time_of_the_file(tmp_path: P
 @pytest.mark.parametrize(
     "created_at", ["2023-11-14T20:13:19Z", "2023-11-14T20:13:19.123456789Z", "2023-11-14T21:13:19+01:00"]
 )
-def test_instants_are_understood_as_other_programs_write_them(
-    tmp_path: Path, clock: ManualClock, created_at: str
-) -> None:
+def test_timestamps_of_other_programs_are_understood(tmp_path: Path, clock: ManualClock, created_at: str) -> None:
     """Each is two hours and about a second before NOW."""
     put(tmp_path, record(created_at=created_at))
     assert not is_held(locker(tmp_path, clock))
@@ -224,7 +222,7 @@ def test_instants_are_understood_as_other_programs_write_them(
 
 
 @pytest.mark.req("RL-05")
-def test_a_lock_from_the_future_is_held_until_its_time_has_come_and_gone(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_lock_from_the_future_is_held_until_it_is_too_old_by_its_own_time(tmp_path: Path, clock: ManualClock) -> None:
     put(tmp_path, record(created_at=format_instant(NOW + 3600)))
     assert is_held(locker(tmp_path, clock))
     clock.advance(3600 + DEFAULT_STALE_AFTER)
@@ -242,7 +240,7 @@ _FIELDS = st.sampled_from(["pid", "created_at", "cmd", "holder_id", "lock_id"])
 @pytest.mark.req("RL-04", "RL-06")
 @settings(deadline=None, max_examples=rounds(60, least=25))
 @given(content=st.binary(max_size=80) | st.dictionaries(_FIELDS, _VALUES).map(lambda said: json.dumps(said).encode()))
-def test_whatever_the_file_holds_it_is_held_when_recent_and_free_when_old(
+def test_a_lock_with_any_content_is_held_when_recent_and_free_when_old(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     data_dir, clock = tmp_path_factory.mktemp("data"), ManualClock(wall=NOW)
@@ -256,13 +254,13 @@ def test_whatever_the_file_holds_it_is_held_when_recent_and_free_when_old(
 
 
 @pytest.mark.req("RL-05")
-def test_three_tries_are_the_most(tmp_path: Path, clock: ManualClock) -> None:
-    """Somebody else is always faster, and what he has is always stale again."""
+def test_a_takeover_is_tried_at_most_three_times(tmp_path: Path, clock: ManualClock) -> None:
+    """Another process is always faster, and its lock is always stale too."""
     judged: list[int | None] = []
 
     def check(info: RepoLockInfo) -> Liveness:
         judged.append(info.pid)
-        put(tmp_path, record(pid=len(judged)))  # another lock by the time that the judgement is made
+        put(tmp_path, record(pid=len(judged)))  # a different lock by the time of the verdict
         return DEAD
 
     put(tmp_path, record(pid=0))
@@ -272,7 +270,7 @@ def test_three_tries_are_the_most(tmp_path: Path, clock: ManualClock) -> None:
 
 
 @pytest.mark.req("RL-05", "RL-08")
-def test_what_took_the_place_of_a_stale_lock_is_judged_anew(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_lock_that_replaced_a_stale_one_is_judged_again(tmp_path: Path, clock: ManualClock) -> None:
     def check(info: RepoLockInfo) -> Liveness:
         if info.pid == 2:
             return ALIVE
@@ -287,13 +285,13 @@ def test_what_took_the_place_of_a_stale_lock_is_judged_anew(tmp_path: Path, cloc
 
 @needs_fork
 @pytest.mark.req("RL-04")
-def test_nobody_waits_for_one_who_was_stopped_while_taking_over(tmp_path: Path, workers: Workers) -> None:
+def test_a_process_stopped_during_a_takeover_blocks_no_other(tmp_path: Path, workers: Workers) -> None:
     put(tmp_path, record(pid=999_999, created_at="2001-01-01T00:00:00Z"))
     guard = tmp_path / "repos" / REPO / ".lock.guard"
     stopped = start_with(workers, lambda: FileLocker().lock_exclusive(guard))
     stopped.stop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.locks.flock_wait.LockWait.acquire", lambda *_, **__: pytest.fail("it waits"))
+        patch.setattr("holdfast.locks.flock_wait.LockWait.acquire", lambda *_, **__: pytest.fail("must not wait"))
         assert is_held(RepoLock(tmp_path))
     stopped.kill()
     stopped.wait()

@@ -1,4 +1,4 @@
-"""Trying again: how often, after which pauses, and what settings may ask for."""
+"""Retries with backoff: attempts, pauses and settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from proof.effort import rounds
 
 
 class Flaky:
-    """An operation that fails with each of these in turn and then succeeds, counting its calls."""
+    """An operation that raises each failure in turn and then succeeds, counting its calls."""
 
     def __init__(self, *failures: BaseException) -> None:
         self.failures = failures
@@ -60,10 +60,10 @@ def pauses_of(config: RetryConfig, *, chance: Callable[[], float]) -> list[float
 
 
 def no_sleep(_: float) -> None:
-    pytest.fail("it pauses")
+    pytest.fail("must not pause")
 
 
-# --- How often ----------------------------------------------------------------------------------------
+# --- Attempts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("FL-13")
@@ -93,7 +93,7 @@ def test_an_operation_that_fails_and_then_succeeds_is_a_success(failures: int) -
 
 @pytest.mark.req("FL-13")
 @pytest.mark.parametrize("attempts", [1, 2, 3, 10])
-def test_there_are_exactly_as_many_attempts_as_allowed_and_no_pause_after_the_last(attempts: int) -> None:
+def test_exactly_max_attempts_are_made_with_no_pause_after_the_last(attempts: int) -> None:
     failures = [busy() for _ in range(20)]
     operation = Flaky(*failures)
     pauses: list[float] = []
@@ -109,7 +109,7 @@ def test_there_are_exactly_as_many_attempts_as_allowed_and_no_pause_after_the_la
 
 
 @pytest.mark.req("FL-13", "FL-15")
-def test_too_many_retries_says_what_the_last_attempt_met() -> None:
+def test_too_many_retries_reports_the_failure_of_the_last_attempt() -> None:
     last = LockTimeout("/a/b.lock", 5.0, "5s")
 
     with pytest.raises(TooManyRetries) as caught:
@@ -136,7 +136,7 @@ def test_too_many_retries_says_what_the_last_attempt_met() -> None:
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_what_trying_again_cannot_help_is_raised_at_once(failure: BaseException) -> None:
+def test_a_failure_that_is_not_retryable_is_raised_at_once(failure: BaseException) -> None:
     operation = Flaky(failure)
 
     with pytest.raises(type(failure)) as caught:
@@ -147,7 +147,7 @@ def test_what_trying_again_cannot_help_is_raised_at_once(failure: BaseException)
 
 
 @pytest.mark.req("FL-13")
-def test_a_failure_that_is_not_retryable_ends_it_after_ones_that_are() -> None:
+def test_a_failure_that_is_not_retryable_ends_the_retries_after_one_that_is() -> None:
     operation = Flaky(busy(), Corrupt("broken"), busy())
 
     with pytest.raises(Corrupt):
@@ -160,20 +160,20 @@ def test_a_failure_that_is_not_retryable_ends_it_after_ones_that_are() -> None:
 
 
 @pytest.mark.req("FL-13")
-def test_without_chance_the_pauses_double_up_to_the_longest() -> None:
+def test_without_jitter_the_pauses_double_up_to_the_maximum() -> None:
     assert pauses_of(RetryConfig(max_attempts=9), chance=lambda: 0.0) == pytest.approx(
         [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     )
 
 
 @pytest.mark.req("FL-13")
-def test_chance_shortens_a_pause_by_up_to_half_of_it() -> None:
+def test_jitter_shortens_a_pause_by_up_to_half() -> None:
     assert pauses_of(RetryConfig(max_attempts=4), chance=lambda: 1.0) == pytest.approx([0.025, 0.05, 0.1])
     assert pauses_of(RetryConfig(max_attempts=4), chance=lambda: 0.5) == pytest.approx([0.0375, 0.075, 0.15])
 
 
 @pytest.mark.req("FL-13")
-def test_two_that_collide_do_not_pause_equally_long() -> None:
+def test_jitter_gives_colliding_operations_different_pauses() -> None:
     config = RetryConfig(max_attempts=8)
 
     assert pauses_of(config, chance=random.Random(1).random) != pauses_of(config, chance=random.Random(2).random)
@@ -191,24 +191,24 @@ configs = st.builds(
 @pytest.mark.req("FL-13")
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(configs, st.integers(1, 10_000), st.floats(0, 1))
-def test_every_pause_is_between_half_of_the_full_one_and_the_full_one(
+def test_every_pause_is_between_half_the_full_pause_and_the_full_pause(
     config: RetryConfig, attempt: int, chance: float
 ) -> None:
     full = config.checked().pause_after(attempt, 0.0)
 
     assert 0 <= full <= config.max_delay
     assert full / 2 <= config.pause_after(attempt, chance) <= full
-    assert config.pause_after(attempt + 1, 0.0) >= full, "pauses grow"
+    assert config.pause_after(attempt + 1, 0.0) >= full, "a later pause is shorter"
     assert math.isfinite(full)
 
 
-def test_a_pause_after_very_many_attempts_is_the_longest_and_no_overflow() -> None:
+def test_a_pause_after_very_many_attempts_is_the_maximum_and_does_not_overflow() -> None:
     assert RetryConfig(max_attempts=10_000).pause_after(9_999, 0.0) == 2.0
     assert RetryConfig(initial_delay=0.0).pause_after(9_999, 0.0) == 0.0
 
 
 @pytest.mark.req("FL-13")
-def test_the_pause_is_really_made() -> None:
+def test_retries_really_pause() -> None:
     started = time.monotonic()
 
     retry_with_backoff(RetryConfig(initial_delay=0.02), Flaky(busy(), busy()))
@@ -229,7 +229,7 @@ def test_the_pause_is_really_made() -> None:
         (RetryConfig(backoff_factor=math.nan), "backoff_factor"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused_before_anything_is_tried(config: RetryConfig, wrong: str) -> None:
+def test_an_invalid_config_is_refused_before_the_first_attempt(config: RetryConfig, wrong: str) -> None:
     operation = Flaky()
 
     with pytest.raises(SettingInvalid) as caught:
@@ -243,7 +243,7 @@ def test_a_config_that_makes_no_sense_is_refused_before_anything_is_tried(config
 
 
 @pytest.mark.req("FL-14")
-def test_an_environment_that_says_nothing_gives_the_defaults() -> None:
+def test_an_empty_environment_gives_the_defaults() -> None:
     assert lock_timeout({}) == DEFAULT_LOCK_TIMEOUT == 5.0
     assert retry_config({}) == RetryConfig()
 
@@ -255,14 +255,14 @@ def test_the_lock_timeout_is_a_number_of_seconds(text: str, seconds: float) -> N
 
 
 @pytest.mark.req("FL-14")
-def test_attempts_and_first_delay_are_read_and_the_rest_stays() -> None:
+def test_attempts_and_initial_delay_are_read_and_the_rest_keeps_its_default() -> None:
     config = retry_config({MAX_ATTEMPTS: "7", INITIAL_DELAY_MS: "125"})
 
     assert config == RetryConfig(max_attempts=7, initial_delay=0.125)
 
 
 @pytest.mark.req("FL-14")
-def test_a_first_delay_beyond_the_longest_one_makes_that_longer() -> None:
+def test_an_initial_delay_beyond_the_maximum_raises_the_maximum() -> None:
     config = retry_config({INITIAL_DELAY_MS: "3000"})
 
     assert (config.initial_delay, config.max_delay) == (3.0, 3.0)
@@ -315,7 +315,7 @@ def test_attempts_are_a_whole_number_from_1_to_10000(text: str) -> None:
 @pytest.mark.req("FL-14")
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.text())
-def test_whatever_a_variable_says_is_either_a_sensible_number_or_that_error(text: str) -> None:
+def test_any_value_of_a_variable_is_either_a_valid_number_or_a_setting_error(text: str) -> None:
     for read in (read_timeout, read_attempts, read_delay):
         try:
             value = read(text)

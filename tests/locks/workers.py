@@ -1,4 +1,4 @@
-"""Other processes for the tests of locks: they do as they are told, and can be stopped and killed."""
+"""Worker processes for tests: they follow instructions, and can be stopped and killed."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 PATIENCE = 60.0
-"""How long anything may take before the test fails instead of hanging; nothing depends on its value."""
+"""Seconds that anything may take before the test fails instead of hanging; no result depends on the value."""
 
 
 class Line:
-    """One end of the line between a test and a worker."""
+    """One end of the connection between a test and a worker."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def say(self, message: object) -> None:
-        """Tell the other end something."""
+        """Send a message to the other end."""
         self._connection.send(message)
 
     def hear(self) -> Any:
-        """Wait for what the other end says next; EOFError if it has ended."""
+        """Wait for the next message; EOFError if the other end has closed."""
         if not self._connection.poll(PATIENCE):
-            raise AssertionError(f"nothing was heard for {PATIENCE:.0f} s")
+            raise AssertionError(f"no message arrived within {PATIENCE:.0f} s")
         message = self._connection.recv()
         if isinstance(message, _Raised):
             raise AssertionError(f"the worker failed:\n{message.trace}")
         return message
 
     def wait(self) -> Any:
-        """Like `hear`, for a worker, which has all the time of its test."""
+        """Like `hear`, but without a timeout: for a worker, which ends with its test."""
         return self._connection.recv()
 
     def has_news(self) -> bool:
-        """Whether the other end has said something that was not heard yet, or has ended."""
+        """Whether a message is waiting, or the other end has closed."""
         return self._connection.poll(0)
 
     def close(self) -> None:
-        """Hang up."""
         self._connection.close()
 
 
@@ -60,7 +59,7 @@ Task = Callable[[Line], object]
 
 
 class Worker:
-    """A forked process that runs a task with one end of a line; the other end is here."""
+    """A forked process that runs a task with one end of a connection; the other end is `line`."""
 
     pid: int
     line: Line
@@ -80,29 +79,29 @@ class Worker:
         self.line = Line(here)
 
     def say(self, message: object) -> None:
-        """Tell the worker something."""
+        """Send a message to the worker."""
         self.line.say(message)
 
     def hear(self) -> Any:
-        """Wait for what the worker says next."""
+        """Wait for the worker's next message."""
         try:
             return self.line.hear()
         except (EOFError, ConnectionResetError):
             raise AssertionError(f"the worker ended with {self.wait()}") from None
 
     def ask(self, message: object) -> Any:
-        """Tell the worker something and wait for its answer."""
-        with contextlib.suppress(BrokenPipeError):  # what it said at its end tells why
+        """Send a message to the worker and wait for the answer."""
+        with contextlib.suppress(BrokenPipeError):  # its last message says why it ended
             self.say(message)
         return self.hear()
 
     def kill(self) -> None:
-        """End the worker as a crash does; it is a zombie until `wait`."""
+        """Kill the worker with SIGKILL; it is a zombie until `wait`."""
         if sys.platform != "win32" and self._status is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop the worker wherever it is."""
+        """Stop the worker with SIGSTOP, wherever it is."""
         if sys.platform != "win32":
             os.kill(self.pid, signal.SIGSTOP)
         self.wait_until_stopped()
@@ -114,31 +113,29 @@ class Worker:
             assert os.WIFSTOPPED(status), f"the worker did not stop but ended: {status}"
 
     def resume(self) -> None:
-        """Let a stopped worker go on."""
         if sys.platform != "win32":
             os.kill(self.pid, signal.SIGCONT)
 
     def wait(self) -> int:
-        """Wait until the worker has ended; its exit status, negative for a signal. Twice is fine."""
+        """Wait until the worker has ended; returns its exit status, negative for a signal. Can be repeated."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._status
 
 
 class Workers:
-    """The workers of one test; at its end they are killed."""
+    """The workers of one test, killed at its end."""
 
     def __init__(self) -> None:
         self._all: list[Worker] = []
 
     def start(self, task: Task) -> Worker:
-        """Start one more."""
         worker = Worker(task)
         self._all.append(worker)
         return worker
 
     def start_many(self, count: int, task: Task) -> list[Worker]:
-        """Start `count` more of one kind."""
+        """Start `count` workers with the same task."""
         return [self.start(task) for _ in range(count)]
 
     def __enter__(self) -> Self:
@@ -154,21 +151,21 @@ class Workers:
 
 
 def stop_myself() -> None:
-    """In a worker: stop here until the test says otherwise."""
+    """In a worker: stop here until the test resumes it."""
     if sys.platform != "win32":
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until `condition` holds; a test that waits in vain fails."""
+    """Wait until `condition` holds; fail the test if it never does."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
+        assert time.monotonic() < end, "timed out waiting for the condition"
         time.sleep(0.001)
 
 
 def _work(task: Task, line: Line) -> NoReturn:
-    """Be the worker, which never returns into the code of the test."""
+    """Run the task in the worker, and never return into the code of the test."""
     status = 1
     try:
         random.seed(os.getpid())
