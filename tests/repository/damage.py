@@ -1,4 +1,4 @@
-"""Damage of every kind that the doctor knows, planted one at a time into a repository that is well."""
+"""Damage of every kind that the doctor knows, to be planted one at a time in a healthy repository."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Plant = Callable[[RepositoryContext], object]
 
 
 class Damage(NamedTuple):
-    """How to plant it, the code that must be found, and whether a repair takes care of it."""
+    """How to plant it, the finding that it must cause, and whether a repair fixes it."""
 
     plant: Plant
     code: str
@@ -48,7 +48,7 @@ class Damage(NamedTuple):
 
 
 def prepare(context: RepositoryContext) -> None:
-    """What is there before: two snapshots, a reference, a pin, a directory for more worktrees."""
+    """Add two snapshots, a reference, a pin, and a directory for more worktrees."""
     context.paths.worktrees.mkdir(exist_ok=True)
     first, second = line_of(context, 2)
     for key, record in (
@@ -75,11 +75,11 @@ def change(context: RepositoryContext, key: Key[Any], **fields: object) -> None:
     commit(context, Replace(key, msgspec.structs.replace(document.record, **fields)))
 
 
-# --- What dead processes leave ------------------------------------------------------------------------
+# --- Leftovers of dead processes ----------------------------------------------------------------------
 
 
 def unfinished_commit(context: RepositoryContext) -> None:
-    """A commit to two documents, decided and not carried out."""
+    """A commit of two documents that was decided and not carried out."""
     store = context.store
     assert isinstance(store, FileStore)
     plan = gc_plan.propose(context, store=False).plan
@@ -89,7 +89,7 @@ def unfinished_commit(context: RepositoryContext) -> None:
 
 
 def blocked_commit(context: RepositoryContext) -> None:
-    """The same, and another program has put something else where one of them is to be."""
+    """An unfinished commit, and a file of another program at the path of one of its documents."""
     unfinished_commit(context)
     place = context.paths.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def blocked_commit(context: RepositoryContext) -> None:
 
 
 def unfinished_operation(context: RepositoryContext) -> None:
-    """A creation whose process died before its directory was in place."""
+    """A creation whose process died before the directory was in place."""
     commit(
         context,
         Create(
@@ -120,7 +120,7 @@ def undecided_collection(context: RepositoryContext) -> None:
 
 
 def decided_collection(context: RepositoryContext) -> None:
-    """A run that was killed between the deletion of the tree and that of the descriptor."""
+    """A run that was killed after it deleted the tree and before it deleted the descriptor."""
     extra = keep(context, {"extra": "x"}, head=False)
     plan = gc_plan.propose(context).plan
     assert plan.snapshots == (extra,)
@@ -142,7 +142,7 @@ def abandoned_scratch(context: RepositoryContext) -> None:
 
 
 def orphaned_tree(context: RepositoryContext) -> None:
-    """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
+    """Leftovers of a snapshot that was killed just before its commit: its scratch and a complete tree."""
     unknown_tree(context)
     scratch = context.paths.scratch / "0123456789abcdef"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def orphaned_tree(context: RepositoryContext) -> None:
 
 
 def useless_remnant(context: RepositoryContext) -> None:
-    """What a collection leaves that is killed before it looks who needs what."""
+    """Leftover of a collection that was killed before it looked up the directories that are still needed."""
     remnant = context.paths.remnants / "fedcba9876543210"
     (remnant / "payload" / "directory").mkdir(parents=True)
     (remnant / "payload" / "directory" / "file").write_text("of nobody")
@@ -207,7 +207,7 @@ def dead_waiter(context: RepositoryContext) -> None:
     commit(context, Create(LeaseKeys.of(MAIN).queue, LeaseQueue(MAIN, (waiter,))))
 
 
-# --- What should not be -------------------------------------------------------------------------------
+# --- Inconsistencies ----------------------------------------------------------------------------------
 
 
 def lost_descriptor(context: RepositoryContext) -> None:

@@ -1,4 +1,4 @@
-"""Everything about a directory that would show that something in it was changed."""
+"""The state of a directory, in enough detail to reveal any change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def state_of(root: Path) -> dict[str, tuple[int, ...]]:
-    """Of each file and directory: inode, mode, size, times."""
+    """Inode, mode, size and times of each file and directory."""
     return {
         str(path): (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         for path in [root, *root.rglob("*")]

@@ -1,7 +1,7 @@
-"""Snapshots and restores to be killed and failed anywhere, and what must be true of what is left.
+"""Snapshots and restores to kill or fail at any call, and the invariants of the state that remains.
 
-A repository is built once and copied for each point. Its worktree `main` has two snapshots, a lease
-that is held, and unsaved work: a new file, a changed one, a deleted one.
+A repository is built once and copied for each crash point. Its worktree `main` has two snapshots, a held
+lease, and unsaved work: a new file, a changed one, a deleted one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PART: Content = {**UNSAVED, "gone": "by now"}
 
 
 class Contents(NamedTuple):
-    """What `main` held when its two snapshots were taken, and what it holds now."""
+    """The content of `main` at its two snapshots, and now."""
 
     first: Content
     second: Content
@@ -61,7 +61,7 @@ FEW = Contents({"file": "first"}, {"file": "second"}, {"file": "unsaved"})
 
 
 class World(NamedTuple):
-    """The repository that is copied: where it is, who holds its lease, which snapshots it has."""
+    """The repository to copy: its root, the proof of its lease, and its snapshots."""
 
     root: Path
     proof: Proof
@@ -88,7 +88,7 @@ def world(contents: Contents = MANY) -> Iterator[World]:
 
 
 def write(directory: Path, content: Content) -> None:
-    """Make a directory hold this and nothing else."""
+    """Replace all files of a directory."""
     for path in [each for each in directory.rglob("*") if each.is_file()]:
         path.unlink()
     for name, text in content.items():
@@ -97,7 +97,7 @@ def write(directory: Path, content: Content) -> None:
 
 
 def content_of(directory: Path) -> Content:
-    """What a directory holds; an empty one is not there."""
+    """The files of a directory and their text; empty directories do not count."""
     files = [path for path in directory.rglob("*") if path.is_file()]
     return {str(path.relative_to(directory)): path.read_text() for path in files}
 
@@ -111,8 +111,10 @@ def opened(directory: Path) -> Iterator[RepositoryContext]:
 
 
 class Case:
-    """One operation on a copy of the world. `steps` are the payloads of the snapshots that it adds,
-    in their order; `after` is what the worktree holds once it is done."""
+    """One operation on a copy of the world.
+
+    `steps` are the payloads of the snapshots that it adds, in order; `after` is the final content of the worktree.
+    """
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Case:
         self.steps = steps
         self.after = after
         self.unknown: tuple[str, ...] = ()
-        """What is not known of files, and so is not judged."""
+        """Aspects of files that are undefined, and so not checked."""
 
     def prepare(self, directory: Path) -> None:
         shutil.copytree(self.world.root, directory, symlinks=True, dirs_exist_ok=True)
@@ -145,18 +147,18 @@ class Case:
         unsaved = self.world.contents.unsaved
         assert content_of(payload) in (unsaved, self.after), "the worktree is neither old nor new"
         if outcome.ending is Ending.SUCCEEDED:
-            assert len(added) == len(self.steps), "it succeeded, but not all is there"
+            assert len(added) == len(self.steps), "it succeeded, but snapshots are missing"
             assert content_of(payload) == self.after
         self.settled(context)
         assert self.added(context) == added
         done = content_of(payload) == self.after
         assert done or content_of(payload) == unsaved
         if self.after not in (unsaved, PART):
-            assert done is (len(added) == len(self.steps)), "the worktree does not fit the history"
+            assert done is (len(added) == len(self.steps)), "the worktree does not match the history"
         self.next(context)
 
     def added(self, context: RepositoryContext) -> list[str]:
-        """The snapshots that are there and were not before: the first of those that are to come, whole."""
+        """The new snapshots, which must be intact and a prefix of the expected ones."""
         found = [each.descriptor for each in worktree_history(context, MAIN).entries][::-1]
         assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
         for each in found:
@@ -173,7 +175,7 @@ class Case:
         assert context.store.read(OPERATIONS.key(MAIN)) is None
 
     def next(self, context: RepositoryContext) -> None:
-        """The next operation works, and is on top of all."""
+        """The next operation succeeds, on top of the whole history."""
         before = worktree_history(context, MAIN).entries
         made = snapshot(context, MAIN, self.world.proof, SnapshotOptions(note="next"))
         entries = worktree_history(context, MAIN).entries
@@ -201,7 +203,7 @@ def cases(world: World) -> dict[str, Case]:
 
 
 class NewWorktree(Case):
-    """Restoring into a new worktree: it is there whole, or not at all, and nothing else is touched."""
+    """A restore into a new worktree, which is complete or does not exist; nothing else is touched."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, self.restore, [], world.contents.unsaved)
@@ -225,13 +227,13 @@ class NewWorktree(Case):
         assert content_of(new) == self.world.contents.first
 
 
-# --- Sweeping ---------------------------------------------------------------------------------------
+# --- Sweeps -----------------------------------------------------------------------------------------
 
 _UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem", "flock", "flock_interruptible")
 SEEN = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
-"""The calls that leave something behind; a kill between two others leaves what the one before left."""
+"""Calls with a lasting effect; a kill before any other call leaves the state of an earlier one."""
 FAILING = tuple(name for name in calls.CHANGING if name not in ("open", "close", "flock", "flock_interruptible"))
-"""The calls that fail on a disk that is full or broken."""
+"""Calls that fail on a full or broken disk."""
 
 
 def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN, *, share: float = 1.0) -> Report:
@@ -251,7 +253,7 @@ def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN, *, share: flo
 
 
 def failed_everywhere(case: Scenario, faults: list[Fault], *, share: float = 1.0) -> Report:
-    """Let each call fail in one of these ways, in turn."""
+    """Fail each call of the operation, with these faults in turn."""
     report = Report("failed")
     with swept_directory() as base:
         for index in indexes(case, base, FAILING, share, report, each=1):

@@ -1,4 +1,4 @@
-"""Snapshots with real trees, made without leases, and what can be said of a whole repository."""
+"""Snapshots with real trees, made without leases, and checks of whole repositories."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def keep(
     note: str = "",
     shared: bool = False,
 ) -> str:
-    """Make a worktree hold this, and take a snapshot of it on top of its head.
+    """Write files into a worktree, and take a snapshot of it on top of its head.
 
-    With `shared` it remembers what it has seen, so directories that are as in the head are not made again.
-    For that it takes a moment: what was written just now could be written once more within the same tick.
+    With `shared`, a stat cache lets the snapshot share unchanged directories with the head. This needs a pause:
+    the cache cannot trust a file that could be written again within the same timestamp tick.
     """
     snapshot_id = snapshot_id or new_snapshot_id()
     payload, tree = context.paths.payload(worktree), context.paths.tree(snapshot_id)
@@ -100,9 +100,10 @@ def keep(
 def line_of(
     context: RepositoryContext, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
 ) -> list[str]:
-    """So many snapshots, one on top of the other, oldest first.
+    """Take `count` snapshots, one on top of the other; oldest first.
 
-    With `shared`, each has directories of its own that all later ones have too, but for one that changes."""
+    With `shared`, each adds directories that all later ones share, except for one that changes.
+    """
     made: list[str] = []
     for number in range(count):
         content = {f"file-{number}": f"{worktree} {number}"}
@@ -124,12 +125,12 @@ def trees_of(context: RepositoryContext) -> set[str]:
 
 
 def remnants_of(context: RepositoryContext) -> set[str]:
-    """The snapshots that are gone, and of which something is left."""
+    """The deleted snapshots that left a remnant."""
     return {path.name for path in context.paths.remnants.iterdir()} if context.paths.remnants.exists() else set()
 
 
 def require_no_more_than_needed(context: RepositoryContext) -> None:
-    """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
+    """Remnants hold only directories that a tree refers to."""
     need: dict[str, set[str]] = {}
     for tree in context.paths.snapshots.iterdir():
         for home in read_shared_directories(tree).values():
@@ -139,34 +140,34 @@ def require_no_more_than_needed(context: RepositoryContext) -> None:
         assert [path.name for path in top.iterdir()] == ["payload"], f"{remnant} is not trimmed"
         kept = {os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files}
         wanted = {each or "." for each in need.get(remnant, ())}
-        assert kept <= wanted, f"{remnant} has {kept - wanted}, which nobody needs"
+        assert kept <= wanted, f"{remnant} has {kept - wanted}, which no tree needs"
         ends = {os.path.relpath(each, top / "payload") for each, *rest in os.walk(top / "payload") if not any(rest)}
-        assert ends <= wanted, f"{remnant} has {ends - wanted}, which nobody needs"
+        assert ends <= wanted, f"{remnant} has {ends - wanted}, which no tree needs"
 
 
 def parents_of(context: RepositoryContext, start: str | None) -> list[str]:
-    """A line of history, from a snapshot to its oldest ancestor; a missing one is an error."""
+    """A snapshot and its ancestors, back to the oldest; a missing one is an error."""
     found: list[str] = []
     while start is not None:
         found.append(start)
         document = context.store.read(DESCRIPTORS.key(start))
-        assert document is not None, f"{start} is not there"
+        assert document is not None, f"{start} is missing"
         start = document.record.parent_id
     return found
 
 
 def require_whole(context: RepositoryContext) -> None:
-    """Every snapshot that is visible is what it was when it was taken."""
+    """Every snapshot verifies, unless it is doomed and already incomplete."""
     for snapshot_id, descriptor in snapshots_of(context).items():
         if is_ready(context.paths, snapshot_id):
             problems = list(verify(context.paths.tree(snapshot_id), descriptor.payload_hash))
             assert problems == [], f"{snapshot_id}: {problems}"
         else:
-            assert descriptor.doomed_by is not None, f"{snapshot_id} is not complete, and not doomed"
+            assert descriptor.doomed_by is not None, f"{snapshot_id} is incomplete, but not doomed"
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """What is in a directory, byte for byte: names, kinds, modes, links and contents."""
+    """Names, kinds, modes, link targets and contents of everything below a directory."""
     found: dict[str, str] = {}
     for directory, names, files in os.walk(root):
         for name in [*names, *files]:

@@ -1,4 +1,4 @@
-"""Repositories for tests: made quickly, with hand-made snapshots where only their records matter."""
+"""Quickly made repositories, with handmade snapshots for tests in which only their records matter."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_snapshot(
     consistency: Consistency = Consistency.QUIESCED,
     doomed_by: str | None = None,
 ) -> Descriptor:
-    """The records of a snapshot, and as much of a tree as is wanted; the head is moved to it."""
+    """Create the records of a snapshot and as much of its tree as requested, and move the head to it."""
     descriptor = Descriptor(
         snapshot_id=snapshot_id,
         worktree_id=worktree,

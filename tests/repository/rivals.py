@@ -1,8 +1,8 @@
-"""A holder that publishes and one that takes its lease over: two processes, and clocks that tests set.
+"""A publisher and a thief that steals its lease: two processes, with clocks that tests set.
 
-The thief's clock is ahead, so that it may steal what by the publisher's clock is still good: nothing
-but the token stands between a stale holder and the head. Who was right is judged by the audit trail
-alone, whose entries are written in the very transactions that they tell about.
+The thief's clock is ahead, so that it may steal a lease that is still valid by the publisher's clock: only the
+fencing token stands between a stale holder and the head. The verdict rests on the audit trail alone, whose
+entries are written in the same transactions that they record.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ PUBLISHING = ("snapshot_published", "restore_begun")
 
 
 class Answer(NamedTuple):
-    """What came of an attempt to publish: a code of failure, or the snapshot."""
+    """The result of an attempt: the code of its failure, or its success and the snapshot."""
 
     what: str
     snapshot_id: str = ""
 
 
 def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> RepositoryContext:
-    """The repository at `root` with a clock of its own."""
+    """Open the repository at `root` with its own clock."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
     leases = LeaseService(store, trail, also_named=worktree_keys, precondition=check_leasable, clock=clock)
     return RepositoryContext(RepositoryPaths(root), store, trail, leases)
 
 
 class Rival:
-    """One of the two, in a process of its own."""
+    """The publisher or the thief, each in its own process."""
 
     def __init__(self, root: Path, *, timeout: float = 60.0) -> None:
         self.clock = ManualClock(wall=BEGIN)
@@ -63,7 +63,7 @@ class Rival:
         self.proof: Proof | None = None
 
     def acquire(self, at: float) -> Answer:
-        """Get the lease at this time, from whoever had it before."""
+        """Acquire the lease at this time, or steal it from its holder."""
         self.clock.advance(BEGIN + at - self.clock.wall())
         try:
             lease = self.context.leases.acquire(MAIN, self.context.leases.request(ttl=TTL)).lease
@@ -92,11 +92,11 @@ class Rival:
             return Answer(failure.code)
 
 
-# --- Judging ----------------------------------------------------------------------------------------
+# --- Verdicts ---------------------------------------------------------------------------------------
 
 
 def stale_commits(context: RepositoryContext) -> list[int]:
-    """The audit entries of what was published with a token that was not the current one any more."""
+    """Numbers of the audit entries of publications with a stale token."""
     current, stale = 0, []
     for entry in verify(context.store.entries(context.trail.stream)):
         if entry.event == "lock_acquired":
@@ -111,14 +111,14 @@ def stale_commits(context: RepositoryContext) -> list[int]:
 
 
 def published(context: RepositoryContext) -> list[str]:
-    """The snapshots that were published, in the order of the audit trail."""
+    """The published snapshots, in the order of the audit trail."""
     names = {"snapshot_published": "snapshot_id", "restore_begun": "operation_id"}
     entries = verify(context.store.entries(context.trail.stream))
     return [str(each.facts[names[each.event]]) for each in entries if each.event in PUBLISHING]
 
 
 def require_one_line(context: RepositoryContext, *, hidden: Sequence[str] = ()) -> None:
-    """All that was published is one line in that order, and there is nothing else, visible or not."""
+    """The published snapshots form one linear history in that order; apart from `hidden` trees nothing else exists."""
     expected = published(context)
     assert [each.descriptor.snapshot_id for each in worktree_history(context, MAIN).entries] == expected[::-1]
     assert {name for name, _ in context.store.scan(DESCRIPTORS)} == set(expected)
@@ -132,7 +132,7 @@ def _number(value: object) -> int:
     return value
 
 
-# --- Disturbing -------------------------------------------------------------------------------------
+# --- Interference -----------------------------------------------------------------------------------
 
 
 class Steps:
@@ -151,11 +151,11 @@ class Steps:
 
 _UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem")
 STEPS = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
-"""The calls between which something can be seen from outside, or somebody else can come in."""
+"""Calls with an effect that other processes can see, or before which they can interfere."""
 
 
 class Delay:
-    """Is slow once, before a call that is chosen at random among those that others can come in at."""
+    """Delays one call, chosen at random among those before which other processes can interfere."""
 
     KINDS = ("flock", "flock_interruptible", "link", "rename", "rename_noreplace", "replace")
 
@@ -175,32 +175,32 @@ LONGEST_DELAY = 0.008
 
 
 def delayed_publisher(root: Path, publish: Callable[[Rival], Answer]) -> Callable[[Line], None]:
-    """A worker that acquires at the time it is told, says so, and publishes, with a delay at some call."""
+    """A worker that acquires the lease at the given time, reports it, and publishes with a delay at some call."""
 
-    def work(telephone: Line) -> None:
+    def work(line: Line) -> None:
         rival, calls_made = Rival(root), 30
         while True:
-            at = telephone.wait()
-            telephone.say(rival.acquire(at))
-            assert telephone.wait() == "publish"
+            at = line.wait()
+            line.say(rival.acquire(at))
+            assert line.wait() == "publish"
             delay = Delay(calls_made)
             with interposed(delay, Delay.KINDS):
-                telephone.say(publish(rival))
+                line.say(publish(rival))
             calls_made = max(calls_made, delay.count)
 
     return work
 
 
 def thief(root: Path) -> Callable[[Line], None]:
-    """A worker that comes at some moment, acquires at the time it is told, and publishes at once."""
+    """A worker that starts at a random moment, acquires the lease at the given time, and publishes at once."""
 
-    def work(telephone: Line) -> None:
+    def work(line: Line) -> None:
         rival = Rival(root)
         while True:
-            at = telephone.wait()
+            at = line.wait()
             time.sleep(random.uniform(0, 2 * LONGEST_DELAY))
             while (stolen := rival.acquire(at)).what == "E_LOCK_CONFLICT":
-                time.sleep(0.001)  # a restore that was decided is being carried out: soon it is over
-            telephone.say(rival.snapshot() if stolen.what == "acquired" else stolen)
+                time.sleep(0.001)  # a restore that was decided is about to finish
+            line.say(rival.snapshot() if stolen.what == "acquired" else stolen)
 
     return work

@@ -1,4 +1,4 @@
-"""Repositories for tests, and what has to be arranged in them by hand."""
+"""Repositories for tests, and helpers that arrange and inspect their state."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ LASTING = tuple(
     for name in calls.CHANGING
     if name not in ("open", "close", "flock", "flock_interruptible") and "sync" not in name
 )
-"""Calls after which there is something else on the disk. (A file that was only opened is there, empty,
-before the next of them.)"""
+"""Calls that change the disk. (A file that was only opened exists, empty, before the next of them.)"""
 
 SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
 
 
 def unprobed(directory: Path) -> Capabilities:
-    """Stands for trying out the filesystem, which takes processes of its own."""
+    """Stand in for the probe of the filesystem, which starts processes."""
     return SAFE
 
 
@@ -45,7 +44,7 @@ def make_repository(root: Path) -> Repository:
 
 
 def expire(repository: Repository, worktree: str = MAIN) -> Lease:
-    """Let the lease of a worktree have run out, as if its holder had died long ago."""
+    """Expire the lease of a worktree, as if its holder had died long ago."""
     keys, reading = LeaseKeys.of(worktree), repository.leases.reading()
 
     def decide(view: View, now: float) -> Decision[Lease]:
@@ -60,12 +59,12 @@ def expire(repository: Repository, worktree: str = MAIN) -> Lease:
 
 
 def events(repository: Repository) -> list[AuditEntry]:
-    """What the audit trail says; reading it checks its chain."""
+    """The entries of the audit trail; reading them verifies the chain."""
     return list(verify(repository.context.store.entries(repository.context.trail.stream)))
 
 
 def put_files(directory: Path, files: dict[str, str]) -> None:
-    """Write files, with the directories that they need."""
+    """Write files, and create the directories they need."""
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,26 +72,25 @@ def put_files(directory: Path, files: dict[str, str]) -> None:
 
 
 def files_in(directory: Path) -> dict[str, str]:
-    """The files below a directory with their content."""
+    """The files below a directory and their content."""
     return {
         str(path.relative_to(directory)): path.read_text() for path in sorted(directory.rglob("*")) if path.is_file()
     }
 
 
 def files_kept(tree: Path) -> dict[str, str]:
-    """The files of a snapshot's tree with their content, wherever they are."""
+    """The files of a snapshot's tree and their content, including those in shared directories."""
     homes = read_shared_directories(tree)
     paths = [each.path for each in read_manifest(tree) if each.kind == "f"]
     return {os.fsdecode(path): located(tree, homes, path).read_text() for path in paths}
 
 
 def json_at(path: Path) -> Any:
-    """What a file says."""
     return msgspec.json.decode(path.read_bytes())
 
 
 def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) -> Descriptor:
-    """A snapshot of a worktree, put there without any of the care that publishing one takes."""
+    """Create a snapshot of a worktree without the safeguards of publishing."""
     places = repository.context.paths
     engine = choose_engine(places.payload(worktree), places.snapshots)
     captured = capture(places.payload(worktree), places.tree(snapshot_id), engine=engine, quiesced=False)

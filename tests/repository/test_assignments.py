@@ -1,4 +1,4 @@
-"""Assignments: what one who has lost its work can still record, wherever it was stopped. Nothing."""
+"""Assignments: an agent that lost its claim can record nothing, wherever it was paused."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from holdfast.errors import FencingMismatch
 from holdfast.ledger.log import Ledger, Recorded
 
 
-class Stopped(Ledger):
-    """A ledger whose user is stopped just before its first append, while another one does its work."""
+class PausedLedger(Ledger):
+    """A ledger whose user is paused just before its first append while another agent does the work."""
 
     def __init__(self, ledger: Ledger, repository: Repository, tracker: Tracker) -> None:
         super().__init__(ledger.store)
         self._ledger = ledger
         self._repository = repository
         self._tracker = tracker
-        self._stopped = False
+        self._paused = False
 
     def append_if_sequence(self, event: Mapping[str, Any], expected: int) -> Recorded:
-        if not self._stopped:
-            self._stopped = True
+        if not self._paused:
+            self._paused = True
             tracker = self._tracker
             record = tracker.claims.state(event["issue_id"])
             assert record is not None
@@ -47,7 +47,7 @@ class Stopped(Ledger):
 
 
 def release(tracker: Tracker, claim_id: str) -> None:
-    """As if the claim had expired."""
+    """Stand in for the expiry of the claim."""
     from holdfast.issues.model import ClaimId
 
     shown = ClaimId.parse(claim_id)
@@ -55,15 +55,15 @@ def release(tracker: Tracker, claim_id: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])
-def test_one_who_was_stopped_before_its_record_records_nothing_after_the_next_one(tmp_path: Path, how: str) -> None:
+def test_an_agent_paused_before_it_records_cannot_record_after_its_successor(tmp_path: Path, how: str) -> None:
     initialise(tmp_path)
     ledger = init_ledger(tmp_path).ledger
     tracker, other = (open_tracker(tmp_path, actor=f"agent:{name}") for name in "ab")
     tracker.initialise()
     issue = tracker.create(NewIssue(title="x")).id
 
-    stopped = Stopped(ledger, Repository(tmp_path), other)
-    taken = take_work(Repository(tmp_path), tracker, AssignmentOptions(), ledger=stopped)
+    paused = PausedLedger(ledger, Repository(tmp_path), other)
+    taken = take_work(Repository(tmp_path), tracker, AssignmentOptions(), ledger=paused)
     with taken as work, pytest.raises(FencingMismatch):
         work.succeed() if how == "succeed" else work.fail("it did not work")
 

@@ -1,4 +1,4 @@
-"""Collecting: plans that can be read, runs that look again, lines of history without a gap."""
+"""Garbage collection: readable plans, runs that check them again, and histories without gaps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def doom(context: RepositoryContext, snapshot_id: str, plan_id: str | None) -> N
 # --- Plans ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(context: RepositoryContext) -> None:
+def test_planning_writes_only_the_plan_and_a_dry_run_writes_nothing(context: RepositoryContext) -> None:
     line_of(context, 3)
     gc_plan.set_policy(context, Policy(keep_last=1))
     before = fingerprint(context.paths.root)
@@ -89,7 +89,7 @@ def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(context
         gc.run(context, dry.plan.plan_id)
 
 
-def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(context: RepositoryContext) -> None:
+def test_a_plan_lists_deleted_and_kept_snapshots_with_reasons_and_the_freed_bytes(context: RepositoryContext) -> None:
     first, second, third = line_of(context, 3)
     create_reference(context, "v1", second)
     gc_plan.set_policy(context, Policy(keep_last=1))
@@ -119,7 +119,7 @@ def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(
     assert {root, pinned, named} == snapshots_of(context).keys() == trees_of(context)
 
 
-def test_with_a_budget_the_oldest_go_until_the_rest_fits(context: RepositoryContext) -> None:
+def test_a_budget_deletes_the_oldest_snapshots_until_the_rest_fits(context: RepositoryContext) -> None:
     ids = [keep(context, {"file": "x" * 40_000 * number}) for number in range(1, 6)]
     gc_plan.set_policy(context, Policy(max_bytes=1 << 40))
     assert gc_plan.propose(context).plan.snapshots == ()
@@ -135,13 +135,13 @@ def test_with_a_budget_the_oldest_go_until_the_rest_fits(context: RepositoryCont
     assert proposal.over_budget > 0
 
 
-def test_a_policy_that_makes_no_sense_is_refused_and_the_one_that_keeps_all_is_none(
+def test_an_invalid_policy_is_refused_and_one_that_keeps_everything_is_not_stored(
     context: RepositoryContext,
 ) -> None:
-    nonsense = [Policy(keep_last=0), Policy(keep_for=0.0), Policy(keep_for=math.nan), Policy(max_bytes=-1)]
-    for wrong in nonsense:
+    invalid = [Policy(keep_last=0), Policy(keep_for=0.0), Policy(keep_for=math.nan), Policy(max_bytes=-1)]
+    for policy in invalid:
         with pytest.raises(SettingInvalid):
-            gc_plan.set_policy(context, wrong)
+            gc_plan.set_policy(context, policy)
     assert context.store.read(RETENTION) is None
     assert gc_plan.set_policy(context, Policy(keep_last=3)) == gc_plan.policy_of(context)
     gc_plan.set_policy(context, Policy())
@@ -151,7 +151,7 @@ def test_a_policy_that_makes_no_sense_is_refused_and_the_one_that_keeps_all_is_n
 # --- Runs -------------------------------------------------------------------------------------------
 
 
-def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(context: RepositoryContext) -> None:
+def test_a_run_deletes_the_planned_snapshots_and_relinks_their_children(context: RepositoryContext) -> None:
     ids = line_of(context, 6)
     create_reference(context, "kept", ids[2])
     gc_plan.set_policy(context, Policy(keep_last=1))
@@ -179,7 +179,7 @@ def test_running_a_plan_again_does_nothing(context: RepositoryContext) -> None:
     assert fingerprint(context.paths.root) == before
 
 
-def test_many_snapshots_go_in_several_transactions_and_the_lines_stay_whole(
+def test_many_snapshots_are_deleted_in_batches_that_leave_no_gap_in_the_history(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc, "BATCH", 3)
@@ -192,14 +192,14 @@ def test_many_snapshots_go_in_several_transactions_and_the_lines_stay_whole(
     assert parents_of(context, ids[-1]) == [ids[10], ids[9]]
 
 
-def test_freed_bytes_are_those_that_nothing_shares(context: RepositoryContext) -> None:
+def test_freed_bytes_exclude_files_that_other_snapshots_share(context: RepositoryContext) -> None:
     keep(context, {"large": "x" * 1_000_000})
     keep(context, {"small": "y"})
     gc_plan.set_policy(context, Policy(keep_last=1))
     assert gc_plan.propose(context).plan.bytes < 500_000  # the large file is in the head too
 
 
-# --- When things have changed since -----------------------------------------------------------------
+# --- Stale plans ------------------------------------------------------------------------------------
 
 
 def refused_after(context: RepositoryContext, plan_id: str, *, untouched: set[str]) -> PlanMismatch:
@@ -226,7 +226,7 @@ def operate(context: RepositoryContext, snapshot_id: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reference", "pin", "head", "operation", "policy", "expired", "gone"])
-def test_a_plan_that_does_not_fit_any_more_deletes_nothing(context: RepositoryContext, how: str) -> None:
+def test_a_stale_plan_deletes_nothing(context: RepositoryContext, how: str) -> None:
     ids = line_of(context, 4)
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
@@ -255,7 +255,7 @@ def test_a_plan_that_does_not_fit_any_more_deletes_nothing(context: RepositoryCo
         assert [each["snapshot_id"] for each in failure.facts["changed"]] == [ids[1]]  # type: ignore[attr-defined]
 
 
-def test_what_a_running_process_needs_is_not_deleted(context: RepositoryContext) -> None:
+def test_a_snapshot_that_a_running_process_uses_is_not_deleted(context: RepositoryContext) -> None:
     ids = line_of(context, 3)
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
@@ -265,10 +265,10 @@ def test_what_a_running_process_needs_is_not_deleted(context: RepositoryContext)
     assert snapshots_of(context).keys() == {ids[2]}
 
 
-def test_what_is_protected_between_the_two_looks_is_let_go_again(
+def test_a_snapshot_that_is_protected_between_the_two_checks_is_spared(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does who wrote its intent before the doom, and whom only the second look can see."""
+    """Only the second check can see a process that wrote its intent just before the snapshot was doomed."""
     ids = line_of(context, 3)
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
@@ -286,7 +286,7 @@ def test_what_is_protected_between_the_two_looks_is_let_go_again(
     assert all(each.doomed_by is None for each in snapshots_of(context).values())
 
 
-def test_an_interruption_before_the_decision_lets_all_go_again(
+def test_an_interruption_before_the_decision_spares_every_snapshot(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = line_of(context, 3)
@@ -307,7 +307,7 @@ def test_an_interruption_before_the_decision_lets_all_go_again(
     assert snapshots_of(context).keys() == {ids[-1]}
 
 
-def test_nothing_new_refers_to_a_doomed_snapshot(context: RepositoryContext) -> None:
+def test_a_doomed_snapshot_gets_no_new_reference_or_pin(context: RepositoryContext) -> None:
     (only,) = line_of(context, 1)
     doom(context, only, "some-plan")
     with pytest.raises(Refused):
@@ -318,7 +318,7 @@ def test_nothing_new_refers_to_a_doomed_snapshot(context: RepositoryContext) -> 
     assert pins(context) == []
 
 
-def test_one_collection_runs_at_a_time(context: RepositoryContext) -> None:
+def test_only_one_collection_runs_at_a_time(context: RepositoryContext) -> None:
     line_of(context, 2)
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
@@ -327,14 +327,14 @@ def test_one_collection_runs_at_a_time(context: RepositoryContext) -> None:
     gc.run(context, plan.plan_id)
 
 
-def test_a_dead_run_that_was_not_decided_is_called_off(context: RepositoryContext) -> None:
+def test_a_dead_run_that_was_not_decided_is_cancelled(context: RepositoryContext) -> None:
     ids = line_of(context, 3)
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
     doom(context, ids[0], plan.plan_id)
     gc.end_dead_run(context, plan.plan_id)
     assert all(each.doomed_by is None for each in snapshots_of(context).values())
-    gc.run(context, plan.plan_id)  # the plan itself still fits
+    gc.run(context, plan.plan_id)  # the plan itself is still valid
     assert snapshots_of(context).keys() == {ids[2]}
 
 
@@ -357,7 +357,7 @@ def test_a_reference_is_created_once_and_deleted_once(context: RepositoryContext
         delete_reference(context, "v1")
 
 
-def test_a_snapshot_has_as_many_pins_as_people_who_need_it(context: RepositoryContext) -> None:
+def test_a_snapshot_can_have_several_independent_pins(context: RepositoryContext) -> None:
     (only,) = line_of(context, 1)
     mine, yours = add_pin(context, only, reason="mine"), add_pin(context, only, reason="yours")
     remove_pin(context, mine.pin_id)

@@ -1,7 +1,7 @@
-"""Collecting while others begin to need snapshots: what somebody uses never vanishes under them.
+"""Collection while other processes start to use snapshots: a snapshot in use never vanishes.
 
-One process takes snapshots all the time, one collects all that may be collected, and others refer to,
-pin, read and restore from whatever they find. Their file systems take their time now and then.
+One process keeps taking snapshots, one collects everything that it may, and others reference, pin, read and
+restore arbitrary snapshots. Random file system calls are delayed.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 
 TARGET = "target"
 SUCCESSES = rounds(25)
-PAUSE = 0.005  # of those who have nothing to do: they must not keep the others from working
+PAUSE = 0.005  # of idle workers: they must not starve the others
 ROUNDS = 200
-"""How often each of the users of the storm must have had its way; how many rounds there are."""
+"""Successes that each user needs in the storm, pauses of idle workers, and rounds of the other race."""
 
 TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)
-"""What one is told who comes when a snapshot is going, or gone."""
+"""Failures that are expected when a snapshot is being collected, or is gone."""
 
 
 class Tally(NamedTuple):
-    """What one worker has seen."""
+    """The counts and violations of one worker."""
 
     succeeded: int
     refused: int
     violations: tuple[str, ...] = ()
 
 
-def take_any(context: RepositoryContext) -> str | None:
-    """The id of some snapshot that may be collected any moment: an old one, and no head."""
+def pick_collectable(context: RepositoryContext) -> str | None:
+    """The id of a snapshot that may be collected at any moment: an old one that is no head."""
     heads = {document.record.head_snapshot_id for _, document in context.store.scan(WORKTREES)}
     found = [document.record for _, document in context.store.scan(DESCRIPTORS)]
     old = sorted((each.created_at, each.snapshot_id) for each in found if each.snapshot_id not in heads)
     return random.choice(old[:4])[1] if old else None
 
 
-def require_there(context: RepositoryContext, snapshot_id: str) -> None:
+def require_intact(context: RepositoryContext, snapshot_id: str) -> None:
     document = context.store.read(DESCRIPTORS.key(snapshot_id))
-    assert document is not None, f"{snapshot_id} has no descriptor any more"
+    assert document is not None, f"{snapshot_id} has no descriptor"
     assert document.record.doomed_by is None or is_ready(context.paths, snapshot_id), "its tree is gone"
     problems = list(verify(context.paths.tree(snapshot_id), document.record.payload_hash))
     assert problems == [], f"{snapshot_id}: {problems}"
@@ -73,42 +73,42 @@ def require_there(context: RepositoryContext, snapshot_id: str) -> None:
 def refer(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"ref-{round_}"
     history.create_reference(context, name, snapshot_id)
-    require_there(context, snapshot_id)
+    require_intact(context, snapshot_id)
     history.delete_reference(context, name)
 
 
 def pin(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     made = history.add_pin(context, snapshot_id)
-    require_there(context, snapshot_id)
+    require_intact(context, snapshot_id)
     history.remove_pin(context, made.pin_id)
 
 
 def use(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
-    """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
+    """Use it as a snapshot uses its parent and a restore its source: write the intent, check, work."""
     with payloads.scratch(context, "restore", uses=[snapshot_id]) as room:
         usable(visible(context, snapshot_id))
         tree = context.paths.tree(snapshot_id)
         materialise(tree, room.path / "payload")
         assert list(changes(room.path / "payload", tree)) == []
-        require_there(context, snapshot_id)
+        require_intact(context, snapshot_id)
 
 
 def create(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"made-{round_}"
     worktrees.create(context, worktrees.CreateOptions(name, snapshot_id, Isolation.SHARED))
-    require_there(context, snapshot_id)
+    require_intact(context, snapshot_id)
     assert context.config(name).head_snapshot_id == snapshot_id
     worktree_changes.remove(context, name, save=None, force=True)
 
 
 def restore(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
-    """In place, which makes a new head with the same content; nothing that was there is kept."""
+    """Restore in place: publish a new head with the same content, and discard unsaved work."""
     how = RestoreOptions(reason="tested", allow_shared=True, keep=False)
     done = restore_in_place(context, TARGET, snapshot_id, None, how)
     assert done.published is not None
     assert done.published.payload_hash == done.source.payload_hash
     assert context.config(TARGET).head_snapshot_id == done.published.snapshot_id
-    require_there(context, done.published.snapshot_id)
+    require_intact(context, done.published.snapshot_id)
 
 
 USERS: dict[str, Callable[[RepositoryContext, str, int], None]] = {
@@ -127,7 +127,7 @@ def user(root: Path, act: Callable[[RepositoryContext, str, int], None]) -> Call
         round_ = 0
         while succeeded < SUCCESSES and not violations and not line.has_news():
             round_ += 1
-            snapshot_id = take_any(context)
+            snapshot_id = pick_collectable(context)
             if snapshot_id is None:
                 time.sleep(PAUSE)
                 continue
@@ -144,7 +144,7 @@ def user(root: Path, act: Callable[[RepositoryContext, str, int], None]) -> Call
 
 
 def writer(root: Path) -> Callable[[Line], None]:
-    """Takes snapshots, so that there is always something to collect."""
+    """Take snapshots, so that there is always something to collect."""
 
     def task(line: Line) -> None:
         context, count = Repository(root).context, 0
@@ -180,7 +180,7 @@ def collector(root: Path) -> Callable[[Line], None]:
     return task
 
 
-def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
+def test_a_snapshot_in_use_never_vanishes(scratch: Path) -> None:
     root = scratch / "repository"
     context = make_repository(root, isolation=Isolation.SHARED).context
     gc_plan.set_policy(context, Policy(keep_last=1))
@@ -192,7 +192,7 @@ def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
         try:
             seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
         except AssertionError:
-            for each in others:  # one that failed tells why nobody gets any further
+            for each in others:  # if one of them failed, its error explains why the users got stuck
                 if each.line.has_news():
                     each.hear()
             raise
@@ -226,7 +226,7 @@ def read_only(context: RepositoryContext, snapshot_id: str) -> None:
 
 
 def look(context: RepositoryContext, snapshot_id: str) -> None:
-    """Without keeping it: what is seen is right, or it is said that it is being collected."""
+    """Read it unprotected: the result is right, or the failure says that it is being collected."""
     found = compare.compare(context, MAIN, snapshot_id, "head")
     assert all(each.lines is not None for each in compare.patches(context, found))
     assert list(Snapshots(context).verify(snapshot_id)) == []
@@ -236,7 +236,7 @@ HOLDERS = [hold_reference, hold_pin, hold_worktree]
 
 
 def in_turn(root: Path, act: Callable[[RepositoryContext, str], object]) -> Callable[[Line], None]:
-    """A worker that does what it is told, and answers with the code of the failure that it met, or ""."""
+    """A worker that acts on request, and answers with the code of the failure, or "" for success."""
 
     def task(line: Line) -> None:
         delay_calls(most=0.001)
@@ -253,7 +253,7 @@ def in_turn(root: Path, act: Callable[[RepositoryContext, str], object]) -> Call
     return task
 
 
-def let_go(context: RepositoryContext) -> None:
+def release_all(context: RepositoryContext) -> None:
     for reference in history.references(context):
         history.delete_reference(context, reference.name)
     for each in history.pins(context):
@@ -262,8 +262,8 @@ def let_go(context: RepositoryContext) -> None:
         worktree_changes.remove(context, "held", save=None, force=True)
 
 
-def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_way(scratch: Path) -> None:
-    """Each round: one snapshot that may go, all told at once, all answer, the answers are judged."""
+def test_a_collector_and_a_new_user_of_a_snapshot_never_both_succeed(scratch: Path) -> None:
+    """In each round all workers act on one collectable snapshot at once, and their answers are compared."""
     root = scratch / "repository"
     context = make_repository(root, isolation=Isolation.SHARED).context
     keep(context, {"id": "0"})
@@ -281,33 +281,33 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
             taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
             collecting_.say((plan.plan_id, 0.0))
             for worker in [*taking_part, reader, watcher]:
-                worker.say((snapshot_id, random.uniform(0.0, 0.04)))  # before, amidst, or behind the doom
+                worker.say((snapshot_id, random.uniform(0.0, 0.04)))  # before, during, or after the doom
             answers = [worker.hear() for worker in taking_part]
             read, collected = reader.hear(), collecting_.hear()
             looked = watcher.hear()
-            told = {"", "E_NOT_FOUND", "E_REFUSED", "E_SNAPSHOT_COLLECTED"}
-            assert {*answers, read, looked} <= told, (answers, read, looked)
+            expected = {"", "E_NOT_FOUND", "E_REFUSED", "E_SNAPSHOT_COLLECTED"}
+            assert {*answers, read, looked} <= expected, (answers, read, looked)
             if "" in answers:
                 assert collected == "E_GC_PLAN_MISMATCH"
-                require_there(context, snapshot_id)
+                require_intact(context, snapshot_id)
                 assert snapshots_of(context)[snapshot_id].doomed_by is None
                 outcomes["held"] += 1
             else:
-                assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other, and both step back
+                assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other and back off
                 outcomes["collected" if collected == "" else "neither"] += 1
             outcomes["refused"] += sum(each != "" for each in (*answers, read, looked))
             outcomes["looked"] += looked == ""
             outcomes["overtaken"] += looked == "E_SNAPSHOT_COLLECTED"
             require_whole(context)
-            let_go(context)
+            release_all(context)
             if (rest := gc_plan.propose(context)).stored:
                 gc.run(context, rest.plan.plan_id)
             assert snapshot_id not in snapshots_of(context)
     assert Repository(root).examine(strict=True) == []
 
 
-def test_the_race_is_found_if_a_collector_does_not_look_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: it looks once, before it dooms."""
+def test_the_race_is_found_if_a_collector_does_not_check_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: it checks once, before it dooms."""
     looked: list[str] = []
     check_again = gc._check_again
 
@@ -330,4 +330,4 @@ def test_the_race_is_found_if_a_collector_does_not_look_again(scratch: Path, mon
     gc_plan.set_policy(context, Policy(keep_last=1))
     gc.run(context, gc_plan.propose(context).plan.plan_id)
     with pytest.raises(AssertionError, match="no descriptor"):
-        require_there(context, first)
+        require_intact(context, first)

@@ -1,4 +1,4 @@
-"""Status and differences: which files, and which lines of them."""
+"""Status and diffs: changed files, and their changed lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def site(scratch: Path) -> Site:
     return Site(scratch)
 
 
-def told(found: Comparison) -> set[tuple[str, str]]:
+def changes_in(found: Comparison) -> set[tuple[str, str]]:
     return {(os.fsdecode(each.path), each.what) for each in found.changes}
 
 
@@ -42,11 +42,11 @@ def test_before_the_first_snapshot_everything_is_new(site: Site) -> None:
     assert status(site.context, MAIN).changes == ()
     write(site.payload, {"file": "1", "directory/below": "2"})
     found = status(site.context, MAIN)
-    assert told(found) == {("file", "added"), ("directory", "added"), ("directory/below", "added")}
+    assert changes_in(found) == {("file", "added"), ("directory", "added"), ("directory/below", "added")}
     assert found.old.descriptor is None
 
 
-def test_status_tells_what_has_changed_since_the_head(site: Site) -> None:
+def test_status_lists_the_changes_since_the_head(site: Site) -> None:
     write(site.payload, {"same": "1", "changed": "1", "gone": "1"})
     site.take("v1")
     assert status(site.context, MAIN).changes == ()
@@ -60,7 +60,7 @@ def test_status_tells_what_has_changed_since_the_head(site: Site) -> None:
     }
 
 
-def test_the_mere_time_of_a_directory_is_no_change(site: Site) -> None:
+def test_a_changed_directory_mtime_alone_is_not_a_change(site: Site) -> None:
     write(site.payload, {"file": "1"})
     site.take("v1")
     (site.payload / "passing").touch()
@@ -68,14 +68,14 @@ def test_the_mere_time_of_a_directory_is_no_change(site: Site) -> None:
     assert status(site.context, MAIN).changes == ()
 
 
-def test_two_snapshots_are_compared_in_the_order_that_was_asked_for(site: Site) -> None:
+def test_two_snapshots_are_compared_in_the_given_order(site: Site) -> None:
     write(site.payload, {"a": "1"})
     site.take("v1")
     write(site.payload, {"b": "1"})
     site.take("v2")
-    assert told(compare(site.context, MAIN, "v1", "v2")) == {("a", "removed"), ("b", "added")}
-    assert told(compare(site.context, MAIN, "head", "head~1")) == {("a", "added"), ("b", "removed")}
-    assert told(compare(site.context, MAIN, "v1", None)) == {("a", "removed"), ("b", "added")}
+    assert changes_in(compare(site.context, MAIN, "v1", "v2")) == {("a", "removed"), ("b", "added")}
+    assert changes_in(compare(site.context, MAIN, "head", "head~1")) == {("a", "added"), ("b", "removed")}
+    assert changes_in(compare(site.context, MAIN, "v1", None)) == {("a", "removed"), ("b", "added")}
     assert compare(site.context, MAIN, None, None).changes == ()
     assert compare(site.context, MAIN, "v1", "v1").changes == ()
 
@@ -119,7 +119,7 @@ def test_a_patch_shows_the_lines_of_text(site: Site) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege")
-def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> None:
+def test_a_patch_shows_the_target_of_a_symlink_and_does_not_follow_it(site: Site) -> None:
     (site.payload / "link").symlink_to("/etc/hostname")
     site.take("v1")
     (site.payload / "link").unlink()
@@ -129,8 +129,8 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
     assert [each for each in found.lines if each[0] in "+-"][2:] == ["-/etc/hostname", "+elsewhere"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="such names are not possible")
-def test_a_line_break_in_a_name_forges_no_lines(site: Site) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow newlines in names")
+def test_a_newline_in_a_name_cannot_forge_lines(site: Site) -> None:
     site.take("v1")
     (site.payload / "a\n+++ forged").write_text("text\n")
     (found,) = patches(site.context, compare(site.context, MAIN, None, None))

@@ -1,4 +1,4 @@
-"""The doctor: what is well has no findings; every kind of damage is found, and repaired if it can be."""
+"""The doctor: a healthy repository has no findings; all damage is found, and repaired where that is safe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.repository import damage
 from tests.repository.kept import fingerprint, keep, require_whole
 from tests.repository.repositories import add_worktree, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plants what only POSIX systems have")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plants damage that needs POSIX")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def codes(findings: list[Finding] | tuple[Finding, ...]) -> set[str]:
     return {each.code for each in findings}
 
 
-def test_a_repository_that_is_well_has_no_findings_and_is_not_changed(repository: Repository) -> None:
+def test_a_healthy_repository_has_no_findings_and_is_not_changed(repository: Repository) -> None:
     before = fingerprint(repository.root)
     assert repository.examine(strict=True) == []
     assert repository.repair(strict=True) == ((), (), ())
@@ -81,7 +81,7 @@ def test_planted_damage_is_found_and_repaired_if_that_is_safe(repository: Reposi
 
 
 def test_every_check_has_damage_that_it_finds() -> None:
-    """Two are made elsewhere: what they find cannot be planted into a directory."""
+    """Three checks are tested separately: their findings cannot be planted in a directory."""
     made_here = {
         *("commits", "operations", "collections", "plans", "trees", "snapshots", "content", "heads"),
         *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "remnants"),
@@ -108,7 +108,7 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
         assert repair.isascii() is planted.repaired or "if there is one line" in repair  # else a dash
 
 
-def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository) -> None:
+def test_a_changed_file_is_found_only_by_reading_it(repository: Repository) -> None:
     damage.changed_file(repository.context)
     assert repository.examine() == []
     assert codes(repository.examine(strict=True)) == {"snapshot-damaged"}
@@ -138,14 +138,14 @@ def test_a_directory_that_cannot_be_written_is_found(repository: Repository) -> 
         place.chmod(0o700)
 
 
-def test_of_two_users_one_cannot_write_what_the_other_owns() -> None:
+def test_a_user_cannot_write_to_a_directory_of_another_user() -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     status = os.stat_result((0o040755, 0, 0, 1, 4_000_000, 4_000_000, 0, 0, 0, 0))
     assert checks_storage._can_write(status) is (os.geteuid() == 0)
 
 
-# --- What lives is not damage -----------------------------------------------------------------------
+# --- Work in progress is not damage -----------------------------------------------------------------
 
 
 def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
@@ -160,7 +160,7 @@ def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
 def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
+    """The lock file exists just before it is locked, and may be locked just after the doctor looked."""
     begun = repository.context.paths.scratch / ("b" * 16)
     begun.mkdir(parents=True)
     (begun / payloads.LOCK).touch()
@@ -171,13 +171,13 @@ def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
         assert repository.examine() == []
 
 
-def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(repository: Repository) -> None:
+def test_a_scratch_that_a_pending_operation_needs_is_left_until_the_operation_ends(repository: Repository) -> None:
     context = repository.context
     damage.unfinished_operation(context)
     place = context.paths.scratch / "dead"  # the scratch of that operation
     make_directories(place / "payload")
     with payload_locked(context, "new"):
-        assert repository.examine() == []  # somebody is at it
+        assert repository.examine() == []  # another process is working on it
     assert codes(repository.examine()) == {"operation-unfinished"}
     assert "operation-unfinished" in codes(repository.repair().fixed)
     assert not place.exists()
@@ -191,7 +191,7 @@ def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) ->
     assert codes(repository.examine()) == {"tree-unknown"}
 
 
-def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repository: Repository) -> None:
+def test_a_quarantined_tree_is_intact_and_the_trail_says_where_it_is(repository: Repository) -> None:
     context = repository.context
     damage.unknown_tree(context)
     (context.paths.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
@@ -202,7 +202,7 @@ def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repositor
     assert (last.event, last.facts["moved_to"]) == ("tree_quarantined", str(place))
 
 
-def test_snapshots_outlive_the_loss_of_all_records_of_them(repository: Repository) -> None:
+def test_snapshots_survive_the_loss_of_all_their_records(repository: Repository) -> None:
     for name in ("descriptors", "audit"):
         shutil.rmtree(repository.root / ".jvs" / name)
     trees = {path.name for path in repository.context.paths.snapshots.iterdir()}
@@ -231,8 +231,8 @@ def test_a_young_draft_is_left_alone(repository: Repository) -> None:
     assert repository.examine() == []
 
 
-def test_a_worktree_of_the_same_name_as_a_removed_one_is_not_behind(repository: Repository) -> None:
-    """Its name has published snapshots on top of this head before: those were another worktree's."""
+def test_the_head_of_a_worktree_that_reuses_a_name_is_not_behind(repository: Repository) -> None:
+    """Snapshots that were published under this name, on top of this head, belong to the removed worktree."""
     context = repository.context
     head = damage.head_of(context)
     add_worktree(context, "dev", head=head)
@@ -243,10 +243,10 @@ def test_a_worktree_of_the_same_name_as_a_removed_one_is_not_behind(repository: 
     assert repository.examine() == []
 
 
-# --- What users have made is never deleted ----------------------------------------------------------
+# --- User data is never deleted ---------------------------------------------------------------------
 
 
-def test_a_repair_leaves_strange_directories_and_their_content(repository: Repository) -> None:
+def test_a_repair_leaves_unknown_directories_and_their_content(repository: Repository) -> None:
     context = repository.context
     damage.unknown_directory(context)
     damage.strange_snapshot_directory(context)
@@ -260,7 +260,7 @@ def test_a_repair_leaves_strange_directories_and_their_content(repository: Repos
     assert set(context.paths.snapshots.iterdir()) == trees
 
 
-def test_after_a_repair_the_head_shows_what_was_published(repository: Repository) -> None:
+def test_a_repair_moves_the_head_to_the_published_snapshot(repository: Repository) -> None:
     context = repository.context
     extra = keep(context, {"extra": "x"}, head=False)
     repository.repair()
@@ -268,7 +268,7 @@ def test_after_a_repair_the_head_shows_what_was_published(repository: Repository
     require_whole(context)
 
 
-def test_a_tree_is_not_taken_for_unpublished_if_the_trail_was_tampered_with(repository: Repository) -> None:
+def test_a_tree_does_not_count_as_unpublished_if_the_trail_was_tampered_with(repository: Repository) -> None:
     damage.lost_descriptor(repository.context)
     path = repository.root / ".jvs" / "audit" / "audit.jsonl"
     path.write_text("".join([*path.read_text().splitlines(keepends=True)[:-2], '{"forged": true}\n']))
@@ -277,11 +277,11 @@ def test_a_tree_is_not_taken_for_unpublished_if_the_trail_was_tampered_with(repo
     assert set(repository.context.paths.snapshots.iterdir()) == trees
 
 
-# --- The frame --------------------------------------------------------------------------------------
+# --- The framework ----------------------------------------------------------------------------------
 
 
 def failing(examination: Examination) -> Iterator[Finding]:
-    raise LockConflict("in the way")
+    raise LockConflict("busy")
     yield
 
 
@@ -296,7 +296,7 @@ def lasting(examination: Examination) -> Iterator[Finding]:
     yield warning("lasting", "it", "it is", "it means", "try", lambda: None)
 
 
-def test_checks_of_other_layers_can_be_added_and_a_failing_one_stops_no_other(repository: Repository) -> None:
+def test_other_layers_can_add_checks_and_a_failing_check_stops_no_other(repository: Repository) -> None:
     checks = [Check("failing", failing), Check("stubborn", stubborn)]
     findings = doctor.examine(repository.context, checks)
     assert [each.code for each in findings] == ["check-failed", "stubborn"]
@@ -305,13 +305,13 @@ def test_checks_of_other_layers_can_be_added_and_a_failing_one_stops_no_other(re
     assert [each.code for each in repaired.remaining] == ["check-failed", "stubborn"]
 
 
-def test_a_repair_that_does_not_help_ends(repository: Repository) -> None:
+def test_a_repair_that_does_not_help_is_not_repeated_forever(repository: Repository) -> None:
     repaired = doctor.repair(repository.context, [Check("lasting", lasting)])
     assert len(repaired.fixed) <= MAX_ROUNDS
     assert codes(repaired.remaining) == {"lasting"}
 
 
-def test_one_unreadable_record_is_told_once_and_stops_what_depends_on_it(repository: Repository) -> None:
+def test_an_unreadable_record_is_reported_once_and_blocks_repairs_that_depend_on_it(repository: Repository) -> None:
     head = damage.head_of(repository.context)
     (repository.root / ".jvs" / "descriptors" / f"{head}.json").write_text("{")
     damage.orphaned_tree(repository.context)
@@ -320,7 +320,7 @@ def test_one_unreadable_record_is_told_once_and_stops_what_depends_on_it(reposit
     assert {path.name for path in repository.context.paths.snapshots.iterdir()} >= {head}
 
 
-def test_findings_are_records_for_programs(repository: Repository) -> None:
+def test_a_finding_converts_to_a_record_for_programs(repository: Repository) -> None:
     damage.dangling_pin(repository.context)
     (finding,) = repository.examine()
     record = finding.as_record()

@@ -1,4 +1,4 @@
-"""The doctor looks on while others work: what lives is not damage, and is not repaired."""
+"""The doctor examines a repository in use: work in progress is not damage, and is not repaired."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.repository.repositories import add_worktree, make_repository
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 LOOKS = rounds(40)
-"""How often the doctor looks and repairs at least: it goes on until each of the others has come to something."""
+"""The least number of examinations and repairs; the doctor continues until each worker has succeeded once."""
 
 Act = Callable[[Repository, int], object]
 
 
 def take(repository: Repository, round_: int) -> None:
     if len(repository.snapshots.all_ids()) > 15:
-        return  # those who collect come first
+        return  # let the collector catch up
     (repository.context.paths.payload(MAIN) / "file").write_text(f"{round_}")
     repository.snapshots.take(MAIN, None)
 
 
-def come_and_go(repository: Repository, round_: int) -> None:
+def create_rename_and_remove(repository: Repository, round_: int) -> None:
     repository.worktrees.create("here", snapshot=repository.context.config(MAIN).head_snapshot_id)
     repository.worktrees.change_name("here", "there", force=True)
     repository.remove_worktree("there", force=True)
@@ -56,7 +56,7 @@ def collect(repository: Repository, round_: int) -> None:
 
 
 def busy(root: Path, act: Act) -> Callable[[Line], None]:
-    """Do it again and again; what others took away meanwhile, or have in hand, is no trouble."""
+    """Act again and again; conflicts with other workers are expected."""
 
     def task(line: Line) -> None:
         delay_calls(most=0.0005)
@@ -68,13 +68,13 @@ def busy(root: Path, act: Act) -> Callable[[Line], None]:
             except (LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused):
                 continue
             if round_ == 1:
-                line.say("came to something")
+                line.say("succeeded")
         line.say("ended")
 
     return task
 
 
-def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch: Path) -> None:
+def test_nothing_is_wrong_with_a_repository_in_use(scratch: Path) -> None:
     root = scratch / "repository"
     repository = make_repository(root, isolation=Isolation.SHARED)
     context = repository.context
@@ -83,15 +83,15 @@ def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch:
     line_of(context, 2)
     gc_plan.set_policy(context, Policy(keep_last=3))
     with Workers() as workers:
-        at_work = [workers.start(busy(root, act)) for act in (take, come_and_go, restore, collect)]
+        crew = [workers.start(busy(root, act)) for act in (take, create_rename_and_remove, restore, collect)]
         looks = 0
-        while looks < LOOKS or not all(worker.line.has_news() for worker in at_work):
+        while looks < LOOKS or not all(worker.line.has_news() for worker in crew):
             looks += 1
             wrong = [each for each in repository.examine() if each.severity is not Severity.NOTE]
             assert wrong == []
             repaired = repository.repair()
             assert [each for each in repaired.fixed if each.severity is not Severity.NOTE] == []
-        assert [worker.hear() for worker in at_work] == ["came to something"] * len(at_work)
-        assert [worker.ask("enough") for worker in at_work] == ["ended"] * len(at_work)
+        assert [worker.hear() for worker in crew] == ["succeeded"] * len(crew)
+        assert [worker.ask("enough") for worker in crew] == ["ended"] * len(crew)
     require_whole(context)
     assert repository.examine(strict=True) == []

@@ -1,4 +1,4 @@
-"""A file where the directory of a worktree should be: it is never lost, never taken for the worktree."""
+"""A file at the path of a worktree's directory is never lost, and never mistaken for the worktree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PRECIOUS = "somebody's file"
 
 
 class Site:
-    """A repository whose worktree `dev` has a snapshot, and whose directory was taken away for a file."""
+    """A repository whose worktree `dev` has a snapshot; `replace` puts a file in place of its directory."""
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
@@ -60,7 +60,7 @@ def site(scratch: Path) -> Site:
     return Site(scratch / "repo")
 
 
-def test_every_operation_says_what_is_wrong_and_touches_nothing(site: Site) -> None:
+def test_every_operation_reports_the_file_and_touches_nothing(site: Site) -> None:
     site.replace()
     repository, proof, how = site.repository, site.proof, RestoreOptions(reason="tested")
     attempts: list[Callable[[], object]] = [
@@ -90,7 +90,7 @@ def test_every_operation_says_what_is_wrong_and_touches_nothing(site: Site) -> N
     assert repository.snapshots.named("head", seen_from="dev").snapshot_id == site.saved
 
 
-def test_the_doctor_tells_it_and_the_way_out_works(site: Site) -> None:
+def test_the_doctor_reports_the_file_and_the_suggested_remedy_works(site: Site) -> None:
     site.replace()
     (found,) = site.repository.examine()
     assert found.code == "worktree-directory-missing"
@@ -109,7 +109,7 @@ def test_the_doctor_tells_it_and_the_way_out_works(site: Site) -> None:
     assert site.path.with_name("kept").read_text() == PRECIOUS
 
 
-def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
+def test_a_file_at_the_path_of_a_new_worktree_is_refused_and_kept(site: Site) -> None:
     stranger = site.repository.root / "worktrees" / "new"
     stranger.write_text(PRECIOUS)
     site.repository.leases.release("dev", site.proof.lock_id)
@@ -126,7 +126,7 @@ def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
 
 
 @pytest.mark.parametrize("exchanges", [True, False], ids=["in one step", "in two steps"])
-def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
+def test_a_file_that_appears_during_a_restore_becomes_a_snapshot(
     site: Site, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     exchange = repository_exchange._Exchange.make
@@ -150,12 +150,12 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     assert site.repository.examine(strict=True) == []
 
 
-# --- Operations that were killed, and a file that came then ----------------------------------------------
+# --- A file that appears after an operation was killed ---------------------------------------------------
 
 
 @pytest.mark.parametrize("when", [Kill.BEFORE, Kill.AFTER])
-def test_a_renaming_is_brought_to_its_end_around_a_file(scratch: Path, when: Kill) -> None:
-    """The file stands where the directory was, or where it was to go."""
+def test_a_killed_rename_is_settled_despite_a_file_at_either_path(scratch: Path, when: Kill) -> None:
+    """The file is at the old path of the directory, or at the new one."""
     for at in ("old", "new"):
         repository = begun(Renaming(), scratch / at, when)
         directory = repository.root / "worktrees" / ("old" if when is Kill.BEFORE else "new")
@@ -176,7 +176,7 @@ def test_a_renaming_is_brought_to_its_end_around_a_file(scratch: Path, when: Kil
             assert files_in(repository.path(left)) == WORK
 
 
-def test_a_removal_waits_until_the_file_is_moved_away(scratch: Path) -> None:
+def test_a_killed_removal_is_pending_until_the_file_is_moved_away(scratch: Path) -> None:
     repository = begun(Removal(), scratch / "repo", Kill.BEFORE)
     file = repository.root / "worktrees" / "dev"
     shutil.move(file, scratch / "taken")
@@ -190,7 +190,7 @@ def test_a_removal_waits_until_the_file_is_moved_away(scratch: Path) -> None:
     assert files_in(scratch / "taken") == WORK
 
 
-def test_a_creation_never_takes_a_file_for_its_directory(scratch: Path) -> None:
+def test_a_killed_creation_never_mistakes_a_file_for_its_directory(scratch: Path) -> None:
     repository = begun(CreationFromASnapshot(), scratch / "repo", Kill.BEFORE)
     file = repository.root / "worktrees" / "dev"
     file.write_text(PRECIOUS)
@@ -199,7 +199,7 @@ def test_a_creation_never_takes_a_file_for_its_directory(scratch: Path) -> None:
     assert file.read_text() == PRECIOUS
 
 
-def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> None:
+def test_a_killed_restore_keeps_the_file_as_a_snapshot(site: Site) -> None:
     how = RestoreOptions(reason="tested")
     put_files(site.path, {"unsaved": "work"})
 

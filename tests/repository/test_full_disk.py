@@ -1,4 +1,4 @@
-"""A disk without a free byte: what frees space and gives back rights works all the same."""
+"""A full disk: operations that free space or release leases still work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Mount = Callable[[str], LoopMount]
 
 
 def fill_to_the_last_byte(directory: Path) -> None:
-    """Leave no room at all, neither for data nor for names: smaller and smaller files."""
+    """Leave no space for data or for names: write smaller and smaller files."""
     (directory / "ballast").mkdir(exist_ok=True)
     number = len(list((directory / "ballast").iterdir()))
     for size in (4 << 20, 64 << 10, 4096, 1024, 512, 1):
@@ -54,22 +54,22 @@ def fill_to_the_last_byte(directory: Path) -> None:
                     break
 
 
-def told(*arguments: str | Path) -> Any:
-    """What a command says that must succeed."""
+def data_of(*arguments: str | Path) -> Any:
+    """The data printed by a command, which must succeed."""
     done = holdfast(*arguments, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])["data"]
 
 
-def found(root: Path) -> set[str]:
-    """What the doctor finds."""
+def codes_found(root: Path) -> set[str]:
+    """The codes of the doctor's findings."""
     said = json.loads(holdfast("doctor", "--repo", root, "--json").stdout)
     return {each["code"] for each in said["data" if said["ok"] else "error"]["findings"]}
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 @pytest.mark.sampled(1)
-def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: Mount, kind: str) -> None:
+def test_gc_frees_space_on_a_full_disk_and_leases_can_be_released(loop_mount: Mount, kind: str) -> None:
     disk = loop_mount(kind).path
     root = disk / "repository"
     initialise(root)
@@ -79,7 +79,7 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
                 shared = {f"shared-{number}/file": "same", f"shared-{number}/own/file": "same"}
                 large = {"large": f"{number}" * (1 << 20), "shared-0/own/file": str(number)}
                 put_files(repository.path(MAIN), {**shared, **large})
-                time.sleep(0.03)  # or what was written just now would not be taken for unchanged later
+                time.sleep(0.03)  # else these files are too young for the stat cache
                 newest = repository.snapshot(MAIN, held).snapshot_id
         repository.worktrees.create("other")
         lease = repository.leases.acquire(MAIN, repository.leases.request(ttl=3600.0)).lease
@@ -88,18 +88,18 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
     full = holdfast("lease", "acquire", "--repo", root, "--worktree", "other", "--json")
     assert error(full)["errno"] == errno.ENOSPC
     assert "gc plan" in error(full)["hint"]
-    told("lease", "renew", "--repo", root, "--lock-id", lease.lock_id)
-    fill_to_the_last_byte(disk)  # whatever was set aside again or not
-    told("lease", "release", "--repo", root, "--lock-id", lease.lock_id)
-    assert found(root) == {"disk-full"}
-    told("gc", "policy", "--keep-last", "1", "--repo", root)
-    plan = told("gc", "plan", "--repo", root)
+    data_of("lease", "renew", "--repo", root, "--lock-id", lease.lock_id)
+    fill_to_the_last_byte(disk)  # the reserve may have been refilled
+    data_of("lease", "release", "--repo", root, "--lock-id", lease.lock_id)
+    assert codes_found(root) == {"disk-full"}
+    data_of("gc", "policy", "--keep-last", "1", "--repo", root)
+    plan = data_of("gc", "plan", "--repo", root)
     assert len(plan["delete"]) == 5
-    done = told("gc", "run", "--plan", plan["plan"], "--repo", root)
+    done = data_of("gc", "run", "--plan", plan["plan"], "--repo", root)
     assert done["deleted"] == 5
     assert len(list((root / ".jvs" / "remnants").iterdir())) >= 4
 
-    assert found(root) <= {"disk-full"}  # something is left for root alone
+    assert codes_found(root) <= {"disk-full"}  # some blocks are reserved for root
     assert len(list((root / ".jvs" / "reserve").iterdir())) == FILES
     with Repository(root) as repository:
         assert repository.snapshots.all_ids() == [newest]
@@ -117,16 +117,16 @@ def test_a_worktree_can_be_removed_from_a_full_disk(loop_mount: Mount) -> None:
         put_files(repository.path("large"), {"file": "x" * (8 << 20)})
     fill_to_the_last_byte(disk)
     refused = holdfast("worktree", "remove", "large", "--repo", root, "--json")
-    assert error(refused)["errno"] == errno.ENOSPC  # it would be saved first
+    assert error(refused)["errno"] == errno.ENOSPC  # a removal takes a snapshot first
     assert (root / "worktrees" / "large" / "file").stat().st_size == 8 << 20
     fill_to_the_last_byte(disk)
-    told("worktree", "remove", "large", "--no-snapshot", "--repo", root)
+    data_of("worktree", "remove", "large", "--no-snapshot", "--repo", root)
     assert not (root / "worktrees" / "large").exists()
-    assert found(root) <= {"disk-full"}  # something is left for root alone
+    assert codes_found(root) <= {"disk-full"}  # some blocks are reserved for root
 
 
-def on_a_full_disk(disk: Path) -> tuple[Path, str]:
-    """A repository on a disk that is full: its root, and the older of its two snapshots."""
+def make_repository_on(disk: Path) -> tuple[Path, str]:
+    """Make a repository with two snapshots; return its root and the older snapshot."""
     root = disk / "repository"
     initialise(root)
     with Repository(root) as repository, repository.lease() as held:
@@ -138,10 +138,10 @@ def on_a_full_disk(disk: Path) -> tuple[Path, str]:
     return root, older
 
 
-def test_what_a_snapshot_holds_can_be_saved_from_a_full_disk(small_disk: Path, scratch: Path) -> None:
-    root, older = on_a_full_disk(small_disk)
+def test_a_snapshot_can_be_exported_from_a_full_disk(small_disk: Path, scratch: Path) -> None:
+    root, older = make_repository_on(small_disk)
     fill_to_the_last_byte(small_disk)
-    told("export", older, scratch / "saved", "--repo", root)
+    data_of("export", older, scratch / "saved", "--repo", root)
     assert (scratch / "saved" / "file").read_text() == "x" * (5 << 20)
     refused = holdfast("export", older, small_disk / "saved", "--repo", root, "--json")
     assert error(refused)["errno"] == errno.ENOSPC
@@ -153,58 +153,58 @@ def test_what_a_snapshot_holds_can_be_saved_from_a_full_disk(small_disk: Path, s
     [(("pin", "add", "--reason", "why"), "pins"), (("ref", "create", "kept"), "references")],
     ids=["pin", "ref"],
 )
-def test_on_a_full_disk_nothing_new_is_kept_and_that_is_said(
+def test_a_full_disk_refuses_new_pins_and_references_with_a_clear_error(
     small_disk: Path, make: tuple[str, ...], listed: str
 ) -> None:
-    root, older = on_a_full_disk(small_disk)
+    root, older = make_repository_on(small_disk)
     fill_to_the_last_byte(small_disk)
     refused = holdfast(*make, older, "--repo", root, "--json")
     assert error(refused)["errno"] == errno.ENOSPC
     assert "gc plan" in error(refused)["hint"]
-    assert told(make[0], "list", "--repo", root)[listed] == []
-    assert found(root) == {"disk-full"}
+    assert data_of(make[0], "list", "--repo", root)[listed] == []
+    assert codes_found(root) == {"disk-full"}
 
     shutil.rmtree(small_disk / "ballast")
-    told(*make, older, "--repo", root)
-    assert len(told(make[0], "list", "--repo", root)[listed]) == 1
+    data_of(*make, older, "--repo", root)
+    assert len(data_of(make[0], "list", "--repo", root)[listed]) == 1
 
 
-def test_on_a_full_disk_what_keeps_a_snapshot_can_be_taken_away_and_the_space_is_freed(
+def test_pins_and_references_can_be_removed_on_a_full_disk_and_gc_frees_the_space(
     small_disk: Path,
 ) -> None:
-    root, older = on_a_full_disk(small_disk)
-    pin = told("pin", "add", older, "--repo", root)["pin_id"]
-    told("ref", "create", "kept", older, "--repo", root)
+    root, older = make_repository_on(small_disk)
+    pin = data_of("pin", "add", older, "--repo", root)["pin_id"]
+    data_of("ref", "create", "kept", older, "--repo", root)
     for away in (("pin", "remove", pin), ("ref", "delete", "kept")):
         fill_to_the_last_byte(small_disk)
-        told(*away, "--repo", root)
+        data_of(*away, "--repo", root)
     fill_to_the_last_byte(small_disk)
-    plan = told("gc", "plan", "--repo", root)
+    plan = data_of("gc", "plan", "--repo", root)
     assert [each["snapshot_id"] for each in plan["delete"]] == [older]
-    assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 1
-    assert found(root) == set()
+    assert data_of("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 1
+    assert codes_found(root) == set()
     trail = [each.event for each in events(Repository(root))]
     assert {"pin_removed", "reference_deleted"} <= set(trail)
 
 
 @pytest.mark.parametrize("name", ["unfinished commit", "unfinished operation", "orphaned tree"])
 @pytest.mark.sampled(1)
-def test_on_a_full_disk_the_doctor_repairs_what_it_finds(small_disk: Path, name: str) -> None:
-    root, _ = on_a_full_disk(small_disk)
+def test_the_doctor_repairs_damage_on_a_full_disk(small_disk: Path, name: str) -> None:
+    root, _ = make_repository_on(small_disk)
     planted = damage.ALL[name]
     planted.plant(Repository(root).context)
     fill_to_the_last_byte(small_disk)
-    assert planted.code in found(root)
+    assert planted.code in codes_found(root)
 
     repaired = json.loads(holdfast("doctor", "--fix", "--repo", root, "--json").stdout)
     said = repaired["data" if repaired["ok"] else "error"]
     assert planted.code in {each["code"] for each in said["fixed"]}
     assert said["failed"] == []
     assert {each["code"] for each in said["findings"]} <= {"disk-full"}
-    assert found(root) <= {"disk-full"}
+    assert codes_found(root) <= {"disk-full"}
 
 
-def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:
+def test_gc_frees_inodes_on_a_disk_that_has_none_left(loop_mount: Mount) -> None:
     mounted = loop_mount("ext4")
     mounted.unmount()
     run("mkfs.ext4", "-q", "-F", "-N", "600", str(mounted.image))
@@ -212,21 +212,21 @@ def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:
     root = mounted.path / "repository"
     initialise(root)
     with Repository(root) as repository, repository.lease() as held:
-        for number in range(34):  # more than are doomed at once
+        for number in range(34):  # more than one batch
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
     with contextlib.suppress(OSError):
         for number in range(1000):
             (mounted.path / str(number)).touch()
     assert error(holdfast("lease", "acquire", "--repo", root, "--json"))["errno"] == errno.ENOSPC
-    told("gc", "policy", "--keep-last", "1", "--repo", root)
-    plan = told("gc", "plan", "--repo", root)
-    assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 33
-    assert found(root) == set()
+    data_of("gc", "policy", "--keep-last", "1", "--repo", root)
+    plan = data_of("gc", "plan", "--repo", root)
+    assert data_of("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 33
+    assert codes_found(root) == set()
 
 
-def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> None:
-    """So it is really what was set aside that makes the difference."""
+def test_without_a_reserve_gc_fails_and_says_why(loop_mount: Mount) -> None:
+    """A control experiment: the reserve makes the difference."""
     disk = loop_mount("ext4").path
     initialise(disk / "repository")
     with Repository(disk / "repository") as repository, repository.lease() as held:
@@ -239,10 +239,10 @@ def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> 
     fill_to_the_last_byte(disk)
     failed = holdfast("gc", "plan", "--repo", disk / "repository", "--json")
     assert (error(failed)["code"], error(failed)["errno"]) == ("E_IO", errno.ENOSPC)
-    assert len(told("gc", "plan", "--dry-run", "--repo", disk / "repository")["delete"]) == 1
+    assert len(data_of("gc", "plan", "--dry-run", "--repo", disk / "repository")["delete"]) == 1
 
 
-def test_caches_are_given_up_when_nothing_else_is_left(scratch: Path) -> None:
+def test_caches_are_deleted_after_the_reserve_is_used_up(scratch: Path) -> None:
     reserve = Reserve(scratch / "reserve", caches=scratch / "caches")
     reserve.fill()
     put_files(scratch / "caches", {"main.stat": "known", "dev.stat": "known"})
@@ -253,11 +253,11 @@ def test_caches_are_given_up_when_nothing_else_is_left(scratch: Path) -> None:
     assert not reserve.release()
 
 
-# --- Without a real disk ----------------------------------------------------------------------------
+# --- Simulated disks --------------------------------------------------------------------------------
 
 
 class FullDisk:
-    """Has room for nothing new unless what is set aside was deleted; a quota looks just the same."""
+    """Refuses writes until the reserve is deleted; an exceeded quota behaves the same."""
 
     def __init__(self, reserve: Reserve, code: int) -> None:
         self.reserve = reserve
@@ -272,7 +272,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
+def test_the_reserve_helps_on_a_full_disk_and_with_an_exceeded_quota(scratch: Path, code: int) -> None:
     initialise(scratch, probe=unprobed)
     repository = Repository(scratch)
     with repository.lease() as held:
@@ -297,12 +297,12 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
     assert repository.leases.state(MAIN) is None
 
 
-def test_what_is_set_aside_takes_real_space_and_is_set_aside_again(scratch: Path) -> None:
+def test_the_reserve_takes_real_space_and_is_refilled(scratch: Path) -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     reserve = Reserve(scratch / "reserve")
     reserve.refill()
-    assert not reserve.directory.exists()  # nothing was ever set aside here
+    assert not reserve.directory.exists()  # a refill never creates a reserve
     assert reserve.fill()
     files = [reserve.directory / str(number) for number in range(FILES)]
     assert set(files) == set(reserve.directory.iterdir())
@@ -317,7 +317,7 @@ def test_what_is_set_aside_takes_real_space_and_is_set_aside_again(scratch: Path
     assert len(list(reserve.directory.iterdir())) == FILES
 
 
-def test_only_a_full_disk_uses_it_and_only_once(scratch: Path) -> None:
+def test_only_a_full_disk_uses_the_reserve_and_only_once(scratch: Path) -> None:
     reserve = Reserve(scratch)
     reserve.fill()
     tries: list[int] = []
@@ -340,4 +340,4 @@ def test_only_a_full_disk_uses_it_and_only_once(scratch: Path) -> None:
     tries.clear()
     with contextlib.suppress(IoFailure):
         reserve.relieve(fail(errno.ENOSPC))
-    assert tries == [0], "there is nothing to be gained from a second attempt"
+    assert tries == [0], "a second attempt is pointless without a reserve"

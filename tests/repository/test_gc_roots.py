@@ -1,4 +1,4 @@
-"""The look at what protects snapshots misses nothing, whatever moves while it looks."""
+"""The search for GC roots misses none, even if they move meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def between_listing_and_reading(
     *,
     times: int = 1,
 ) -> None:
-    """Do something when the members of a family have been listed, and none of them read."""
+    """Call `meddle` after the members of a family were listed and before any of them is read."""
     store, left = context.store, [meddle] * times
     assert isinstance(store, FileStore)
     listed = store._members
@@ -60,16 +60,18 @@ def rename(context: RepositoryContext, old: str, new: str) -> None:
     context.store.transact([*keys, context.trail.stream], decide)
 
 
-def test_a_head_that_moves_to_another_name_is_seen(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_moves_to_another_name_is_not_missed(
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = line_of(context, 1)[-1]
     add_worktree(context, "dev", head=head)
     renames = iter([("dev", "new"), ("new", "newer")])
     between_listing_and_reading(context, monkeypatch, "jvs/worktrees", lambda: rename(context, *next(renames)), times=2)
-    assert "dev" not in gc_plan._read_roots(context).heads  # one look alone would miss it
+    assert "dev" not in gc_plan._read_roots(context).heads  # a single read misses it
     assert gc_plan.find_roots(context).heads["newer"] == head
 
 
-def test_renames_without_end_are_a_conflict(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_renames_are_a_conflict(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_plan, "MAX_READS", 3)
     add_worktree(context, "a")
     names = iter("abcdefgh")
@@ -85,7 +87,7 @@ def test_renames_without_end_are_a_conflict(context: RepositoryContext, monkeypa
 
 
 def relink(context: RepositoryContext, child: str, parent: str | None, *, without: str | None = None) -> None:
-    """What a collection does: a child gets another parent, and the one between is deleted."""
+    """Give a child another parent and delete the one between, as a collection does."""
     keys = [DESCRIPTORS.key(child), *([DESCRIPTORS.key(without)] if without else [])]
 
     def decide(view: View, now: float) -> Decision[None]:
@@ -97,35 +99,35 @@ def relink(context: RepositoryContext, child: str, parent: str | None, *, withou
     context.store.transact(keys, decide)
 
 
-def test_a_line_that_is_linked_anew_while_it_is_read_stays_whole(context: RepositoryContext) -> None:
+def test_a_history_that_is_relinked_while_it_is_read_has_no_gap(context: RepositoryContext) -> None:
     for number, name in enumerate(["b", "c", "a"]):  # read in the order of their names: a before its parents
         add_snapshot(context, name, parent=["", "b", "c"][number] or None)
     descriptors = snapshots_of(context)
     relink(context, "a", "b", without="c")
-    del descriptors["c"]  # the child as it was, the parent as it is
+    del descriptors["c"]  # the child was read before the change, the parent after it
     found = gc_plan.completed(context, descriptors)
     assert found["a"].parent_id == "b"
     decision = retain(GcRoots(found, {"main": "a"}), Policy(), 0.0)
     assert decision.collectable == ()
 
 
-def test_a_snapshot_that_is_put_between_two_while_they_are_read_is_seen(
+def test_a_snapshot_inserted_between_two_while_they_are_read_is_not_missed(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a restore does with what was written at the last moment."""
+    """A restore inserts a snapshot of late writes in this way."""
     add_snapshot(context, "b")
     add_snapshot(context, "a", parent="b")
 
-    def put_between() -> None:
+    def insert() -> None:
         add_snapshot(context, "late", parent="b", head=False)
         relink(context, "a", "late")
 
-    between_listing_and_reading(context, monkeypatch, "jvs/descriptors", put_between)
+    between_listing_and_reading(context, monkeypatch, "jvs/descriptors", insert)
     roots = gc_plan.find_roots(context)
     assert set(roots.descriptors) == {"a", "b", "late"}
     assert retain(roots, Policy(), 0.0).collectable == ()
 
 
-def test_a_parent_that_is_really_missing_ends_the_line(context: RepositoryContext) -> None:
+def test_a_missing_parent_ends_the_history(context: RepositoryContext) -> None:
     add_snapshot(context, "a", parent="gone")
     assert set(gc_plan.find_roots(context).descriptors) == {"a"}

@@ -1,4 +1,4 @@
-"""The guard before a write: a glance answers as the repository does, whoever has leased what, and how."""
+"""The guard before a write: its quick check agrees with the full check on every kind of lease."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the guard finds ancestor processes through /proc")
 
 MINUTE = 60.0
 LOCK_ID, ANOTHER_LOCK_ID = "3c1e6f3e-0000-4000-8000-000000000001", "3c1e6f3e-0000-4000-8000-000000000002"
@@ -50,7 +50,7 @@ def place(root: Path) -> WorktreePath:
 
 @pytest.fixture
 def stranger() -> Iterator[Holder]:
-    """A process that lives and has nothing to do with us, but that we have started it."""
+    """A live process that is unrelated to us, except that we started it."""
     with subprocess.Popen(["sleep", "99"]) as process:
         holder = holder_with_pid(process.pid)
         assert holder is not None
@@ -58,22 +58,22 @@ def stranger() -> Iterator[Holder]:
         process.kill()
 
 
-def at_a_glance(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
+def quick_answer(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     seen = quick_check(place, lock_id, actor)
-    assert seen is not None, "a glance was not enough"
-    return seen if seen is True else told(seen)
+    assert seen is not None, "the quick check was undecided"
+    return seen if seen is True else stable_record(seen)
 
 
-def at_length(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
+def full_answer(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     try:
         full_check(place, lock_id, actor)
     except LockConflict as conflict:
-        return told(conflict)
+        return stable_record(conflict)
     return True
 
 
-def told(conflict: LockConflict) -> Mapping[str, object]:
-    """What a conflict says, but for the time that is left: that goes on between two looks."""
+def stable_record(conflict: LockConflict) -> Mapping[str, object]:
+    """The record of a conflict without the time left, which changes between two checks."""
     record = conflict.as_record()
     left = record.pop("time_left")
     assert isinstance(left, float)
@@ -83,8 +83,8 @@ def told(conflict: LockConflict) -> Mapping[str, object]:
 
 
 def both(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
-    """What the two ways to look say, which must be the same."""
-    quick, long = at_a_glance(place, lock_id, actor), at_length(place, lock_id, actor)
+    """The answer of both checks, which must agree."""
+    quick, long = quick_answer(place, lock_id, actor), full_answer(place, lock_id, actor)
     assert quick == long
     return quick
 
@@ -93,7 +93,7 @@ def both(place: WorktreePath, lock_id: str | None = None, actor: str | None = No
 
 
 class Kind(NamedTuple):
-    """A lease that may be there, and who looks at it."""
+    """A kind of lease, and the caller that checks it."""
 
     holder: str
     behalf: str
@@ -105,7 +105,6 @@ class Kind(NamedTuple):
     lock_id: str | None
 
     def may_write(self) -> bool | None:
-        """What must come of it; None if that depends on the wall clock by less than it is exact."""
         over = self.ends == "long ago" or (self.clock == "this" and self.ends == "just now")
         ours = "us" in (self.holder, self.behalf) or "parent" in (self.holder, self.behalf)
         another = bool(self.named and self.actor and self.named != self.actor)
@@ -168,7 +167,9 @@ def write_lease(place: WorktreePath, content: str) -> None:
     file.write_text(content)
 
 
-def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: WorktreePath, stranger: Holder) -> None:
+def test_the_quick_check_agrees_with_the_full_check_on_every_kind_of_lease(
+    place: WorktreePath, stranger: Holder
+) -> None:
     for kind in random.Random(8).sample(KINDS, 500):
         write_lease(place, json.dumps(lease_of(kind, stranger)))
         answer = both(place, kind.lock_id, kind.actor)
@@ -181,7 +182,7 @@ def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: Wor
             assert answer["liveness"] == expected, kind
 
 
-def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: WorktreePath, stranger: Holder) -> None:
+def test_a_caller_that_holds_nothing_has_no_lease_to_renew(place: WorktreePath, stranger: Holder) -> None:
     below = os.path.join(place.root, "main", "sub")
     answers = set()
     for kind in random.Random(8).sample(KINDS, 150):
@@ -191,7 +192,7 @@ def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: WorktreePath,
         assert nothing is not bool(own), kind
     assert answers == {True, False}
     write_lease(place, "{")
-    assert not holds_nothing(below, None), "what cannot be read is left to the repository"
+    assert not holds_nothing(below, None), "an unreadable lease is left to the full check"
     assert holds_nothing("/", None)
 
 
@@ -207,16 +208,16 @@ def test_a_record_of_an_earlier_version_is_understood(place: WorktreePath, stran
     assert (answer["holder_id"], answer["actor"]) == (stranger.holder_id, "")
 
 
-def test_what_cannot_be_read_is_left_to_the_repository(place: WorktreePath) -> None:
+def test_an_unreadable_lease_is_left_to_the_full_check(place: WorktreePath) -> None:
     for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}'):
         write_lease(place, content)
         assert quick_check(place, None) is None, content
 
 
-# --- Real ones ----------------------------------------------------------------------------------------
+# --- Real leases --------------------------------------------------------------------------------------
 
 
-def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, place: WorktreePath) -> None:
+def test_an_unleased_worktree_may_be_written_with_or_without_claims(root: Path, place: WorktreePath) -> None:
     assert both(place) is True
     tracker = open_tracker(root, actor="agent:a")
     tracker.initialise()
@@ -226,7 +227,7 @@ def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, pla
     assert both(place) is True
 
 
-def test_ones_own_lease_is_in_nobodys_way_of_ones_own(root: Path, place: WorktreePath) -> None:
+def test_a_holder_may_write_under_its_own_lease(root: Path, place: WorktreePath) -> None:
     with Repository(root).lease("theirs"):
         assert both(place) is True
 
@@ -234,7 +235,7 @@ def test_ones_own_lease_is_in_nobodys_way_of_ones_own(root: Path, place: Worktre
 def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: WorktreePath) -> None:
     with Repository(root, actor="agent:a").lease("theirs") as lease:
         assert both(place, actor="agent:a") is True
-        assert both(place) is True, "who says no name is known by its process"
+        assert both(place) is True, "a caller without a name is identified by its process"
         assert both(place, lease.lock_id, actor="agent:b") is True
         refused = both(place, actor="agent:b")
         assert isinstance(refused, Mapping)
@@ -242,7 +243,7 @@ def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: 
         assert "agent:a" in str(refused["message"])
 
 
-def test_the_lease_of_another_process_is_refused_until_it_runs_out(
+def test_a_write_under_the_lease_of_another_process_is_refused(
     root: Path, place: WorktreePath, stranger: Holder
 ) -> None:
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE, purpose="refactoring")
@@ -255,7 +256,7 @@ def test_the_lease_of_another_process_is_refused_until_it_runs_out(
         check(place, None)
 
 
-def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: WorktreePath, stranger: Holder) -> None:
+def test_an_unfinished_commit_is_left_to_the_full_check(root: Path, place: WorktreePath, stranger: Holder) -> None:
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
     intents = root / ".holdfast/intents"
     intents.mkdir(parents=True, exist_ok=True)
@@ -266,7 +267,7 @@ def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: WorktreePa
     assert quick_check(place, None) is None
 
 
-def test_what_may_not_be_looked_into_is_left_to_the_repository(
+def test_an_unreadable_directory_is_left_to_the_full_check(
     place: WorktreePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*given: object, **options: object) -> NoReturn:
@@ -278,10 +279,10 @@ def test_what_may_not_be_looked_into_is_left_to_the_repository(
     assert not holds_nothing(place.root, None)
 
 
-# --- Which worktree it is ------------------------------------------------------------------------------
+# --- Paths and worktrees -------------------------------------------------------------------------------
 
 
-def test_paths_are_placed_wherever_links_lead(root: Path, tmp_path: Path) -> None:
+def test_a_path_belongs_to_the_worktree_that_its_symlinks_lead_to(root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (root / "main/link").symlink_to(root / "worktrees/theirs")
@@ -298,7 +299,7 @@ def test_paths_are_placed_wherever_links_lead(root: Path, tmp_path: Path) -> Non
         assert worktree_of(str(elsewhere)) is None, elsewhere
 
 
-def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(root: Path, stranger: Holder) -> None:
+def test_a_nested_repository_is_independent_of_leases_on_the_outer_one(root: Path, stranger: Holder) -> None:
     inner = root / "worktrees/theirs/inner"
     initialise(inner, nested=True)
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)

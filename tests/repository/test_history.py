@@ -1,4 +1,4 @@
-"""History: what led to a head, all lines at once, and that looking at it leaves no trace."""
+"""The history of one worktree and of all; reading it leaves no trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(found: History) -> list[str]:
     return [entry.descriptor.snapshot_id for entry in found.entries]
 
 
-def add_line(context: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main") -> None:
+def add_chain(context: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main") -> None:
     for number, name in enumerate(names):
         add_snapshot(context, name, parent=start, worktree=worktree, at=BEGIN + number)
         start = name
@@ -41,15 +41,15 @@ def add_line(context: RepositoryContext, *names: str, start: str | None = None, 
 
 def test_history_follows_the_parents_from_the_head(context: RepositoryContext) -> None:
     assert worktree_history(context, "main") == History(())
-    add_line(context, "s1", "s2", "s3")
+    add_chain(context, "s1", "s2", "s3")
     assert ids(worktree_history(context, "main")) == ["s3", "s2", "s1"]
     assert [entry.parent_id for entry in worktree_history(context, "main").entries] == ["s2", "s1", None]
     with pytest.raises(NotFound):
         worktree_history(context, "nowhere")
 
 
-def test_a_limit_says_that_there_is_more(context: RepositoryContext) -> None:
-    add_line(context, "s1", "s2", "s3")
+def test_a_limited_history_says_that_there_is_more(context: RepositoryContext) -> None:
+    add_chain(context, "s1", "s2", "s3")
     short = worktree_history(context, "main", limit=2)
     assert ids(short) == ["s3", "s2"]
     assert short.more
@@ -59,10 +59,10 @@ def test_a_limit_says_that_there_is_more(context: RepositoryContext) -> None:
 
 
 @pytest.mark.req("LC-27")
-def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
+def test_incomplete_snapshots_are_skipped_and_the_history_continues(
     context: RepositoryContext,
 ) -> None:
-    add_line(context, "s1", "s2", "s3")
+    add_chain(context, "s1", "s2", "s3")
     (context.paths.tree("s2") / ".READY").unlink()
     context.paths.tree("unpublished").mkdir()
     (context.paths.tree("unpublished") / ".READY").touch()
@@ -72,21 +72,21 @@ def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
         assert found.missing == ()
 
 
-def test_a_parent_that_is_not_there_is_named(context: RepositoryContext) -> None:
-    add_line(context, "s2", "s3", start="s1")
+def test_a_missing_parent_is_reported(context: RepositoryContext) -> None:
+    add_chain(context, "s2", "s3", start="s1")
     assert worktree_history(context, "main").missing == ("s1",)
     assert all_history(context).missing == ("s1",)
     assert worktree_history(context, "main", limit=1).missing == ()
 
 
-def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(context: RepositoryContext) -> None:
-    add_line(context, "s1", "s2", start="s2")
+def test_a_cycle_of_parents_terminates_and_omits_nothing(context: RepositoryContext) -> None:
+    add_chain(context, "s1", "s2", start="s2")
     assert ids(worktree_history(context, "main")) == ["s2", "s1"]
     assert sorted(ids(all_history(context))) == ["s1", "s2"]
 
 
-def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: RepositoryContext) -> None:
-    add_line(context, "s1", "s2", "s3")
+def test_the_whole_history_lists_children_first_regardless_of_clocks(context: RepositoryContext) -> None:
+    add_chain(context, "s1", "s2", "s3")
     add_worktree(context, "dev")
     add_snapshot(context, "d1", parent="s1", worktree="dev", at=BEGIN + 10)
     add_snapshot(context, "d2", parent="d1", worktree="dev", at=BEGIN - 99)  # a clock was set back
@@ -107,16 +107,16 @@ def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: Re
 
 @pytest.mark.req("LC-22")
 def test_every_best_effort_snapshot_carries_a_warning(context: RepositoryContext) -> None:
-    add_line(context, "s1")
+    add_chain(context, "s1")
     add_snapshot(context, "s2", parent="s1", consistency=Consistency.BEST_EFFORT)
     assert [entry.warning for entry in worktree_history(context, "main").entries] == [True, False]
 
 
-def test_what_is_collected_meanwhile_is_passed_over(
+def test_a_snapshot_that_is_collected_meanwhile_is_skipped(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent goes, and its child is linked to the next, between our looks at the two."""
-    add_line(context, "s1", "s2", "s3")
+    """The parent is deleted and its child relinked between the reads of the two."""
+    add_chain(context, "s1", "s2", "s3")
 
     def collect(snapshot_id: str) -> None:
         keys = [DESCRIPTORS.key(each) for each in ("s2", "s3")]
@@ -130,7 +130,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
             context.store.transact(keys, decide)
 
     def ready(places: object, snapshot_id: str) -> bool:
-        collect(snapshot_id)  # behind the look at s3
+        collect(snapshot_id)  # after s3 was read
         return True
 
     monkeypatch.setattr(history, "is_ready", ready)
@@ -142,7 +142,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
 @pytest.mark.req("LC-24")
 @pytest.mark.skipif(sys.platform == "win32", reason="files are compared by their inodes")
 def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -> None:
-    add_line(context, "s1", "s2")
+    add_chain(context, "s1", "s2")
     root = context.paths.root
     before = state_of(root)
     seen: list[str] = []
@@ -154,7 +154,7 @@ def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -
 
     with (
         FileStore(root) as store,
-        store._locks.locked([store._locate(DESCRIPTORS.key("s1"))]),  # while somebody else has the locks
+        store._locks.locked([store._locate(DESCRIPTORS.key("s1"))]),  # while another process holds the locks
         interposed(watch, calls.CHANGING),
     ):
         opened = Repository(root).context

@@ -1,4 +1,4 @@
-"""Making repositories: what is there afterwards, what is refused, and being killed on the way."""
+"""Initialising repositories: the result, the refusals, and kills at every call."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_a_new_repository_has_a_format_and_an_exclusive_main(scratch: Path) -> N
 
 
 @pytest.mark.req("WT-03")
-def test_the_directory_to_work_in_is_empty(scratch: Path) -> None:
+def test_the_directory_of_a_new_main_is_empty(scratch: Path) -> None:
     repository = make_repository(scratch / "repo")
     assert list(repository.path(MAIN).iterdir()) == []
 
 
-def test_making_it_again_changes_nothing(scratch: Path) -> None:
+def test_initialising_again_changes_nothing(scratch: Path) -> None:
     first = initialise(scratch, probe=unprobed)
     put_files(scratch / "main", {"work": "kept"})
     again = initialise(scratch)
@@ -59,14 +59,14 @@ def test_making_it_again_changes_nothing(scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", ".git/config", "main/work", "worktrees/a/work"])
-def test_a_directory_with_content_is_refused_and_left_as_it_is(scratch: Path, name: str) -> None:
+def test_a_directory_with_content_is_refused_and_left_untouched(scratch: Path, name: str) -> None:
     put_files(scratch, {name: "mine"})
     with pytest.raises(AlreadyExists, match="not empty"):
         initialise(scratch)
     assert files_in(scratch) == {name: "mine"}
 
 
-def test_a_control_directory_that_another_program_made_is_refused(scratch: Path) -> None:
+def test_a_control_directory_of_another_program_is_refused(scratch: Path) -> None:
     put_files(scratch, {".jvs/format_version": "1"})
     with pytest.raises(AlreadyExists, match="something else"):
         initialise(scratch)
@@ -75,7 +75,7 @@ def test_a_control_directory_that_another_program_made_is_refused(scratch: Path)
 
 @pytest.mark.parametrize("name", [".jvs", ".holdfast", ".jit", "main", "worktrees"])
 @pytest.mark.parametrize("what", ["a file", "a link to nothing", "a link to a directory"])
-def test_what_stands_where_a_directory_must_be_is_refused_and_left_as_it_is(
+def test_a_file_or_link_in_place_of_a_directory_is_refused_and_left_untouched(
     scratch: Path, name: str, what: str
 ) -> None:
     root, elsewhere = scratch / "repo", scratch / "elsewhere"
@@ -91,7 +91,7 @@ def test_what_stands_where_a_directory_must_be_is_refused_and_left_as_it_is(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_repository_in_a_repository_is_refused_unless_it_is_meant(scratch: Path) -> None:
+def test_a_nested_repository_is_refused_unless_it_is_requested(scratch: Path) -> None:
     outer = make_repository(scratch / "outer")
     (scratch / "short").symlink_to(scratch / "outer" / "main")
     places = ["main/inner", "main/a/b", "worktrees/dev/inner", "beside", ".jvs/tmp/inner", "worktrees"]
@@ -105,12 +105,12 @@ def test_a_repository_in_a_repository_is_refused_unless_it_is_meant(scratch: Pat
             initialise(outer.root / kept, nested=True, probe=unprobed)
     made = initialise(outer.root / "main/inner", nested=True, probe=unprobed)
     assert made.created
-    (scratch / "foreign" / ".jvs").mkdir(parents=True)  # of another program: no repository
+    (scratch / "foreign" / ".jvs").mkdir(parents=True)  # made by another program
     assert initialise(scratch / "foreign" / "inner", probe=unprobed).created
-    assert not initialise(made.root).created  # it is one: nothing is made
+    assert not initialise(made.root).created  # already exists
 
 
-def test_a_newer_format_is_refused_by_everything(scratch: Path) -> None:
+def test_a_newer_format_is_refused(scratch: Path) -> None:
     make_repository(scratch)
     path = scratch / ".jvs/format.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
@@ -120,7 +120,7 @@ def test_a_newer_format_is_refused_by_everything(scratch: Path) -> None:
         Repository(scratch)
 
 
-def test_an_unsafe_filesystem_is_refused_and_nothing_is_made(scratch: Path) -> None:
+def test_an_unsafe_filesystem_is_refused_and_nothing_is_created(scratch: Path) -> None:
     def refuse(directory: Path) -> Capabilities:
         raise FilesystemUnsafe(f"{directory} is on a file system that cannot be trusted")
 
@@ -141,7 +141,7 @@ def test_a_repository_is_found_from_any_directory_below_it(scratch: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_of_eight_who_make_it_at_once_one_does_and_all_have_it(scratch: Path) -> None:
+def test_of_eight_concurrent_initialisations_one_creates_the_repository_and_all_return_it(scratch: Path) -> None:
     def work(line: Line) -> None:
         while True:
             made = initialise(line.wait(), probe=unprobed)
@@ -158,24 +158,24 @@ def test_of_eight_who_make_it_at_once_one_does_and_all_have_it(scratch: Path) ->
             assert len({repository_id for _, repository_id in answers}) == 1
 
 
-def test_a_repository_that_somebody_makes_while_it_is_looked_for_is_not_taken_for_something_else(
+def test_a_repository_that_is_created_during_the_checks_is_recognised(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = initialise(scratch / "repo", probe=unprobed)
-    looks = iter([None])  # it is made right after the first look
-    look = init._known_format
-    monkeypatch.setattr(init, "_known_format", lambda root: next(looks, look(root)))
+    answers = iter([None])  # it is created right after the first check
+    known_format = init._known_format
+    monkeypatch.setattr(init, "_known_format", lambda root: next(answers, known_format(root)))
     again = initialise(scratch / "repo", probe=unprobed)
     assert not again.created
     assert again.format == first.format
 
 
-# --- Importing ---------------------------------------------------------------------------------------
+# --- Imports -----------------------------------------------------------------------------------------
 
 PROJECT = {"README": "hello", "src/a.py": "print()", "empty": "", ".READY": "a user's own", ".jvs": "a file"}
 
 
-def test_a_directory_is_taken_in_as_a_copy_and_stays_as_it_is(scratch: Path) -> None:
+def test_an_import_copies_the_directory_and_leaves_it_untouched(scratch: Path) -> None:
     put_files(scratch / "project", PROJECT)
     (scratch / "project/src/a.py").chmod(0o755)
     (scratch / "project/link").symlink_to("README")
@@ -190,7 +190,7 @@ def test_a_directory_is_taken_in_as_a_copy_and_stays_as_it_is(scratch: Path) -> 
     assert not list((made.root / ".jvs/tmp").iterdir())
 
 
-def test_what_contains_the_repository_cannot_be_taken_in(scratch: Path) -> None:
+def test_a_directory_that_contains_the_repository_cannot_be_imported(scratch: Path) -> None:
     put_files(scratch / "project", PROJECT)
     for root in (scratch / "project", scratch / "project/repo"):
         with pytest.raises(UsageFailure, match="contain each other"):
@@ -202,18 +202,18 @@ def test_what_contains_the_repository_cannot_be_taken_in(scratch: Path) -> None:
     assert files_in(scratch / "project") == PROJECT
 
 
-def test_a_repository_that_is_there_takes_nothing_in(scratch: Path) -> None:
+def test_nothing_is_imported_into_an_existing_repository(scratch: Path) -> None:
     put_files(scratch / "project", PROJECT)
     make_repository(scratch / "repo")
     with pytest.raises(AlreadyExists, match="is already a repository"):
         initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
 
 
-# --- Killed on the way -------------------------------------------------------------------------------
+# --- Kills -------------------------------------------------------------------------------------------
 
 
 class Initialisation:
-    """A repository is made; after a kill it is made again, and is whole."""
+    """Initialise a repository; after a kill, initialising again completes it."""
 
     def __init__(self, *, importing: bool) -> None:
         self.importing = importing
@@ -234,7 +234,7 @@ class Initialisation:
             assert not outcome.acknowledged
             try:
                 self.operate(directory)
-            except AlreadyExists:  # the import had come to its end
+            except AlreadyExists:  # the import was complete
                 assert files_in(root / "main") == {"a": "1", "b/c": "2"}
                 initialise(root, probe=unprobed)
             repository = Repository(root)
@@ -247,5 +247,5 @@ class Initialisation:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("importing", [False, True], ids=["empty", "importing"])
-def test_killed_anywhere_it_can_be_made_again_and_is_whole(importing: bool) -> None:
+def test_after_a_kill_at_any_call_initialising_again_completes_the_repository(importing: bool) -> None:
     kill_points(Initialisation(importing=importing), names=LASTING, share=SHARE).require_clean(at_least=40)

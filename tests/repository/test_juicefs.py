@@ -1,4 +1,4 @@
-"""On a real JuiceFS: snapshots by its own clones, and two mounts of one volume as two machines."""
+"""A real JuiceFS: snapshots with its own clones, and two mounts of one volume as two machines."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from tests.trees.groves import grow, seen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="JuiceFS is mounted on Linux")
 
-FORGETFUL = ("--attr-cache", "600", "--entry-cache", "600", "--dir-entry-cache", "600")
-"""Remembers so long that no test outlives it."""
+CACHING = ("--attr-cache", "600", "--entry-cache", "600", "--dir-entry-cache", "600")
+"""Caches that outlive every test."""
 
 
 @pytest.fixture(scope="module")
 def here(juicefs: JuiceFs) -> Path:
-    """The volume as one machine sees it."""
+    """The volume as mounted on one machine."""
     return juicefs.mount(*COHERENT, "--enable-xattr")
 
 
 @pytest.fixture(scope="module")
 def there(juicefs: JuiceFs, here: Path) -> Path:
-    """The volume as another machine sees it."""
+    """The volume as mounted on another machine."""
     return juicefs.mount(*COHERENT, "--enable-xattr")
 
 
 @pytest.fixture(scope="module")
-def remembering(juicefs: JuiceFs, here: Path) -> Path:
-    """The volume as a machine sees it that remembers names and attributes."""
-    return juicefs.mount(*FORGETFUL, "--enable-xattr")
+def caching(juicefs: JuiceFs, here: Path) -> Path:
+    """The volume as mounted on a machine that caches names and attributes."""
+    return juicefs.mount(*CACHING, "--enable-xattr")
 
 
 @pytest.fixture
@@ -71,64 +71,64 @@ def place(here: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def told(*arguments: str | Path, cwd: Path, **extra: str) -> Any:
-    """What a command says that must succeed."""
+def data_of(*arguments: str | Path, cwd: Path, **extra: str) -> Any:
+    """The data printed by a command, which must succeed."""
     done = holdfast(*arguments, "--json", cwd=cwd, env=extra)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])["data"]
 
 
-# --- Whether it is safe -----------------------------------------------------------------------------
+# --- Safety of mounts -------------------------------------------------------------------------------
 
 
 @pytest.mark.req("WT-12")
-def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(here: Path, remembering: Path) -> None:
+def test_a_mount_without_caches_is_safe_and_one_with_caches_is_refused(here: Path, caching: Path) -> None:
     found = require_safe(here)
     assert (found.kind, found.network, found.flock, found.link) == ("fuse.juicefs", True, True, True)
     assert found.rename_exchange
     assert found.sync_directory
     assert settings_of(here) == ({}, False)
     with pytest.raises(FilesystemUnsafe, match="caches of names") as caught:
-        require_safe(remembering)
+        require_safe(caching)
     assert SAFE_OPTIONS in caught.value.message
-    assert find_capabilities(remembering).troubles(records_elsewhere=True) == []
-    refused = holdfast("init", remembering / "refused", "--json")
+    assert find_capabilities(caching).troubles(records_elsewhere=True) == []
+    refused = holdfast("init", caching / "refused", "--json")
     assert error(refused)["code"] == "E_FILESYSTEM_UNSAFE"
-    assert not (remembering / "refused" / ".jvs").exists()
+    assert not (caching / "refused" / ".jvs").exists()
 
 
-def test_settings_that_cannot_be_read_count_as_unsafe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_settings_count_as_unsafe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.fs.probe._CONFIGS", ("not-there",))
     with pytest.raises(FilesystemUnsafe, match="only root may"):
         require_safe(here)
     initialise(here / "unknown", probe=unprobed)
     with Repository(here / "unknown") as repository:
         (found,) = repository.examine()
-    assert (found.code, found.severity) == ("filesystem-unsafe", "warning")  # root sees more
+    assert (found.code, found.severity) == ("filesystem-unsafe", "warning")  # only a warning: root could read them
 
 
-def test_a_file_of_the_users_is_not_taken_for_the_settings(juicefs: JuiceFs, here: Path) -> None:
-    mounted = juicefs.mount("--prefix-internal")  # so that the name is free for users
+def test_a_user_file_is_not_mistaken_for_the_settings(juicefs: JuiceFs, here: Path) -> None:
+    mounted = juicefs.mount("--prefix-internal")  # frees the name for user files
     (mounted / ".config").write_bytes((here / ".config").read_bytes())
     found = settings_of(mounted)
     assert found is not None
     assert "entry-cache" in found.remembers
 
 
-def test_what_was_uploaded_late_is_not_durable(juicefs: JuiceFs) -> None:
+def test_a_mount_with_writeback_is_refused(juicefs: JuiceFs) -> None:
     with pytest.raises(FilesystemUnsafe, match="writeback"):
         require_safe(juicefs.mount(*COHERENT, "--writeback"))
 
 
-def test_a_mount_that_remembers_does_read_old_records(here: Path, remembering: Path) -> None:
-    """What the refusal is about: under the lock, and after the other machine's rename."""
-    record, seen_there = here / "record", remembering / "record"
+def test_a_mount_with_caches_does_read_stale_records(here: Path, caching: Path) -> None:
+    """The reason for the refusal: a stale read under the lock, after a rename on another machine."""
+    record, seen_there = here / "record", caching / "record"
     record.write_text("old")
     assert seen_there.read_text() == "old"
     old = seen_there.stat().st_ino
     (here / "draft").write_text("new")
     os.replace(here / "draft", record)
-    with FileLocker().lock_exclusive(remembering / "lock"):
+    with FileLocker().lock_exclusive(caching / "lock"):
         assert seen_there.stat().st_ino == old
     record.unlink()
 
@@ -138,7 +138,7 @@ def test_a_mount_that_remembers_does_read_old_records(here: Path, remembering: P
 
 @pytest.mark.req("WT-12")
 @pytest.mark.long
-def test_every_engine_makes_the_same_of_the_same_directory(place: Path) -> None:
+def test_every_engine_captures_a_directory_identically(place: Path) -> None:
     source = without_empty_attributes(grow(place / "source"))
     before = seen(source)
     assert choose_engine(source, place) is Engine.JUICEFS_CLONE
@@ -164,8 +164,8 @@ def test_every_engine_makes_the_same_of_the_same_directory(place: Path) -> None:
 
 
 @pytest.mark.req("WT-12")
-def test_what_juicefs_cannot_clone_is_captured_by_the_next_best_engine(place: Path) -> None:
-    """With its records in SQL, it fails over an extended attribute without content."""
+def test_a_directory_that_juicefs_cannot_clone_is_captured_by_the_next_best_engine(place: Path) -> None:
+    """With its metadata in SQL, JuiceFS cannot clone an empty extended attribute."""
     source = grow(place / "source")
     with pytest.raises(EngineUnavailable, match="juicefs clone"):
         capture(source, place / "cloned", engine=Engine.JUICEFS_CLONE, quiesced=True)
@@ -187,7 +187,7 @@ def without_empty_attributes(top: Path) -> Path:
 SPECIAL = {b"fifo", b"socket", b"device"}
 
 
-def test_links_are_put_back_in_a_directory_that_is_read_only(place: Path) -> None:
+def test_hard_links_are_recreated_in_a_read_only_directory(place: Path) -> None:
     source = place / "source"
     (source / "locked").mkdir(parents=True)
     (source / "locked" / "one").write_text("content")
@@ -205,12 +205,12 @@ def test_links_are_put_back_in_a_directory_that_is_read_only(place: Path) -> Non
 
 @pytest.mark.req("WT-12")
 @pytest.mark.parametrize("by", ["this machine", "another machine"])
-def test_a_change_while_it_is_cloned_fails_a_quiesced_snapshot(
-    place: Path, here: Path, there: Path, remembering: Path, monkeypatch: pytest.MonkeyPatch, by: str
+def test_a_change_during_the_clone_fails_a_quiesced_snapshot(
+    place: Path, here: Path, there: Path, caching: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Also if this machine remembers how the file was, and so does not see that another one wrote it."""
+    """Even if this machine has cached the old attributes, and so does not see a write by the other one."""
     name = place.relative_to(here)
-    seen_by = here if by == "this machine" else remembering
+    seen_by = here if by == "this machine" else caching
     writer = here if by == "this machine" else there
     put_files(here / name / "source", {"file": "before", "other": "same"})
     source = seen_by / name / "source"
@@ -229,9 +229,9 @@ def test_a_change_while_it_is_cloned_fails_a_quiesced_snapshot(
 
 @pytest.mark.req("WT-12")
 @pytest.mark.long
-def test_a_day_with_a_repository_on_it(place: Path) -> None:
+def test_a_typical_workflow_works_on_juicefs(place: Path) -> None:
     root = place / "repository"
-    made = told("init", root, cwd=place)
+    made = data_of("init", root, cwd=place)
     assert made["filesystem"] == "fuse.juicefs"
     main = root / "main"
     put_files(main, {"file": "one", "directory/below": "kept"})
@@ -239,31 +239,31 @@ def test_a_day_with_a_repository_on_it(place: Path) -> None:
     for each in ("pass", program):
         done = holdfast("run", "--snapshot", "--", sys.executable, "-c", each, cwd=main)
         assert done.returncode == 0, done.stderr
-    shown = told("show", "head~1", cwd=main)
+    shown = data_of("show", "head~1", cwd=main)
     first = shown["snapshot_id"]
     assert shown["engine"] == "juicefs-clone"
-    assert [each["path"] for each in told("diff", first, "head", cwd=main)["changes"]] == ["file"]
-    assert told("info", cwd=main)["warnings"] == []
-    told("verify", "--all", cwd=main)
-    told("restore", first, "old", cwd=main)
+    assert [each["path"] for each in data_of("diff", first, "head", cwd=main)["changes"]] == ["file"]
+    assert data_of("info", cwd=main)["warnings"] == []
+    data_of("verify", "--all", cwd=main)
+    data_of("restore", first, "old", cwd=main)
     assert files_in(root / "worktrees" / "old") == {"file": "one", "directory/below": "kept"}
     put_files(main, {"unsaved": "work"})
-    told("restore", first, "--inplace", "--reason", "tested", cwd=root)
+    data_of("restore", first, "--inplace", "--reason", "tested", cwd=root)
     assert files_in(main) == {"file": "one", "directory/below": "kept"}
-    told("worktree", "rename", "old", "older", cwd=root)
-    told("worktree", "remove", "older", cwd=root)
-    told("gc", "policy", "--keep-last", "1", cwd=root)
-    plan = told("gc", "plan", cwd=root)
+    data_of("worktree", "rename", "old", "older", cwd=root)
+    data_of("worktree", "remove", "older", cwd=root)
+    data_of("gc", "policy", "--keep-last", "1", cwd=root)
+    plan = data_of("gc", "plan", cwd=root)
     assert plan["delete"] != []
-    told("gc", "run", "--plan", plan["plan"], cwd=root)
-    assert len(told("history", "--all", cwd=root)["snapshots"]) == 1
-    assert told("doctor", "--strict", cwd=root)["findings"] == []
+    data_of("gc", "run", "--plan", plan["plan"], cwd=root)
+    assert len(data_of("history", "--all", cwd=root)["snapshots"]) == 1
+    assert data_of("doctor", "--strict", cwd=root)["findings"] == []
     assert list((root / ".jvs" / "tmp").iterdir()) == []
 
 
 @pytest.mark.req("WT-12")
 @pytest.mark.long
-def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) -> None:
+def test_a_kill_at_any_call_of_a_snapshot_leaves_the_old_state_or_the_new(place: Path) -> None:
     report = Report("killed on JuiceFS")
     with world(FEW) as old:
         case = cases(old)["snapshot"]
@@ -277,8 +277,8 @@ def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) ->
 
 
 @pytest.mark.long
-def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) -> None:
-    """Its process holds what was not synced; killed, it takes that with it."""
+def test_committed_data_survives_a_crash_of_the_mount(juicefs: JuiceFs) -> None:
+    """The mount process buffers unsynced data, which is lost when it is killed."""
     mounted = juicefs.mount(*COHERENT)
     root = mounted / "outlives"
     initialise(root)
@@ -339,7 +339,7 @@ while won < rounds:
 
 @pytest.mark.req("WT-12")
 def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, there: Path) -> None:
-    """A process on each of two mounts adds to a number that nothing guards but the lease."""
+    """A process on each of two mounts increments a number that only the lease protects."""
     initialise(place / "repository")
     put_files(place / "repository" / "main", {"count": "0"})
     start = place / "start"
@@ -357,11 +357,11 @@ def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, ther
         assert rival.stdout is not None
         assert rival.stdout.readline() == "ready\n"
     start.touch()
-    told = [line.split() for rival in rivals for line in rival.communicate(timeout=120)[0].splitlines()]
+    reported = [line.split() for rival in rivals for line in rival.communicate(timeout=120)[0].splitlines()]
     assert [rival.returncode for rival in rivals] == [0] * len(rivals)
-    held = sorted((int(token), float(begun), float(ended)) for token, begun, ended in told)
+    held = sorted((int(token), float(begun), float(ended)) for token, begun, ended in reported)
     assert [token for token, _, _ in held] == list(range(1, len(rivals) * ROUNDS + 1))
-    assert all(one[2] <= other[1] for one, other in pairwise(held)), "two held the lease at one moment"
+    assert all(one[2] <= other[1] for one, other in pairwise(held)), "two processes held the lease at once"
     assert (place / "repository" / "main" / "count").read_text() == str(len(held))
     for root in roots[:2]:
         with Repository(root) as repository:
@@ -369,7 +369,7 @@ def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, ther
 
 
 @pytest.mark.long
-def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there: Path) -> None:
+def test_snapshots_of_two_machines_form_one_linear_history(place: Path, here: Path, there: Path) -> None:
     root = place / "repository"
     initialise(root)
     taken = []
@@ -387,23 +387,23 @@ def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there:
 
 
 @pytest.mark.req("WT-12")
-def test_with_the_records_on_a_server_a_mount_may_remember(here: Path, remembering: Path, etcd_url: str) -> None:
-    """Leases are the server's business; trees are whole whatever a machine remembers of others' files."""
-    initialise(remembering / "served", store=etcd_url)
+def test_a_mount_with_caches_is_safe_if_the_records_are_on_a_server(here: Path, caching: Path, etcd_url: str) -> None:
+    """The server keeps the leases, and trees are intact whatever a machine has cached."""
+    initialise(caching / "served", store=etcd_url)
     taken = []
     for number in range(4):
-        machine = (here, remembering)[number % 2]
+        machine = (here, caching)[number % 2]
         with Repository(machine / "served") as repository, repository.lease() as held:
             with Repository(here / "served") as other, pytest.raises(LockConflict):
                 other.lease()
             put_files(repository.path(MAIN), {f"file-{number}": str(number)})
             taken.append(repository.snapshot(MAIN, held))
-    with Repository(remembering / "served") as repository:
+    with Repository(caching / "served") as repository:
         for number, each in enumerate(taken):
             assert list(repository.snapshots.verify(each.snapshot_id)) == []
             kept = files_kept(repository.context.paths.tree(each.snapshot_id))
             assert kept[f"file-{number}"] == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
-    info = told("info", cwd=remembering / "served")
+    info = data_of("info", cwd=caching / "served")
     assert info["store"] == etcd_url
     assert "caches of names" in info["warnings"][0]

@@ -1,4 +1,4 @@
-"""Worktrees from their creation to their removal, and what is refused on the way."""
+"""Worktrees from creation to removal, and the requests that are refused."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def repository(scratch: Path) -> Repository:
     return make_repository(scratch / "repo")
 
 
-def tokens(repository: Repository, worktree: str) -> int:
-    """Acquire and release the lease of a worktree; the token that came with it."""
+def next_token(repository: Repository, worktree: str) -> int:
+    """Acquire and release the lease of a worktree; return its token."""
     with repository.lease(worktree) as held:
         return held.token
 
 
-# --- Creating -----------------------------------------------------------------------------------------
+# --- Creation -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("WT-01", "WT-02", "WT-03", "WT-04", "WT-09")
-def test_a_new_worktree_is_an_empty_directory_with_a_record_elsewhere(repository: Repository) -> None:
+def test_a_new_worktree_is_an_empty_directory_with_a_separate_record(repository: Repository) -> None:
     config = repository.worktrees.create("dev", label="for development")
     assert repository.path("dev") == repository.root / "worktrees/dev"
     assert list(repository.path("dev").iterdir()) == []
@@ -64,7 +64,7 @@ def test_a_new_worktree_is_an_empty_directory_with_a_record_elsewhere(repository
 
 
 @pytest.mark.req("LC-03", "WT-01")
-def test_a_shared_worktree_has_no_lock_and_is_called_high_risk(repository: Repository) -> None:
+def test_a_shared_worktree_has_no_lease_and_is_called_high_risk(repository: Repository) -> None:
     config = repository.worktrees.create("open", isolation=Isolation.SHARED)
     assert config.isolation is Isolation.SHARED
     assert repository.worktrees.state("open").is_shared
@@ -80,7 +80,7 @@ def test_a_name_that_is_taken_is_refused(repository: Repository) -> None:
             repository.worktrees.create(name)
 
 
-def test_what_stands_at_the_path_and_is_not_ours_is_left_alone(repository: Repository) -> None:
+def test_a_foreign_directory_at_the_path_of_a_worktree_is_left_alone(repository: Repository) -> None:
     put_files(repository.root / "worktrees/dev", {"precious": "mine"})
     with pytest.raises(AlreadyExists, match="belongs to no worktree"):
         repository.worktrees.create("dev")
@@ -89,7 +89,7 @@ def test_what_stands_at_the_path_and_is_not_ours_is_left_alone(repository: Repos
         repository.worktrees.change_name("other", "dev")
     assert files_in(repository.root / "worktrees") == {"dev/precious": "mine"}
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "other"]
-    assert tokens(repository, "other") > 0
+    assert next_token(repository, "other") > 0
 
 
 @pytest.mark.req("WT-06")
@@ -116,7 +116,7 @@ def test_a_bad_name_is_refused_by_every_operation(repository: Repository, name: 
 
 @pytest.mark.req("WT-06")
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", ".hidden", "-dash", "x" * 128, "main2"])
-def test_names_of_letters_digits_dot_underscore_and_hyphen_are_taken(repository: Repository, name: str) -> None:
+def test_names_of_letters_digits_dot_underscore_and_hyphen_are_accepted(repository: Repository, name: str) -> None:
     repository.worktrees.create(name)
     assert repository.worktrees.state(name).is_there
     assert name in [each.worktree_id for each in repository.worktrees.configs()]
@@ -126,7 +126,7 @@ def test_names_of_letters_digits_dot_underscore_and_hyphen_are_taken(repository:
 
 
 @pytest.mark.req("WT-06")
-def test_a_name_is_normalised_before_it_is_judged(repository: Repository) -> None:
+def test_a_name_is_normalised_before_it_is_checked(repository: Repository) -> None:
     kelvin = "\N{KELVIN SIGN}elvin"
     assert unicodedata.normalize("NFC", kelvin) == "Kelvin"
     assert repository.worktrees.create(kelvin).worktree_id == "Kelvin"
@@ -136,7 +136,7 @@ def test_a_name_is_normalised_before_it_is_judged(repository: Repository) -> Non
 
 @pytest.mark.req("WT-07")
 @pytest.mark.parametrize("where", ["worktrees", "worktrees/dev", "main"])
-def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
+def test_a_symlink_that_leads_outside_is_refused_and_its_target_is_untouched(
     repository: Repository, scratch: Path, where: str
 ) -> None:
     repository.worktrees.create("dev")
@@ -162,11 +162,11 @@ def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
     assert repository.context.config("dev").worktree_id == "dev"
 
 
-# --- Renaming -----------------------------------------------------------------------------------------
+# --- Renames ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("WT-08")
-def test_renaming_moves_directory_and_record_and_leaves_no_lock(repository: Repository) -> None:
+def test_a_rename_moves_directory_and_record_and_leaves_no_lease(repository: Repository) -> None:
     repository.worktrees.create("old", label="kept")
     put_files(repository.path("old"), {"work": "unsaved"})
     renamed = repository.worktrees.change_name("old", "new")
@@ -181,7 +181,7 @@ def test_renaming_moves_directory_and_record_and_leaves_no_lock(repository: Repo
 
 
 @pytest.mark.req("WT-08")
-def test_an_active_lock_is_a_conflict_that_names_its_holder(repository: Repository) -> None:
+def test_renaming_a_leased_worktree_is_a_conflict_that_names_the_holder(repository: Repository) -> None:
     repository.worktrees.create("old")
     with repository.lease("old", purpose="long work") as held:
         with pytest.raises(LockConflict, match="long work") as refused:
@@ -192,16 +192,16 @@ def test_an_active_lock_is_a_conflict_that_names_its_holder(repository: Reposito
 
 
 @pytest.mark.req("WT-08")
-def test_an_expired_lock_does_not_keep_a_worktree_from_being_renamed(repository: Repository) -> None:
+def test_an_expired_lease_does_not_prevent_a_rename(repository: Repository) -> None:
     repository.worktrees.create("old")
     held = repository.lease("old")
     expire(repository, "old")
     repository.worktrees.change_name("old", "new")
     assert repository.leases.state("new") is None
-    assert tokens(repository, "new") > held.token
+    assert next_token(repository, "new") > held.token
 
 
-def test_main_is_neither_renamed_nor_removed_nor_replaced(repository: Repository) -> None:
+def test_main_cannot_be_renamed_removed_or_replaced(repository: Repository) -> None:
     repository.worktrees.create("dev")
     with pytest.raises(Refused, match="every repository has it"):
         repository.worktrees.change_name(MAIN, "new")
@@ -212,7 +212,7 @@ def test_main_is_neither_renamed_nor_removed_nor_replaced(repository: Repository
     assert repository.path(MAIN).is_dir()
 
 
-def test_a_shared_worktree_is_renamed_and_removed_without_a_lock(repository: Repository) -> None:
+def test_a_shared_worktree_is_renamed_and_removed_without_a_lease(repository: Repository) -> None:
     repository.worktrees.create("open", isolation=Isolation.SHARED)
     repository.worktrees.change_name("open", "wide-open")
     assert repository.worktrees.state("wide-open").is_shared
@@ -220,11 +220,11 @@ def test_a_shared_worktree_is_renamed_and_removed_without_a_lock(repository: Rep
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
 
 
-# --- Removing -----------------------------------------------------------------------------------------
+# --- Removal ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("WT-10")
-def test_removing_deletes_payload_and_record_and_is_in_the_trail(repository: Repository) -> None:
+def test_a_removal_deletes_payload_and_record_and_is_audited(repository: Repository) -> None:
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
     (repository.path("dev") / "b").chmod(0o555)
@@ -238,8 +238,8 @@ def test_removing_deletes_payload_and_record_and_is_in_the_trail(repository: Rep
         repository.worktrees.remove("dev", save=None)
 
 
-def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Repository) -> None:
-    """Behind the snapshot that keeps it, before its directory is out of reach."""
+def test_a_file_written_during_a_removal_is_saved(repository: Repository) -> None:
+    """The write comes after the snapshot of the worktree and before its directory is out of reach."""
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"a": "1"})
 
@@ -259,8 +259,8 @@ def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Reposit
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
 
 
-def test_what_is_half_deleted_is_not_taken_for_work(repository: Repository) -> None:
-    """A removal that was killed while it deleted the directory is finished, and saves nothing more."""
+def test_a_half_deleted_directory_is_not_saved_as_work(repository: Repository) -> None:
+    """A removal that failed while it deleted the directory is completed, and saves nothing more."""
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
 
@@ -277,7 +277,7 @@ def test_what_is_half_deleted_is_not_taken_for_work(repository: Repository) -> N
     assert events(repository)[-1].event == "worktree_removed"
 
 
-def test_a_live_lock_of_somebody_else_is_never_overridden(repository: Repository) -> None:
+def test_a_live_lease_of_another_holder_is_never_overridden(repository: Repository) -> None:
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"work": "in progress"})
     with repository.lease("dev") as held:
@@ -290,7 +290,7 @@ def test_a_live_lock_of_somebody_else_is_never_overridden(repository: Repository
     assert files_in(repository.path("dev")) == {"work": "in progress"}
 
 
-def test_the_holder_removes_what_it_holds(repository: Repository) -> None:
+def test_the_holder_can_remove_its_worktree(repository: Repository) -> None:
     repository.worktrees.create("dev")
     held = repository.lease("dev")
     repository.worktrees.remove("dev", save=None, lock_id=held.lock_id)
@@ -310,8 +310,8 @@ def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repositor
     assert repository.path("dev").is_dir()
 
 
-def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: Repository) -> None:
-    """In a directory that belongs to somebody else; or the worktree would be stuck until that is mended."""
+def test_a_directory_that_cannot_be_moved_is_refused_before_anything_is_decided(repository: Repository) -> None:
+    """Its parent belongs to another user. A later failure would leave the operation stuck until that is fixed."""
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"a": "1"})
     proof = Proof("none", 0)
@@ -332,24 +332,24 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: 
 
 
 @pytest.mark.req("LC-06")
-def test_tokens_grow_over_release_steal_rename_remove_and_creation_anew(repository: Repository) -> None:
+def test_tokens_grow_across_release_steal_rename_removal_and_recreation(repository: Repository) -> None:
     seen = {"a": [0], "b": [0]}
     for name in ("a", "b"):
         repository.worktrees.create(name)
-        seen[name].append(tokens(repository, name))
+        seen[name].append(next_token(repository, name))
     lease = repository.lease("a")
     seen["a"].append(lease.token)
     expire(repository, "a")
-    seen["a"].append(tokens(repository, "a"))
+    seen["a"].append(next_token(repository, "a"))
     repository.worktrees.remove("b", save=None)
-    repository.worktrees.change_name("a", "b")  # b counts on from the greater one
-    seen["b"] += [seen["a"][-1], tokens(repository, "b")]
+    repository.worktrees.change_name("a", "b")  # b continues from the greater token
+    seen["b"] += [seen["a"][-1], next_token(repository, "b")]
     repository.worktrees.create("a")
-    seen["a"].append(tokens(repository, "a"))
+    seen["a"].append(next_token(repository, "a"))
     for _ in range(3):
         repository.worktrees.remove("b", save=None)
         repository.worktrees.create("b")
-        seen["b"].append(tokens(repository, "b"))
+        seen["b"].append(next_token(repository, "b"))
     for each in seen.values():
         assert all(later > earlier for earlier, later in itertools.pairwise(each)), seen
     counter = json_at(repository.root / ".jvs/tokens/b.json")

@@ -1,6 +1,6 @@
-"""Processes that wait in circles which lead through file locks and repository locks: one of each gives up.
+"""Deadlocks through file locks and repository locks: exactly one process of each cycle gives up.
 
-Leases, claims, file locks and repository locks in any mixture; the rounds are those of `test_waits`.
+The cycles mix leases, claims, file locks and repository locks; the rounds are those of `test_waits`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.repository.test_waits import (
 )
 
 if sys.platform != "linux":
-    pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
+    pytest.skip("only Linux reports the holders of a file lock", allow_module_level=True)
 
 ROUNDS = rounds(30, least=10)
 KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
@@ -62,7 +62,7 @@ def shop(scratch: Path) -> Shop:
 
 
 class Agent:
-    """One process: it takes whatever there is to be taken."""
+    """A process that takes leases, claims and locks."""
 
     def __init__(self, shop: Shop, repository: Repository, ledger: OpenLedger) -> None:
         self.root = shop.root
@@ -93,12 +93,12 @@ def code_of(failure: Failure) -> object:
 
 
 def worker_in(
-    shop: Shop, patience: float = PATIENCE, tell: Callable[[Failure], object] = code_of
+    shop: Shop, wait: float = PATIENCE, tell: Callable[[Failure], object] = code_of
 ) -> Callable[[Line], None]:
-    """Agents are beside each other, never one below the other: what one holds, its children hold too."""
+    """Agents must be siblings: a child also holds everything that its parent holds."""
 
     def work(line: Line) -> None:
-        os.environ["HOLDFAST_REPO"] = str(shop.root)  # for what a command does: it waits for repository locks
+        os.environ["HOLDFAST_REPO"] = str(shop.root)  # read by the command that waits for repository locks
         with agent_in(shop) as agent:
             while True:
                 task = line.wait()
@@ -107,7 +107,7 @@ def worker_in(
                     line.wait()
                     try:
                         if task.following is not None:
-                            with agent.take(task.following, patience):
+                            with agent.take(task.following, wait):
                                 pass
                         found: object = "served"
                     except Failure as failure:
@@ -129,14 +129,14 @@ def things(kinds: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def mixtures(number: int) -> list[tuple[str, ...]]:
-    """Every pair, and so many others, with a lock in each."""
+    """Every pair, then longer mixtures, with a lock in each."""
     pairs = [each for each in itertools.product(KINDS, repeat=2) if set(each) & set(LOCKS)]
     more = (tuple(random.choices(KINDS, k=random.randint(3, MOST - 1))) for _ in itertools.count())
     longer = ((*each, random.choice(LOCKS)) for each in more)
     return [*pairs, *itertools.islice(longer, max(0, number - len(pairs)))][:number]
 
 
-def test_of_every_circle_through_locks_exactly_one_gives_up(shop: Shop) -> None:
+def test_exactly_one_process_of_every_cycle_through_locks_gives_up(shop: Shop) -> None:
     with Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
         for kinds in mixtures(ROUNDS):
@@ -145,7 +145,7 @@ def test_of_every_circle_through_locks_exactly_one_gives_up(shop: Shop) -> None:
             assert found == {"E_DEADLOCK": 1, "served": len(kinds) - 1}, kinds
 
 
-def test_where_there_is_no_circle_through_locks_nobody_gives_up(shop: Shop) -> None:
+def test_without_a_cycle_through_locks_no_process_gives_up(shop: Shop) -> None:
     with Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
         for kinds in random.sample(mixtures(ROUNDS), ROUNDS // 3):
@@ -158,11 +158,11 @@ ALL = things(("lease", "claim", "file lock", "fair lock", "repo lock"))
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in one order", "in any order"])
-def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_for_circles(
+def test_a_process_that_takes_several_locks_is_refused_only_if_the_order_allows_cycles(
     shop: Shop, in_order: bool
 ) -> None:
-    """Who takes things in the same order as all others is never refused; in any order, everybody gets there:
-    who gives up lets go of all that it has and begins again, and no wait lasts until its time is up."""
+    """In one order no process is refused. In any order every process succeeds in the end: a refused process
+    releases everything and starts again, and no wait times out."""
 
     def work(line: Line) -> None:
         os.environ["HOLDFAST_REPO"] = str(shop.root)
@@ -171,9 +171,9 @@ def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_fo
                 wanted = random.sample(ALL, random.randint(2, 3))
                 wanted = sorted(wanted) if in_order else wanted
                 refused = 0
-                while not had_all(agent, wanted):
+                while not took_all(agent, wanted):
                     refused += 1
-                    time.sleep(random.uniform(0.0, 0.1 * refused))  # else it is back before others are served
+                    time.sleep(random.uniform(0.0, 0.1 * refused))  # else it retries before others are served
                 line.say(refused)
             line.wait()
 
@@ -183,8 +183,8 @@ def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_fo
     assert refused == 0 or not in_order
 
 
-def had_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
-    """Whether all of them were had at once; False if that was refused. A time that is up is a failure."""
+def took_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
+    """Whether the agent got all of them at once; False after a deadlock. A timeout is a failure."""
     with contextlib.ExitStack() as held:
         try:
             for each in wanted:
@@ -202,11 +202,11 @@ def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
             kinds = tuple(random.choices(LOCKS, k=MOST))
             if play(everybody, in_a_circle(things(kinds)))["E_DEADLOCK"] != 1:
                 return
-    pytest.fail("it was not found")
+    pytest.fail("the planted bug was not found")
 
 
 @pytest.mark.sampled(1)
-def test_the_same_on_every_store(tmp_path: Path, store_url: str) -> None:
+def test_cycles_through_locks_are_detected_on_every_store(tmp_path: Path, store_url: str) -> None:
     shop = make_shop(tmp_path / "shop", store=store_url)
     with Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
@@ -222,13 +222,13 @@ def test_the_same_on_every_store(tmp_path: Path, store_url: str) -> None:
         assert found == {"served": 3}
 
 
-def who_waits_for(shop: Shop, worktree: str) -> bool:
+def has_waiter(shop: Shop, worktree: str) -> bool:
     with Repository(shop.root) as repository:
         state = repository.leases.state(worktree)
         return state is not None and bool(state.waiters)
 
 
-def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> None:
+def test_a_coroutine_that_waits_for_a_file_lock_in_a_cycle_is_refused(shop: Shop) -> None:
     def work(line: Line) -> None:
         async def wait(repository: Repository) -> object:
             try:
@@ -248,7 +248,7 @@ def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> No
         assert coroutine.hear() == "holding"
         assert other.ask(Task(("file lock", "x.lock"), ("lease", "tree-0"))) == "holding"
         other.say("go")
-        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        wait_until(lambda: has_waiter(shop, "tree-0"))
         assert coroutine.ask("go") == "E_DEADLOCK"
         assert other.hear() == "served"
 
@@ -256,8 +256,8 @@ def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> No
 # --- Shared locks -----------------------------------------------------------------------------------------
 
 
-def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
-    """Two read the file; who wants to write waits for both, and the second one waits for its lease."""
+def test_one_of_several_shared_holders_may_be_in_a_cycle(shop: Shop) -> None:
+    """Two readers share the file. The writer waits for both, and the second reader waits for the writer's lease."""
 
     def read(line: Line) -> None:
         with agent_in(shop) as agent, agent.repository.file_locker().lock_shared(shop.root / "x.lock"):
@@ -273,7 +273,7 @@ def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
         writer = workers.start(worker_in(shop, tell=Failure.as_record))
         assert writer.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
         readers[1].say("wait")
-        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        wait_until(lambda: has_waiter(shop, "tree-0"))
         refused = writer.ask("go")
         assert readers[1].hear() == "served"
     assert refused["code"] == "E_DEADLOCK"
@@ -282,16 +282,16 @@ def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
     assert f":{readers[1].pid}:" in mine["held_by"]
 
 
-def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -> None:
+def test_only_a_fair_waiter_also_waits_for_the_head_of_the_queue(shop: Shop) -> None:
     path = shop.root / "x.lock"
-    FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
+    FileLocker(fair=True).lock_exclusive(path).release()  # creates both files
     waits = LockWaits(WaitContext(WaitNotes([])))
     fair, any_time = (waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False))
     assert any_time.place == inode_of(path)
     assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
 
 
-def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repository(shop: Shop) -> None:
+def test_a_data_directory_that_cannot_be_created_hides_no_wait_from_the_repository(shop: Shop) -> None:
     (shop.root / "file").touch()
     around = wait_context(shop.root, shop.root / "file" / "data")
     wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
@@ -300,19 +300,19 @@ def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repo
     wait.take_down()
 
 
-# --- Who does not wait any more ---------------------------------------------------------------------------
+# --- Waits that ended -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LOCKS)
 @pytest.mark.sampled(1)
-def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, kind: str) -> None:
-    """Its lease runs on for a while; its note does not count, and is swept."""
+def test_a_waiter_that_was_killed_is_in_no_cycle(shop: Shop, kind: str) -> None:
+    """Its lease has time left, but its note no longer counts, and is deleted."""
     assert after_a_waiter_was_killed(shop, (kind, "mine"), 0.5) == "E_LOCK_TIMEOUT"
     assert not list(waits_of_repository(shop.root).iterdir())
 
 
-def test_notes_that_count_though_nobody_holds_them_would_be_found(shop: Shop) -> None:
-    """A planted fault: whatever was written counts, and that its writer is dead does not matter."""
+def test_trust_in_the_notes_of_dead_waiters_would_be_found(shop: Shop) -> None:
+    """A planted bug: a note counts even if its writer is dead."""
 
     def believed(path: str, *, sweep: bool) -> WaitNote | None:
         return wait_notes._parsed(Path(path).read_bytes())
@@ -321,8 +321,8 @@ def test_notes_that_count_though_nobody_holds_them_would_be_found(shop: Shop) ->
         assert after_a_waiter_was_killed(shop, ("file lock", "mine"), PATIENCE) == "E_DEADLOCK"
 
 
-def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], patience: float) -> object:
-    """What one is told who has what the dead one waited for, and waits for what that one had."""
+def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], wait: float) -> object:
+    """Kill a waiter; return the answer to a survivor that holds `wanted` and waits for the lease of the dead."""
 
     def work(line: Line) -> None:
         os.environ["HOLDFAST_REPO"] = str(shop.root)
@@ -331,7 +331,7 @@ def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], patience: flo
             agent.take(wanted, PATIENCE)
 
     with Workers() as workers:
-        survivor = workers.start(worker_in(shop, patience))
+        survivor = workers.start(worker_in(shop, wait))
         assert survivor.ask(Task(wanted, ("lease", "tree-0"))) == "holding"
         doomed = workers.start(work)
         assert doomed.hear() == "holding"
@@ -341,7 +341,7 @@ def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], patience: flo
         return survivor.ask("go")
 
 
-def test_a_wait_that_ends_by_its_time_leaves_nothing_behind(shop: Shop) -> None:
+def test_a_wait_that_times_out_leaves_nothing_behind(shop: Shop) -> None:
     def hold(line: Line) -> None:
         with agent_in(shop) as agent, agent.take(("file lock", "x.lock"), 0.0):
             line.say("holding")
@@ -355,11 +355,11 @@ def test_a_wait_that_ends_by_its_time_leaves_nothing_behind(shop: Shop) -> None:
         wait_until(lambda: not any(each.name == "holdfast-deadlock" for each in threading.enumerate()))
 
 
-# --- Who is who -------------------------------------------------------------------------------------------
+# --- Holders ----------------------------------------------------------------------------------------------
 
 
-def test_other_programs_are_holders_too_and_so_are_those_they_pass_an_open_file_to(shop: Shop) -> None:
-    """A shell locks a file by a command that is gone then, and runs another one that waits."""
+def test_other_programs_that_lock_or_inherit_a_file_are_holders_too(shop: Shop) -> None:
+    """A program locks a file through a child that exits, as a shell may, and runs a command that waits."""
     script = (
         "import fcntl, os, subprocess, sys\n"
         "file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
@@ -383,7 +383,7 @@ def test_other_programs_are_holders_too_and_so_are_those_they_pass_an_open_file_
             assert agent.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
             other.stdin.write("\n")
             other.stdin.flush()
-            wait_until(lambda: who_waits_for(shop, "tree-0"))
+            wait_until(lambda: has_waiter(shop, "tree-0"))
             refused = agent.ask("go")
             assert other.wait(PATIENCE) == 0
         finally:
@@ -392,7 +392,7 @@ def test_other_programs_are_holders_too_and_so_are_those_they_pass_an_open_file_
     assert "would never end" in refused
 
 
-def test_another_program_that_holds_a_file_and_waits_for_nothing_ends_no_wait(shop: Shop) -> None:
+def test_another_program_that_holds_a_lock_and_does_not_wait_is_in_no_cycle(shop: Shop) -> None:
     script = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
         "print('holding', flush=True); sys.stdin.readline()\n"
@@ -410,11 +410,10 @@ def test_another_program_that_holds_a_file_and_waits_for_nothing_ends_no_wait(sh
 @pytest.mark.parametrize(
     ("names", "found"), [(("agent:one", "agent:two"), "E_LOCK_TIMEOUT"), ((None, None), "E_DEADLOCK")]
 )
-def test_agents_of_one_process_that_say_their_names_are_not_taken_for_each_other(
+def test_agents_of_one_process_are_told_apart_if_they_give_their_names(
     shop: Shop, names: tuple[str | None, str | None], found: str
 ) -> None:
-    """One agent has the file, another one of the same process waits: it is not known that this is no circle,
-    unless they say in whose name they act."""
+    """One agent holds the lock, and another of the same process waits. Without names the two count as one."""
 
     def work(line: Line) -> None:
         one, two = (Repository(shop.root, actor=name) for name in names)
@@ -428,15 +427,14 @@ def test_agents_of_one_process_that_say_their_names_are_not_taken_for_each_other
         assert other.hear() == "holding"
         assert agent.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
         other.say("wait")
-        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        wait_until(lambda: has_waiter(shop, "tree-0"))
         assert agent.ask("go") == found
 
 
-# --- What it costs ----------------------------------------------------------------------------------------
+# --- Costs ------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_is_free_is_taken_with_the_same_system_calls(shop: Shop) -> None:
-    """Nothing of this is done, and nothing loaded, for one who need not wait."""
+def test_deadlock_detection_adds_no_system_call_to_taking_a_free_lock(shop: Shop) -> None:
     with Repository(shop.root) as repository:
         plain = calls_of(FileLocker(5.0), shop.root / "x.lock")
         observed = calls_of(repository.file_locker(5.0), shop.root / "x.lock")
@@ -445,7 +443,7 @@ def test_a_lock_that_is_free_is_taken_with_the_same_system_calls(shop: Shop) -> 
 
 
 def calls_of(locker: FileLocker, path: Path) -> list[str]:
-    """What is asked of the system to take and release a lock that was taken before."""
+    """The system calls that take and release a lock whose file already exists."""
     locker.lock_exclusive(path).release()
     made: list[str] = []
 
