@@ -1,4 +1,4 @@
-"""Moving everything from one store to another, either way, and seeing that all of it arrived."""
+"""Migration from one store to another, in both directions, without loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAIL = AuditTrail()
 
 
 def fill(store: Store) -> None:
-    """Something in every row of the layout, and many in one."""
+    """Put records into every row of the layout, and many into one."""
     for row in TABLE:
         content = json.dumps({"of": row.key, "text": "é\u2028\\"}, ensure_ascii=False).encode()
         if row.key.startswith(("jvs/leases", "jvs/tokens", "jvs/queues", "jvs/audit")):
@@ -69,12 +69,12 @@ def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_
     assert everything(origin) == everything(there) == everything(back)
     assert [entry.event for entry in verify(back.entries(TRAIL.stream))] == ["lock_acquired", "lock_released"]
     leases = LeaseService(back, TRAIL)
-    assert leases.acquire("main", leases.request(ttl=60)).lease.fencing_token == 2  # the counter came along
+    assert leases.acquire("main", leases.request(ttl=60)).lease.fencing_token == 2  # the token counter was migrated too
     for store in (origin, there, back):
         store.close()
 
 
-def test_what_was_interrupted_goes_on() -> None:
+def test_an_interrupted_migration_resumes() -> None:
     source = MemoryStore()
     fill(source)
 
@@ -99,7 +99,7 @@ def test_what_was_interrupted_goes_on() -> None:
 INDEX_RAW = Key(INDEX.name, RawCodec())
 
 
-def test_a_source_that_changes_meanwhile_is_followed() -> None:
+def test_changes_to_the_source_during_the_migration_are_copied() -> None:
     source = MemoryStore()
     fill(source)
 
@@ -129,7 +129,7 @@ def test_a_dry_run_changes_nothing_and_counts_everything() -> None:
     assert not any(everything(target).values())
 
 
-def test_something_foreign_in_the_target_is_not_overwritten() -> None:
+def test_a_foreign_record_in_the_target_is_not_overwritten() -> None:
     source, target = MemoryStore(), MemoryStore()
     fill(source)
     apply(target, Create(ISSUES.key("m7"), Item(-7)))
@@ -139,7 +139,7 @@ def test_something_foreign_in_the_target_is_not_overwritten() -> None:
     assert number_of(target, ISSUES.key("m7")) == -7
 
 
-def test_what_is_in_use_is_not_moved() -> None:
+def test_a_store_with_a_held_lease_is_not_migrated() -> None:
     source = MemoryStore()
     fill(source)
     leases = LeaseService(source, TRAIL)
@@ -159,13 +159,13 @@ def test_damage_is_reported_and_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, store_url: str) -> None:
+def test_the_command_migrates_a_repository_and_switches_it_over(tmp_path: Path, store_url: str) -> None:
     root = tmp_path / "repository"
     fill(FileStore(root))
     tried = data(holdfast("migrate", root, "--to", store_url, "--dry-run", "--json"))
     assert tried["copied_documents"] > MANY
     assert not (root / ".holdfast/config.json").exists()
-    assert isinstance(open_read_only(root, store_url), MemoryStore)  # nothing was made for it
+    assert isinstance(open_read_only(root, store_url), MemoryStore)  # the dry run created nothing
 
     done = holdfast("migrate", root, "--to", store_url)
     assert "now uses the new store" in done.stdout, done.stderr
@@ -183,7 +183,7 @@ def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, stor
     assert isinstance(open_store(root), FileStore)
 
 
-def test_the_store_of_the_environment_is_moved_from(tmp_path: Path) -> None:
+def test_the_store_set_in_the_environment_is_the_source(tmp_path: Path) -> None:
     fill(FileStore(tmp_path / "origin"))
     env = {"HOLDFAST_STORE": (tmp_path / "origin").as_uri()}
     moved = data(holdfast("migrate", tmp_path / "repository", "--to", "files", "--json", env=env))

@@ -1,6 +1,6 @@
-"""No stale holder publishes: stopped between any two steps, delayed at any call, its lease taken over.
+"""A stale holder never publishes: it is stopped or delayed at any call while another process takes over its lease.
 
-Who is stopped goes on as if nothing had happened; by its own clock its lease is good.
+A stopped holder resumes as if nothing had happened: by its own clock, its lease is still valid.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tests.repository.rivals import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 ROUNDS = 1000
-STEP = 1 if SHARE == 1 else 4  # of the calls that a publisher is stopped at
+STEP = 1 if SHARE == 1 else 4  # between the calls at which a publisher is stopped
 REFUSED = ("E_FENCING_MISMATCH", "E_LOCK_EXPIRED")
 SHORT = 0.02
-"""How long a thief waits for a guard that a stopped process holds, before the test concludes that it does."""
+"""How long a thief waits for a guard before the test concludes that the stopped process holds it."""
 
 
 @pytest.fixture
@@ -64,20 +64,20 @@ def workers() -> Iterator[Workers]:
 
 
 def stopping(root: Path, stop_at: int, publish: Callable[[Rival], Answer]) -> Callable[[Line], None]:
-    """A worker that publishes once, and stops before its call `stop_at`."""
+    """A worker that publishes once, and stops itself before call number `stop_at`."""
 
-    def work(telephone: Line) -> None:
+    def work(line: Line) -> None:
         rival = Rival(root)
         assert rival.acquire(1000 * stop_at).what == "acquired"
         with interposed(Steps(stop_at), STEPS):
             answer = publish(rival)
-        telephone.say(answer)
+        line.say(answer)
 
     return work
 
 
 def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer], *, step: int = 1) -> Iterator[str]:
-    """Stop a publisher before each of its calls, let a thief try, let it go on; what came of it each time."""
+    """Stop a publisher before each of its calls, let a thief try, resume the publisher; yield each outcome."""
     for stop_at in itertools.count(1, step):
         worker = Worker(stopping(root, stop_at, publish))
         try:
@@ -99,7 +99,7 @@ def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer], *, step: 
 
 
 def stops(worker: Worker) -> bool:
-    """Wait until the worker has stopped itself; False if it had nothing to stop at and has answered."""
+    """Wait until the worker has stopped itself; False if it finished without reaching its stop."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
     _, status = os.waitpid(worker.pid, os.WUNTRACED)
@@ -111,7 +111,7 @@ def stops(worker: Worker) -> bool:
 
 
 @pytest.mark.req("LC-17", "LC-18", "LC-29", "LC-30")
-def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(root: Path) -> None:
+def test_a_snapshot_stopped_before_any_call_publishes_nothing_if_its_lease_is_stolen(root: Path) -> None:
     context = Rival(root).context
     outcomes: Counter[str] = Counter()
     for outcome in stopped_everywhere(root, Rival.snapshot):
@@ -120,12 +120,12 @@ def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(ro
     assert stale_commits(context) == []
     assert outcomes["E_FENCING_MISMATCH"] >= (8 if SHARE == 1 else 1), outcomes
     if SHARE == 1:
-        assert outcomes["published"] >= 1, outcomes  # stopped behind the commit point
+        assert outcomes["published"] >= 1, outcomes  # stopped after the commit point
         assert outcomes["not stolen, published"] >= 1, outcomes  # stopped inside its transaction
 
 
 @pytest.mark.req("LC-17", "LC-18")
-def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_nothing(root: Path) -> None:
+def test_a_restore_in_place_stopped_before_any_call_changes_nothing_if_its_lease_is_stolen(root: Path) -> None:
     context = Rival(root).context
     first = published(context)[0]
     outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first), step=STEP))
@@ -135,7 +135,7 @@ def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_noth
 
 
 class Duel:
-    """Rounds of a publisher, delayed at random, against a thief that comes at random."""
+    """Rounds of a randomly delayed publisher against a thief that strikes at a random time."""
 
     def __init__(self, root: Path, workers: Workers, publish: Callable[[Rival], Answer] = Rival.snapshot) -> None:
         self.context = Rival(root).context
@@ -144,17 +144,17 @@ class Duel:
         self.number = 0
 
     def round(self) -> tuple[str, str]:
-        """The publisher acquires and publishes; meanwhile the thief does, for whom it is later."""
+        """The publisher acquires and publishes; meanwhile the thief does the same, with its clock ahead."""
         self.number += 1
         assert self.publisher.ask(1000 * self.number).what == "acquired"
         self.publisher.say("publish")
-        thiefs: Answer = self.thief.ask(1000 * self.number + 500)
-        publishers: Answer = self.publisher.hear()
-        return publishers.what, thiefs.what
+        thief_answer: Answer = self.thief.ask(1000 * self.number + 500)
+        publisher_answer: Answer = self.publisher.hear()
+        return publisher_answer.what, thief_answer.what
 
 
 @pytest.mark.req("LC-17", "LC-18", "LC-30")
-def test_delayed_at_random_no_stale_holder_ever_publishes(root: Path, workers: Workers) -> None:
+def test_a_randomly_delayed_stale_holder_never_publishes(root: Path, workers: Workers) -> None:
     duel = Duel(root, workers)
     outcomes: Counter[tuple[str, str]] = Counter()
     for _ in until(lambda: outcomes["E_FENCING_MISMATCH", "published"], ROUNDS):
@@ -168,13 +168,13 @@ def test_delayed_at_random_no_stale_holder_ever_publishes(root: Path, workers: W
 
 
 @pytest.mark.req("LC-17", "LC-18")
-def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, workers: Workers) -> None:
+def test_a_randomly_delayed_stale_holder_never_restores_in_place(root: Path, workers: Workers) -> None:
     first = published(Rival(root).context)[0]
     duel = Duel(root, workers, lambda rival: rival.restore(first))
     outcomes = Counter(duel.round() for _ in range(rounds(50)))
     assert stale_commits(duel.context) == []
-    assert {its for its, _ in outcomes} <= {"published", *REFUSED, "E_LOCK_CONFLICT"}, outcomes
-    assert {thiefs for _, thiefs in outcomes} == {"published"}
+    assert {code for code, _ in outcomes} <= {"published", *REFUSED, "E_LOCK_CONFLICT"}, outcomes
+    assert {code for _, code in outcomes} == {"published"}
     require_one_line(duel.context)
 
 
@@ -182,7 +182,7 @@ def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, wo
 
 
 def validate_then_publish(context: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any) -> Any:
-    """The mistake: the lease is checked in one transaction, and the head moved in the next."""
+    """The planted bug: one transaction checks the lease, and the next one moves the head."""
 
     check = proofs.token_check(context, MAIN, proof)
 
@@ -201,13 +201,13 @@ REAL_PUBLISH = snapshots._publish
 
 
 def checked_too_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
-    """The same mistake of a restore in place: what its transaction asks was answered before."""
+    """The same planted bug in a restore in place: the lease is checked before the transaction, not in it."""
     config = proofs.check_early(context, worktree, proof)
     return lambda view, now: config
 
 
 @pytest.mark.long
-def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
+def test_stopping_finds_a_restore_that_validates_before_its_transaction(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore, "token_check", checked_too_early)
@@ -217,43 +217,45 @@ def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
 
 
 @pytest.fixture
-def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_publish", validate_then_publish)
 
 
-@pytest.mark.usefixtures("mistaken")
-def test_stopping_finds_who_validates_first_and_publishes_then(root: Path) -> None:
+@pytest.mark.usefixtures("planted_bug")
+def test_stopping_finds_a_publisher_that_validates_before_its_transaction(root: Path) -> None:
     context = Rival(root).context
     assert any(stale_commits(context) for _ in stopped_everywhere(root, Rival.snapshot))
 
 
-@pytest.mark.usefixtures("mistaken")
-def test_delays_find_who_validates_first_and_publishes_then(root: Path, workers: Workers) -> None:
+@pytest.mark.usefixtures("planted_bug")
+def test_delays_find_a_publisher_that_validates_before_its_transaction(root: Path, workers: Workers) -> None:
     duel = Duel(root, workers)
     for _ in range(ROUNDS):
         duel.round()
         if duel.number % 20 == 0 and stale_commits(duel.context):
             return
-    raise AssertionError("the mistake was not found")
+    raise AssertionError("the planted bug was not found")
 
 
 # --- One holder, two processes ----------------------------------------------------------------------
 
 
-def snapshots_in_one_lease(root: Path, rival: Rival) -> Callable[[Line], None]:
-    def work(telephone: Line) -> None:
+def snapshots_under_one_lease(root: Path, rival: Rival) -> Callable[[Line], None]:
+    def work(line: Line) -> None:
         mine = Rival(root)
         mine.proof = rival.proof
-        while telephone.wait():
-            telephone.say(mine.snapshot())
+        while line.wait():
+            line.say(mine.snapshot())
 
     return work
 
 
-def test_two_snapshots_at_once_in_one_lease_make_one_line_and_none_is_lost(root: Path, workers: Workers) -> None:
+def test_two_concurrent_snapshots_under_one_lease_form_one_history_and_none_is_lost(
+    root: Path, workers: Workers
+) -> None:
     holder = Rival(root)
     holder.acquire(1000)
-    pair = workers.start_many(2, snapshots_in_one_lease(root, holder))
+    pair = workers.start_many(2, snapshots_under_one_lease(root, holder))
     made = published(holder.context)
     for _ in range(rounds(200, least=10)):
         for worker in pair:

@@ -1,6 +1,6 @@
-"""Reading a snapshot that is collected meanwhile: what is seen is right, or the failure says what happened.
+"""A reader of a snapshot that is being collected sees the right content, or a failure that gives the reason.
 
-Not by chance: at each call of a reader in turn, a collection comes so far in between.
+Nothing is left to chance: before each call of a reader in turn, a collection advances to a given stage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Three snapshots, of which the one in the middle may go (and its child is linked anew), and a plan."""
+    """Three snapshots, and a plan to collect the middle one, which relinks its child."""
     root = tmp_path_factory.mktemp("world") / "repository"
     context = make_repository(root, isolation=Isolation.SHARED).context
     first = keep(context, {"file": "zero\n"})
@@ -48,7 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(root, old, gc_plan.propose(context).plan.plan_id)
 
 
-# --- How far a collection has come ------------------------------------------------------------------
+# --- Stages of a collection -------------------------------------------------------------------------
 
 
 def doom(context: RepositoryContext, plan: GcPlan) -> None:
@@ -90,7 +90,7 @@ def verify(context: RepositoryContext, old: str) -> object:
 
 
 def name(context: RepositoryContext, old: str) -> object:
-    """By its beginning; `head~1` is another one when it is gone, never nothing."""
+    """Resolve a prefix, and `head~1`, which is an older snapshot once this one is gone, but never missing."""
     resolve(context, old[:10])
     parent = resolve(context, "head~1").snapshot_id
     return parent == old or parent == resolve(context, "first").snapshot_id
@@ -108,11 +108,11 @@ READERS = {
     "name": name,
     "plan of a restore": plan_restore,
 }
-"""Who begins to need a snapshot (restoring it, creating from it) is in `test_collecting_races`."""
+"""`test_collecting_races` covers operations that begin to need a snapshot: restoring it, creating from it."""
 
 
 class Overtaken:
-    """Lets something happen once, before the call with this number."""
+    """Runs an action once, before the call with this number."""
 
     def __init__(self, index: int, happen: Callable[[], object]) -> None:
         self.left = index
@@ -132,7 +132,7 @@ class Overtaken:
 @pytest.mark.parametrize("stage", list(STAGES))
 @pytest.mark.parametrize("reader", list(READERS))
 @pytest.mark.sampled(4)
-def test_what_is_read_is_right_or_the_failure_names_the_collection(
+def test_a_reader_sees_the_right_content_or_a_failure_that_names_the_collection(
     world: World, scratch: Path, reader: str, stage: str
 ) -> None:
     read, advance = READERS[reader], STAGES[stage]
@@ -154,7 +154,7 @@ def test_what_is_read_is_right_or_the_failure_names_the_collection(
         except SnapshotCollected:
             told += 1
         except Refused:
-            assert reader == "plan of a restore"  # nothing new may rest on it
+            assert reader == "plan of a restore"  # nothing new may depend on a doomed snapshot
             told += 1
         except NotFound:
             assert stage == "finished" or (stage, reader) == ("moved", "name"), f"before call {index}"
@@ -163,5 +163,5 @@ def test_what_is_read_is_right_or_the_failure_names_the_collection(
         if not overtaken.happened:
             break
     assert seen >= 1
-    assert told >= 1 or stage == "doomed", "it never met the collection"
+    assert told >= 1 or stage == "doomed", "no call met the collection"
     assert index >= 10

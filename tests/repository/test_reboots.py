@@ -1,7 +1,7 @@
-"""Operations that were killed, and the machine was started again: devices have other numbers then.
+"""Killed operations are finished after a reboot, which changes device numbers.
 
 The file system is unmounted and mounted again through another loop device, so that `st_dev` of everything
-in it is another one, as after a reboot.
+in it changes, as after a reboot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Mount = Callable[[str], LoopMount]
 
 @pytest.fixture
 def rebooted(scratch: Path) -> Iterator[Callable[[LoopMount], None]]:
-    """Mounts a file system again, under another number."""
+    """Remounts a file system under another device number."""
     taken: list[str] = []
 
     def reboot(mounted: LoopMount) -> None:
@@ -50,7 +50,7 @@ def rebooted(scratch: Path) -> Iterator[Callable[[LoopMount], None]]:
         mounted.unmount()
         placeholder = scratch / "placeholder"
         placeholder.write_bytes(bytes(1 << 20))
-        for _ in range(20):  # the loop device that it had is given to something else
+        for _ in range(20):  # another file occupies the old loop device
             attached = subprocess.run(
                 ["losetup", "--find", "--show", str(placeholder)], check=True, capture_output=True, text=True
             )
@@ -59,7 +59,7 @@ def rebooted(scratch: Path) -> Iterator[Callable[[LoopMount], None]]:
             if mounted.path.stat().st_dev != before:
                 return
             mounted.unmount()
-        raise AssertionError("it has the same number again and again")
+        raise AssertionError("the device number never changed")
 
     yield reboot
     for device in taken:
@@ -67,7 +67,7 @@ def rebooted(scratch: Path) -> Iterator[Callable[[LoopMount], None]]:
 
 
 def killed_points(case: Any, base: Path, names_: tuple[str, ...], *, step: int) -> list[Path]:
-    """Directories in each of which the operation was killed before another of its calls."""
+    """Directories in each of which the operation was killed before a different call."""
     made: list[Path] = []
     for index in range(1, 1000, step):
         directory = base / f"{type(case).__name__}-{index}"
@@ -80,7 +80,7 @@ def killed_points(case: Any, base: Path, names_: tuple[str, ...], *, step: int) 
 
 
 @pytest.mark.long
-def test_what_was_killed_is_brought_to_its_end_after_a_reboot(
+def test_killed_operations_are_finished_after_a_reboot(
     loop_mount: Mount, rebooted: Callable[[LoopMount], None]
 ) -> None:
     mounted = loop_mount("ext4")
@@ -102,7 +102,7 @@ def test_what_was_killed_is_brought_to_its_end_after_a_reboot(
     [(Kill.BEFORE, "new", "old"), (Kill.AFTER, "old", "new")],
     ids=["before the move", "after the move"],
 )
-def test_a_stranger_in_the_way_of_a_renaming_is_told_from_the_worktree_after_a_reboot(
+def test_after_a_reboot_a_foreign_directory_is_told_apart_from_the_renamed_worktree(
     loop_mount: Mount, rebooted: Callable[[LoopMount], None], when: Kill, stranger_at: str, left: str
 ) -> None:
     mounted = loop_mount("ext4")
@@ -119,8 +119,8 @@ def test_a_stranger_in_the_way_of_a_renaming_is_told_from_the_worktree_after_a_r
 
 
 @pytest.mark.parametrize("when", [Kill.BEFORE, Kill.AFTER])
-def test_what_cannot_be_told_is_not_guessed(scratch: Path, when: Kill) -> None:
-    """In a copy of the repository every inode is another one."""
+def test_an_ambiguous_rename_is_refused_not_guessed(scratch: Path, when: Kill) -> None:
+    """In a copy of the repository, every inode number differs."""
     original = begun(Renaming(), scratch / "original", when).root
     stranger = "new" if when is Kill.BEFORE else "old"
     put_files(original / "worktrees" / stranger, {"precious": "a stranger's"})

@@ -1,4 +1,4 @@
-"""Collecting snapshots whose directories others need: what stays is whole, and what nobody needs goes."""
+"""Collection of snapshots whose directories other snapshots share: the rest stays whole, nothing unneeded stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.repository.retention import Policy
 from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.model import Store
-from holdfast.trees import shared_dirs as homes_module
+from holdfast.trees import shared_dirs
 from holdfast.trees.restore import materialise
 from holdfast.trees.shared_dirs import SharedDirectory, read_shared_directories, write_shared_directories
 from proof.effort import until
@@ -58,13 +58,13 @@ def context(scratch: Path) -> RepositoryContext:
 
 
 def collect(context: RepositoryContext) -> tuple[str, ...]:
-    """Let go whatever may go."""
+    """Collect everything that is not protected."""
     proposal = gc_plan.propose(context)
     return gc.run(context, proposal.plan.plan_id).snapshots if proposal.stored else ()
 
 
 def used(places: list[Path]) -> int:
-    """What is on the disk below these directories, each inode once, without themselves."""
+    """Disk usage below these directories, each inode counted once, excluding the directories themselves."""
     if sys.platform == "win32":
         raise NotImplementedError
     found: dict[int, int] = {}
@@ -80,7 +80,7 @@ def used(places: list[Path]) -> int:
 
 
 class Histories:
-    """Two lines of snapshots of random content, in which directories come, change, move and go."""
+    """Two histories of random snapshots, in which directories are created, changed, moved and removed."""
 
     def __init__(self, context: RepositoryContext, chance: random.Random) -> None:
         self.context = context
@@ -112,7 +112,7 @@ class Histories:
                 (directory / "file").write_text(str(self.chance.random()) * self.chance.randrange(1, 500))
 
     def protect(self) -> None:
-        """Let go what was pinned, and pin some others."""
+        """Remove all pins, and pin a random selection."""
         for pin in pins(self.context):
             remove_pin(self.context, pin.pin_id)
         alive = sorted(snapshots_of(self.context))
@@ -123,7 +123,7 @@ class Histories:
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.sampled(1)
-def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_else_is_left(
+def test_after_any_collection_the_rest_is_whole_and_nothing_unneeded_is_left(
     context: RepositoryContext, scratch: Path, seed: int
 ) -> None:
     add_worktree(context, "dev", isolation=Isolation.SHARED)
@@ -172,7 +172,7 @@ def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(context: Repository
     assert ids[0] not in snapshots_of(context)
 
 
-def test_what_is_needed_counts_for_the_budget_but_not_as_free(context: RepositoryContext) -> None:
+def test_shared_directories_count_towards_the_budget_but_not_as_freed_bytes(context: RepositoryContext) -> None:
     keep(context, {"large/file": "x" * 400_000, "file": "1"}, shared=True)
     keep(context, {"file": "2"}, shared=True)
     keep(context, {"file": "3"}, shared=True)
@@ -185,16 +185,16 @@ def test_what_is_needed_counts_for_the_budget_but_not_as_free(context: Repositor
     assert gc_plan.propose(context).total_bytes >= 400_000
 
 
-def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(context: RepositoryContext) -> None:
-    """Its time is what it was: else all of it would be stored once more."""
+def test_a_shared_directory_stays_shared_after_its_tree_is_trimmed(context: RepositoryContext) -> None:
+    """Trimming preserves its timestamp; otherwise the next snapshot would store it again."""
     first, *_ = line_of(context, 3, shared=True)
     collect(context)
     assert first in remnants_of(context)
     newest = keep(context, {"file": "another"}, shared=True)
-    assert first in {home.tree for home in read_shared_directories(context.paths.tree(newest)).values()}
+    assert first in {each.tree for each in read_shared_directories(context.paths.tree(newest)).values()}
 
 
-def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(context: RepositoryContext) -> None:
+def test_a_tree_restored_from_a_backup_is_collected_again(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
     shutil.copytree(context.paths.tree(ids[0]), context.paths.root / "copy", symlinks=True)
     collect(context)
@@ -209,10 +209,10 @@ def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(context: Re
 
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("damage", ["empty", "some files", "no manifest"])
-def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_need(
+def test_a_tree_partly_restored_from_a_backup_does_not_replace_its_remnant(
     context: RepositoryContext, damage: str
 ) -> None:
-    """Copying it back was interrupted; what is left of it among the remnants is all that there is."""
+    """Copying it back was interrupted; its remnant is the only copy of the directories that others need."""
     ids = line_of(context, 3, shared=True)
     tree, copy = context.paths.tree(ids[0]), context.paths.root / "copy"
     shutil.copytree(tree, copy, symlinks=True)
@@ -234,10 +234,10 @@ def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_nee
     require_no_more_than_needed(context)
 
 
-def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it(
+def test_a_tree_that_became_a_snapshot_again_replaces_its_remnant(
     context: RepositoryContext,
 ) -> None:
-    """A directory that had been on the way to a needed one is needed itself by then."""
+    """A directory that was only the parent of a needed one is needed itself by then."""
     first = keep(context, {"d/file": "1", "d/below/file": "1"}, shared=True)
     shutil.copytree(context.paths.tree(first), context.paths.root / "copy", symlinks=True)
     second = keep(context, {"d/file": "2", "file": "2"}, shared=True)
@@ -257,7 +257,7 @@ def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it
     require_no_more_than_needed(context)
 
 
-def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
+def test_a_tree_and_its_remnant_both_stay_if_neither_has_all_that_is_needed(
     context: RepositoryContext,
 ) -> None:
     ids = line_of(context, 3, shared=True)
@@ -272,10 +272,10 @@ def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
     assert ids[0] in trees_of(context) & remnants_of(context)
 
 
-# --- What cannot be known ---------------------------------------------------------------------------
+# --- Damaged lists of shared directories ------------------------------------------------------------
 
 
-def spoil(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
+def damage_list(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
     where = context.paths.tree(snapshot_id) / "homes"
     where.chmod(0o600)
     if lost:
@@ -285,13 +285,13 @@ def spoil(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -
 
 
 @pytest.mark.parametrize("how", ["cut off", "lost", "lost after a restore"])
-def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(context: RepositoryContext, how: str) -> None:
+def test_nothing_is_deleted_while_the_list_of_one_tree_is_damaged(context: RepositoryContext, how: str) -> None:
     ids = line_of(context, 4, shared=True)
     if how == "lost after a restore":
         restore_in_place(context, MAIN, ids[1], None, RestoreOptions(reason="tested", allow_shared=True))
         ids.append(str(context.config(MAIN).head_snapshot_id))
     plan = gc_plan.propose(context).plan
-    spoil(context, ids[-1], lost=how != "cut off")
+    damage_list(context, ids[-1], lost=how != "cut off")
     before = fingerprint(context.paths.root)
     with pytest.raises(Corrupt, match="homes"):
         gc.run(context, plan.plan_id)
@@ -303,7 +303,7 @@ def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(context: Rep
     assert codes == {"snapshot-damaged"}
 
 
-def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: RepositoryContext) -> None:
+def test_a_list_damaged_after_the_decision_stops_only_the_sweep(context: RepositoryContext) -> None:
     ids = line_of(context, 4, shared=True)
     plan = gc_plan.propose(context).plan
     whole = (context.paths.tree(ids[-1]) / "homes").read_bytes()
@@ -312,14 +312,14 @@ def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: Re
 
     def late(context: RepositoryContext, snapshot_ids: Any) -> None:
         retire(context, snapshot_ids)
-        spoil(context, ids[-1])
+        damage_list(context, ids[-1])
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gc, "retire", late)
         with pytest.raises(Corrupt):
             gc.run(context, plan.plan_id)
     assert remnants_of(context) == set(ids[:-1])
-    assert repository.repair().failed  # it says so, and touches nothing
+    assert repository.repair().failed  # reports the damage, and changes nothing
     assert remnants_of(context) == set(ids[:-1])
     (context.paths.tree(ids[-1]) / "homes").write_bytes(whole)
     gc.run(context, plan.plan_id)
@@ -328,47 +328,48 @@ def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: Re
     assert repository.examine() == []
 
 
-def test_a_spoilt_one_can_be_deleted_itself(context: RepositoryContext) -> None:
+def test_a_snapshot_with_a_damaged_list_can_itself_be_collected(context: RepositoryContext) -> None:
     ids = line_of(context, 4, shared=True)
-    spoil(context, ids[2])
+    damage_list(context, ids[2])
     collect(context)
     require_whole(context)
     require_no_more_than_needed(context)
     assert trees_of(context) == {ids[3]}
 
 
-# --- Trees in the making ----------------------------------------------------------------------------
+# --- Unpublished trees ------------------------------------------------------------------------------
 
 
-def in_the_making(context: RepositoryContext, home: str, path: bytes) -> Path:
-    """A complete tree that a process has not put in its place yet."""
+def unpublished_tree(context: RepositoryContext, stored_in: str, path: bytes) -> Path:
+    """A complete tree that its process has not published yet."""
     tree = context.paths.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
-    write_shared_directories(tree, [(path, SharedDirectory(home, path))])
+    write_shared_directories(tree, [(path, SharedDirectory(stored_in, path))])
     (tree / ".READY").touch()
     return tree
 
 
 def require_kept_for(context: RepositoryContext, tree: Path) -> None:
-    for home in read_shared_directories(tree).values():
-        assert (context.paths.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), "it is gone"
+    for each in read_shared_directories(tree).values():
+        kept = context.paths.remnants / each.tree / "payload" / os.fsdecode(each.path)
+        assert kept.is_dir(), "a needed directory is gone"
 
 
-def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> None:
+def test_directories_that_an_unpublished_tree_needs_stay(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
-    tree = in_the_making(context, ids[0], b"main-0/lost")
+    tree = unpublished_tree(context, ids[0], b"main-0/lost")
     collect(context)
     require_kept_for(context, tree)
     repository = Repository(context.paths.root)
     assert {each.code for each in repository.examine()} == {"scratch-abandoned"}
-    repository.repair()  # its process is gone: so is the need
+    repository.repair()  # its process is dead, so nothing is needed any more
     assert repository.examine() == []
     require_no_more_than_needed(context)
 
 
-def test_what_a_tree_in_quarantine_needs_stays(context: RepositoryContext) -> None:
+def test_directories_that_a_quarantined_tree_needs_stay(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
-    tree = in_the_making(context, ids[0], b"main-0/lost")
+    tree = unpublished_tree(context, ids[0], b"main-0/lost")
     context.paths.quarantine.mkdir()
     tree = tree.rename(context.paths.quarantine / "0123456789abcdef")
     shutil.rmtree(context.paths.scratch)
@@ -380,19 +381,19 @@ def test_what_a_tree_in_quarantine_needs_stays(context: RepositoryContext) -> No
 # --- The doctor -------------------------------------------------------------------------------------
 
 
-def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
+def test_a_tree_without_a_descriptor_is_kept_while_others_need_it(
     context: RepositoryContext,
 ) -> None:
-    """One of which nothing is known is left where it is; one that is not missed is left as a remnant."""
+    """An unknown tree stays in place; an orphaned one becomes a remnant."""
     ids = line_of(context, 3, shared=True)
     repository = Repository(context.paths.root)
     unknown = "0123456789abcdef"
     needing = context.paths.tree(ids[2]) / "homes"
-    homes = read_shared_directories(context.paths.tree(ids[2]))
+    shared = read_shared_directories(context.paths.tree(ids[2]))
     needing.unlink()
     write_shared_directories(
         context.paths.tree(ids[2]),
-        [(path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home) for path, home in homes.items()],
+        [(path, SharedDirectory(unknown, each.path) if each.tree == ids[0] else each) for path, each in shared.items()],
     )
     shutil.copytree(context.paths.tree(ids[0]), context.paths.tree(unknown), symlinks=True)
     (found,) = repository.examine()
@@ -400,7 +401,7 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
     assert repository.repair().fixed == ()
     require_whole(context)
     context.paths.scratch.mkdir(exist_ok=True)
-    (context.paths.scratch / unknown).mkdir()  # now it is known: its process died before it was published
+    (context.paths.scratch / unknown).mkdir()  # now it is known to be an orphan: its process died before publishing it
     (found,) = repository.examine()
     assert (found.code, "need" in found.remedy) == ("tree-orphaned", True)
     assert repository.repair().remaining == ()
@@ -412,7 +413,7 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
     assert fingerprint(context.paths.root) == once
 
 
-def test_a_home_that_is_lost_is_told_as_damage(context: RepositoryContext) -> None:
+def test_a_lost_remnant_is_reported_as_damage(context: RepositoryContext) -> None:
     ids = line_of(context, 3, shared=True)
     collect(context)
     assert ids[0] in remnants_of(context)
@@ -423,7 +424,7 @@ def test_a_home_that_is_lost_is_told_as_damage(context: RepositoryContext) -> No
     assert found.fix is None
 
 
-def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(
+def test_the_doctor_does_not_report_the_pending_work_of_a_running_collection(
     context: RepositoryContext,
 ) -> None:
     ids = line_of(context, 3, shared=True)
@@ -433,11 +434,11 @@ def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(
     assert "remnant-excessive" not in codes
 
 
-# --- Readers of what stays --------------------------------------------------------------------------
+# --- Readers of the remaining snapshots -------------------------------------------------------------
 
 
 class Overtaken:
-    """Lets something happen once, before the call with this number."""
+    """Runs an action once, before the call with this number."""
 
     def __init__(self, index: int, happen: Callable[[], object]) -> None:
         self.left, self.happen = index, happen
@@ -476,16 +477,16 @@ def examine(context: RepositoryContext, snapshot_id: str) -> object:
 READERS = {"verify": verify, "restore": restore, "diff": diff, "doctor": examine}
 
 
-class Homely(NamedTuple):
+class Sharing(NamedTuple):
     root: Path
     head: str
     plan: str
 
 
 @pytest.fixture(scope="module")
-def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
-    """A head with directories in two trees that may go."""
-    root = tmp_path_factory.mktemp("homely") / "repository"
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Sharing:
+    """A head that shares directories with two trees that may be collected."""
+    root = tmp_path_factory.mktemp("sharing") / "repository"
     context = make_repository(root, isolation=Isolation.SHARED).context
     ids = [
         keep(context, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True),
@@ -495,33 +496,33 @@ def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
     ]
     gc_plan.set_policy(context, Policy(keep_last=1))
     create_reference(context, "first", ids[0])
-    return Homely(root, ids[3], gc_plan.propose(context).plan.plan_id)
+    return Sharing(root, ids[3], gc_plan.propose(context).plan.plan_id)
 
 
 @pytest.mark.parametrize("reader", list(READERS))
 @pytest.mark.sampled(2)
-def test_a_reader_of_what_stays_never_notices_that_the_homes_of_its_directories_move(
-    homely: Homely, scratch: Path, reader: str
+def test_a_reader_of_the_head_never_notices_that_its_shared_directories_move(
+    sharing: Sharing, scratch: Path, reader: str
 ) -> None:
-    step = 4 if reader == "doctor" else 1  # it looks at much else
-    assert len(overtaken(homely, scratch, READERS[reader], step)) == 1
+    step = 4 if reader == "doctor" else 1  # it makes many unrelated calls
+    assert len(overtaken(sharing, scratch, READERS[reader], step)) == 1
 
 
 def overtaken(
-    homely: Homely, scratch: Path, read: Callable[[RepositoryContext, str], object], step: int = 1
+    sharing: Sharing, scratch: Path, read: Callable[[RepositoryContext, str], object], step: int = 1
 ) -> list[object]:
-    """What a reader sees if at one of its calls in turn a collection comes in between: all that differs."""
+    """Run a collection before each call of a reader in turn; return the distinct results of the reader."""
     seen: list[object] = []
     index, over = 0, False
     while not over:
         index += step
         root = scratch / "repository"
-        shutil.copytree(homely.root, root, symlinks=True)
+        shutil.copytree(sharing.root, root, symlinks=True)
         context, rival = Repository(root).context, Repository(root).context
-        rule = Overtaken(index, partial(gc.run, rival, homely.plan))
+        rule = Overtaken(index, partial(gc.run, rival, sharing.plan))
         try:
             with interposed(rule, ["open", "stat", "scandir"]):
-                found = read(context, homely.head)
+                found = read(context, sharing.head)
         except Failure as failure:
             found = failure.code
         if found not in seen:
@@ -532,24 +533,24 @@ def overtaken(
     return seen
 
 
-def test_a_reader_that_looks_where_a_home_is_before_it_opens_it_is_found(
-    homely: Homely, scratch: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_reader_that_checks_where_a_tree_is_before_opening_it_is_found(
+    sharing: Sharing, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A planted mistake."""
+    """A planted bug: the tree may move between the check and the open."""
 
     def looked_up(tree: Path, name: str) -> tuple[Path, ...]:
-        return (homes_module.tree_beside(tree, name),)
+        return (shared_dirs.tree_beside(tree, name),)
 
     def tree_beside(tree: Path, name: str) -> Path:
         beside = tree.parent / name
         return beside if beside.is_dir() else tree.parent.parent / "remnants" / name
 
-    monkeypatch.setattr(homes_module, "tree_beside", tree_beside)
-    monkeypatch.setattr(homes_module, "places_beside", looked_up)
-    assert len(overtaken(homely, scratch, verify)) > 1
+    monkeypatch.setattr(shared_dirs, "tree_beside", tree_beside)
+    monkeypatch.setattr(shared_dirs, "places_beside", looked_up)
+    assert len(overtaken(sharing, scratch, verify)) > 1
 
 
-# --- Those who begin to share -----------------------------------------------------------------------
+# --- Operations that begin to share directories -----------------------------------------------------
 
 
 class Begun(NamedTuple):
@@ -559,7 +560,7 @@ class Begun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
-    """Two snapshots, and a directory that is in the second by being in the first."""
+    """Two snapshots, the second of which shares a directory with the first."""
     root = tmp_path_factory.mktemp("begun") / "repository"
     context = make_repository(root, isolation=Isolation.SHARED).context
     old = keep(context, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True)
@@ -578,20 +579,20 @@ def put_back(context: RepositoryContext, old: str) -> None:
 
 
 TOO_LATE = ("", "E_REFUSED", "E_NOT_FOUND", "E_SNAPSHOT_COLLECTED")
-"""What one may be told who restores what is being collected; or it is restored."""
+"""The results that a restore of a snapshot may have while that is being collected; empty for success."""
 
 SHARERS = {"snapshot": take, "restore in place": put_back}
 
 
 def collect_all_but_a_new_head(context: RepositoryContext) -> None:
-    """Somebody else publishes a snapshot that shares no directory, and collects whatever may go."""
+    """Publish a snapshot that shares no directory, as another process would, and collect everything else."""
     keep(context, {})
     with contextlib.suppress(PlanMismatch, LockConflict):
         collect(context)
 
 
 class BetweenTransactions(Overtaken):
-    """The same, but not amidst a transaction: nobody else gets in there either."""
+    """Like `Overtaken`, but never inside a transaction, from which other processes are locked out."""
 
     def __init__(self, index: int, happen: Callable[[], object], store: Store) -> None:
         super().__init__(index, happen)
@@ -610,16 +611,19 @@ class BetweenTransactions(Overtaken):
         return attempt.perform() if self.inside else super().__call__(attempt)
 
 
-def met(begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], object], step: int) -> Iterator[str]:
-    """Let somebody begin to share directories, and at one of its calls after the other all else be collected.
-    What is wrong after that: something visible that is not whole, or a failure that does not say why."""
+def violations(
+    begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], object], step: int
+) -> Iterator[str]:
+    """Collect everything else before each call in turn of an operation that begins to share directories.
+
+    Yields the violations: a visible snapshot that is not whole, or an unexpected failure."""
     index, over, shared = 1 - step, False, 0
     while not over:
         index += step
         root = scratch / "repository"
         shutil.copytree(begun.root, root, symlinks=True)
         context, rival = Repository(root).context, Repository(root).context
-        keep(context, {"three/more": "4"}, shared=True)  # with the inodes that it has here
+        keep(context, {"three/more": "4"}, shared=True)  # records the inodes of this copy
         rule = BetweenTransactions(index, partial(collect_all_but_a_new_head, rival), context.store)
         try:
             with interposed(rule):
@@ -644,22 +648,20 @@ def met(begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], o
 
 @pytest.mark.parametrize("sharer", list(SHARERS))
 @pytest.mark.sampled(1)
-def test_who_begins_to_share_directories_never_loses_them_to_a_collection(
-    begun: Begun, scratch: Path, sharer: str
-) -> None:
-    assert list(met(begun, scratch, SHARERS[sharer], step=4)) == []
+def test_a_new_sharer_never_loses_its_directories_to_a_collection(begun: Begun, scratch: Path, sharer: str) -> None:
+    assert list(violations(begun, scratch, SHARERS[sharer], step=4)) == []
 
 
 @pytest.mark.parametrize("sharer", list(SHARERS))
 @pytest.mark.sampled(1)
-def test_who_does_not_say_what_it_shares_does(
+def test_a_sharer_that_does_not_declare_what_it_uses_is_found(
     begun: Begun, scratch: Path, monkeypatch: pytest.MonkeyPatch, sharer: str
 ) -> None:
-    """A planted mistake."""
+    """A planted bug: the collector cannot see what the operation needs."""
     real = scratches.scratch
     for module in (snapshots, exchange, repository_restore):
         monkeypatch.setattr(module, "scratch", lambda *words, **more: real(*words, **{**more, "uses": ()}))
-    assert next(met(begun, scratch, SHARERS[sharer], step=2), "")
+    assert next(violations(begun, scratch, SHARERS[sharer], step=2), "")
 
 
 # --- Races ------------------------------------------------------------------------------------------
@@ -668,7 +670,7 @@ ROUNDS = 200
 
 
 def taker(root: Path) -> Callable[[Line], None]:
-    """Takes a snapshot of some change, or restores an older one in place, whenever it is told to."""
+    """A worker that, for each message, takes a snapshot of a change or restores an older one in place."""
 
     def task(line: Line) -> None:
         delay_calls(most=0.0001)
@@ -706,8 +708,9 @@ def gatherer(root: Path) -> Callable[[Line], None]:
 
 
 def storm(context: RepositoryContext, full: int = ROUNDS) -> None:
-    """Take snapshots and collect at the same time; all that is visible is whole all the time.
-    It goes on until some were collected and somebody needed a remnant."""
+    """Take snapshots and collect concurrently; every visible snapshot stays whole.
+
+    The storm lasts until snapshots were collected and a remnant was needed."""
     root, seen = context.paths.root, Counter[str]()
     with Workers() as workers:
         takes, collects = workers.start(taker(root)), workers.start(gatherer(root))
@@ -722,7 +725,7 @@ def storm(context: RepositoryContext, full: int = ROUNDS) -> None:
             worker.say("enough")
 
 
-def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(context: RepositoryContext) -> None:
+def test_snapshots_taken_during_collections_are_always_whole(context: RepositoryContext) -> None:
     line_of(context, 3, shared=True)
     storm(context)
     collect(context)
@@ -730,10 +733,10 @@ def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(contex
     assert Repository(context.paths.root).examine(strict=True) == []
 
 
-def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_does_not_end(
+def test_one_repair_cleans_up_after_a_collector_that_is_killed_at_any_time(
     context: RepositoryContext,
 ) -> None:
-    """While somebody goes on taking snapshots, and after each kill is asked for more."""
+    """Meanwhile another process takes snapshots, and continues after each kill."""
     line_of(context, 3, shared=True)
     root, killed = context.paths.root, Counter[bool]()
     with Workers() as workers:
@@ -757,10 +760,10 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
         takes.say("enough")
 
 
-# --- Planted mistakes -------------------------------------------------------------------------------
+# --- Planted bugs -----------------------------------------------------------------------------------
 
 
-def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
+def test_a_sweep_that_uses_a_stale_list_of_needs_is_found(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line_of(context, 3, shared=True)
@@ -771,18 +774,18 @@ def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
         storm(context, ROUNDS)
 
 
-def test_a_sweep_that_leaves_trees_in_the_making_out_is_found(
+def test_a_sweep_that_ignores_unpublished_trees_is_found(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = line_of(context, 3, shared=True)
-    tree = in_the_making(context, ids[0], b"main-0/lost")
+    tree = unpublished_tree(context, ids[0], b"main-0/lost")
     monkeypatch.setattr(gc_sweep, "trees_in_progress", lambda places: [])
     collect(context)
-    with pytest.raises(AssertionError, match="it is gone"):
+    with pytest.raises(AssertionError, match="a needed directory is gone"):
         require_kept_for(context, tree)
 
 
-def test_a_sweep_that_takes_one_directory_too_much_is_found(
+def test_a_sweep_that_removes_one_directory_too_many_is_found(
     context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line_of(context, 4, shared=True)
@@ -797,7 +800,7 @@ def test_a_sweep_that_takes_one_directory_too_much_is_found(
         require_whole(context)
 
 
-def test_a_sweep_that_leaves_something_is_found(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_removes_nothing_is_found(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     line_of(context, 4, shared=True)
     monkeypatch.setattr(gc, "sweep", lambda context: None)
     collect(context)
@@ -805,7 +808,7 @@ def test_a_sweep_that_leaves_something_is_found(context: RepositoryContext, monk
         require_no_more_than_needed(context)
 
 
-def test_a_worktree_that_is_removed_frees_what_only_it_needed(context: RepositoryContext) -> None:
+def test_removing_a_worktree_frees_the_directories_that_only_it_needed(context: RepositoryContext) -> None:
     (first,) = line_of(context, 1, shared=True)
     add_worktree(context, "dev", head=first, isolation=Isolation.SHARED)
     keep(context, {"only/here": "1"}, worktree="dev", shared=True)
@@ -818,8 +821,8 @@ def test_a_worktree_that_is_removed_frees_what_only_it_needed(context: Repositor
     require_whole(context)
 
 
-def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(context: RepositoryContext) -> None:
-    """A scratch that names its base is seen by the collector: of the two, one steps back."""
+def test_a_collection_gives_up_if_a_scratch_uses_one_of_its_snapshots(context: RepositoryContext) -> None:
+    """A snapshot in progress declares its base in its scratch, where the collector sees it."""
     ids = line_of(context, 3, shared=True)
     plan = gc_plan.propose(context).plan
     with scratches.scratch(context, "snapshot", uses=[ids[1]]), pytest.raises(PlanMismatch):

@@ -1,7 +1,7 @@
-"""After a kill anywhere in an operation on worktrees and snapshots, one repair brings everything in order.
+"""One repair cleans up after an operation on worktrees or snapshots that was killed anywhere.
 
-That the operations themselves lose nothing is swept elsewhere, at every call. Here it is every
-second call, and the question is what `doctor --fix` makes of what is left.
+Other sweeps kill these operations at every call and check that nothing is lost. This one kills them at
+every second call and checks that `doctor --fix` repairs the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proof.crash import Kill, Outcome, Report, fresh, judge, run_killed
 from proof.crash import scratch as swept_directory
 from tests.repository.interruptions import SEEN, World, world
 from tests.repository.kept import parents_of, require_whole, trees_of
-from tests.repository.test_retention_kills import repaired
+from tests.repository.test_retention_kills import require_repair_converges
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -67,7 +67,7 @@ class Killed:
     def check(self, directory: Path, outcome: Outcome) -> None:
         repository = Repository(directory)
         context = repository.context
-        repaired(repository)
+        require_repair_converges(repository)
         require_whole(context)
         assert trees_of(context) == set(repository.snapshots.all_ids())
         for config in repository.worktrees.configs():
@@ -80,7 +80,7 @@ class Killed:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.sampled(1)
-def test_one_repair_brings_in_order_what_a_killed_operation_left(old: World, name: str) -> None:
+def test_one_repair_cleans_up_after_a_killed_operation(old: World, name: str) -> None:
     scenario, report = Killed(old, OPERATIONS[name]), Report(name)
     with swept_directory() as base:
         index, over = 1, False

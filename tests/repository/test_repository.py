@@ -1,4 +1,4 @@
-"""A repository as a library: leases with a heartbeat, sync and async, and what waits for what."""
+"""The library interface of a repository: leases with a heartbeat, sync and async, and waiting for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def repository(scratch: Path) -> Repository:
 
 
 def begin_removal(repository: Repository, name: str) -> None:
-    """What one leaves who is killed as soon as it has decided to remove a worktree."""
+    """Record a removal, as left by a process that is killed right after deciding on it."""
     key = OPERATIONS.key(name)
     operation = Operation(
         operation_id="0123456789abcdef",
@@ -49,7 +49,7 @@ def test_a_lease_is_held_for_a_block_and_checked_in_it(repository: Repository) -
         held.check()
 
 
-def test_a_coroutine_holds_a_lease_too(repository: Repository) -> None:
+def test_a_coroutine_can_hold_a_lease(repository: Repository) -> None:
     async def work() -> int:
         async with await repository.lease_async(purpose="tests") as held:
             held.check()
@@ -59,23 +59,23 @@ def test_a_coroutine_holds_a_lease_too(repository: Repository) -> None:
     assert repository.leases.state(MAIN) is None
 
 
-def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_nothing(
+def test_a_coroutine_cancelled_while_waiting_leaves_the_queue_and_holds_nothing(
     repository: Repository,
 ) -> None:
-    line = LeaseKeys.of(MAIN).queue
+    queue = LeaseKeys.of(MAIN).queue
 
     async def work() -> None:
         waiting = asyncio.ensure_future(repository.lease_async(wait=None))
-        while repository.context.store.read(line) is None:
+        while repository.context.store.read(queue) is None:
             await asyncio.sleep(0.005)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        held.release()  # what wakes the thread that waits: it may be given the lease, and gives it back
+        held.release()  # wakes the waiting thread, which may be granted the lease and gives it back
 
     held = repository.lease()
     asyncio.run(work())
-    assert repository.context.store.read(line) is None
+    assert repository.context.store.read(queue) is None
     assert repository.leases.state(MAIN) is None
 
 
@@ -92,14 +92,14 @@ def test_after_a_failed_renewal_the_library_refuses_to_write(repository: Reposit
     assert repository.context.config(MAIN).head_snapshot_id is None
 
 
-def test_there_is_no_lease_of_a_worktree_that_is_not_there(repository: Repository) -> None:
+def test_a_worktree_that_does_not_exist_cannot_be_leased(repository: Repository) -> None:
     for attempt in (repository.lease, repository.steal, repository.path):
         with pytest.raises(NotFound, match="no worktree nowhere"):
             attempt("nowhere")
     assert not (repository.root / ".jvs/locks").exists() or not list((repository.root / ".jvs/locks").iterdir())
 
 
-def test_what_a_dead_process_has_begun_is_finished_by_the_next_command(repository: Repository) -> None:
+def test_the_next_command_finishes_the_operation_of_a_dead_process(repository: Repository) -> None:
     repository.worktrees.create("dev")
     begin_removal(repository, "dev")
     with pytest.raises(NotFound):
@@ -109,7 +109,7 @@ def test_what_a_dead_process_has_begun_is_finished_by_the_next_command(repositor
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_who_waits_for_the_lease_waits_for_an_operation_as_well(repository: Repository) -> None:
+def test_a_waiter_for_the_lease_also_waits_for_a_pending_operation(repository: Repository) -> None:
     repository.worktrees.create("dev")
 
     def change(line: Line) -> None:
@@ -137,10 +137,10 @@ def test_who_waits_for_the_lease_waits_for_an_operation_as_well(repository: Repo
         waiting.start()
         worker.say("be done")
         waiting.join()
-    assert isinstance(ended[0], NotFound), "it was removed by who waited, as its remover had died"
+    assert isinstance(ended[0], NotFound), "the waiter did not finish the removal of the dead process"
 
 
-def test_the_worktree_that_a_path_is_in_is_known(repository: Repository) -> None:
+def test_a_path_belongs_to_the_worktree_around_it(repository: Repository) -> None:
     root = repository.root
     assert repository.worktree_around(root) == MAIN
     assert repository.worktree_around(root / "main" / "deep" / "below") == MAIN
@@ -150,7 +150,7 @@ def test_the_worktree_that_a_path_is_in_is_known(repository: Repository) -> None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descriptors are counted in /proc")
-def test_what_is_opened_again_and_again_leaves_nothing_open(scratch: Path) -> None:
+def test_opening_a_repository_repeatedly_leaks_no_descriptors(scratch: Path) -> None:
     make_repository(scratch / "repo")
 
     def use() -> set[str]:

@@ -1,4 +1,4 @@
-"""Restoring: into a new worktree, in place, in part; what is replaced is kept, down to the last write."""
+"""Restores into a new worktree, in place, and of a single path keep replaced content, down to the last write."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NEW = {"file": "new", "directory/a": "new", "more": "new"}
 
 
 class Site:
-    """A worktree with one snapshot, and another content by now."""
+    """A worktree with one snapshot, whose content has changed since."""
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
@@ -115,7 +115,7 @@ def before_the_exchange(action: Any) -> Any:
 
 @pytest.mark.req("LC-25")
 def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Site) -> None:
-    """Somebody holds the lock of `main`; nothing there is touched."""
+    """The lock of `main` is held throughout, and nothing there is touched."""
     before = site.repository.leases.state(MAIN)
     config = site.repository.snapshots.restore(site.first)
     assert content_of(site.context.paths.payload(config.worktree_id)) == OLD
@@ -136,7 +136,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
 
 
 @pytest.mark.req("LC-27")
-def test_a_partial_snapshot_is_restored_by_nobody(site: Site) -> None:
+def test_a_partial_snapshot_cannot_be_restored(site: Site) -> None:
     (site.context.paths.tree(site.first) / ".READY").unlink()
     with pytest.raises(PartialSnapshot):
         site.repository.snapshots.restore(site.first)
@@ -149,7 +149,7 @@ def test_a_partial_snapshot_is_restored_by_nobody(site: Site) -> None:
 
 
 @pytest.mark.req("LC-26")
-def test_in_place_everything_is_replaced_and_what_was_there_is_kept(site: Site) -> None:
+def test_a_restore_in_place_replaces_everything_and_keeps_the_old_content(site: Site) -> None:
     restored = site.restore()
     assert content_of(site.payload) == OLD
     new, kept, first = site.history()
@@ -165,20 +165,20 @@ def test_in_place_everything_is_replaced_and_what_was_there_is_kept(site: Site) 
     assert list(site.context.paths.scratch.iterdir()) == []
 
 
-def test_what_is_the_same_as_the_head_is_not_kept_twice(site: Site) -> None:
+def test_content_equal_to_the_head_is_not_kept_twice(site: Site) -> None:
     saved = snapshot(site.context, MAIN, site.proof).snapshot_id
     assert site.restore().kept is None
     assert [each.snapshot_id for each in site.history()][1:] == [saved, site.first]
 
 
-def test_what_is_replaced_is_given_up_only_if_told_to(site: Site) -> None:
+def test_replaced_content_is_discarded_only_on_request(site: Site) -> None:
     assert site.restore(keep=False).kept is None
     assert [each.snapshot_id for each in site.history()][1:] == [site.first]
     assert content_of(site.payload) == OLD
 
 
 @pytest.mark.req("LC-26")
-def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
+def test_a_restore_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
     with pytest.raises(LockNotHeld):
         restore_in_place(site.context, MAIN, site.first, None, RestoreOptions(reason="tested"))
     with pytest.raises(FencingMismatch):
@@ -190,7 +190,7 @@ def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
 
 @pytest.mark.req("LC-17", "LC-18", "LC-26")
 @pytest.mark.parametrize("path", [None, "file"])
-def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site, path: str | None) -> None:
+def test_a_restore_whose_lease_is_stolen_during_preparation_changes_nothing(site: Site, path: str | None) -> None:
     def steal(attempt: Attempt) -> Any:
         state = site.repository.leases.state(MAIN)
         if state is not None and state.lease.lock_id == site.proof.lock_id:
@@ -206,7 +206,7 @@ def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site,
 
 
 @pytest.mark.req("LC-26")
-def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site) -> None:
+def test_a_restore_in_place_is_refused_in_a_shared_worktree_unless_allowed(site: Site) -> None:
     add_worktree(site.context, "open", isolation=Isolation.SHARED)
     payload = site.context.paths.payload("open")
     write(payload, NEW)
@@ -230,8 +230,8 @@ def test_a_doomed_snapshot_is_not_restored(site: Site) -> None:
     site.require_nothing_happened()
 
 
-def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
-    """Behind the safety snapshot, just before the exchange: it comes between that and the new head."""
+def test_a_write_just_before_the_exchange_is_kept_too(site: Site) -> None:
+    """It comes after the safety snapshot, and becomes a snapshot between that and the new head."""
     late = {**NEW, "late": "written at the last moment"}
     with before_the_exchange(lambda: write(site.payload, late)):
         restored = site.restore()
@@ -247,8 +247,8 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
 
 
 @pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
-def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str) -> None:
-    """The restore fails behind the exchange; the late writes are found by whoever settles."""
+def test_settling_an_unfinished_restore_keeps_late_writes_too(site: Site, call: str) -> None:
+    """The restore fails after the exchange; settling it finds the late writes."""
     late = {**NEW, "late": "written at the last moment"}
     names, number = {
         "moving aside": ("rename_noreplace", 1),
@@ -280,7 +280,7 @@ def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str
     assert list(site.context.paths.scratch.iterdir()) == []
 
 
-def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
+def test_the_content_of_a_worktree_without_snapshots_is_kept_too(site: Site) -> None:
     add_worktree(site.context, "fresh")
     write(site.context.paths.payload("fresh"), NEW)
     lease = site.repository.lease("fresh")
@@ -297,7 +297,7 @@ def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None
     assert content_of(site.payload) == OLD
 
 
-def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) -> None:
+def test_a_recorded_restore_can_be_finished_by_any_process_and_takes_effect_once(site: Site) -> None:
     def fail(attempt: Attempt) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -310,7 +310,7 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
     assert finished is not None
     assert content_of(site.payload) == OLD
     assert settle(site.context, MAIN) is None
-    repository_exchange.finish_restore(site.context, finished)  # once more, by one who did not know
+    repository_exchange.finish_restore(site.context, finished)  # again, by a process that did not know
     assert content_of(site.payload) == OLD
     assert list(site.context.paths.scratch.iterdir()) == []
     assert len(site.history()) == 3
@@ -318,10 +318,10 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
 
 @pytest.mark.parametrize("exchanged", [False, True])
 @pytest.mark.parametrize("lost", ["nothing", "scratch"])
-def test_a_copy_of_the_repository_can_finish_what_was_on_record(
+def test_a_recorded_restore_can_be_finished_in_a_copy_of_the_repository(
     site: Site, tmp_path: Path, exchanged: bool, lost: str
 ) -> None:
-    """In a copy inodes tell nothing, and a backup may well leave out what is temporary."""
+    """Inode numbers differ in a copy, and a backup may leave out temporary files."""
 
     def fail(attempt: Attempt) -> Any:
         if exchanged:
@@ -345,7 +345,7 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
     assert NEW in kept
 
 
-# --- In part ----------------------------------------------------------------------------------------
+# --- A single path ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -356,9 +356,7 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
         ("directory/b", {**NEW, "directory/b": "old"}),
     ],
 )
-def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
-    site: Site, path: str, expected: dict[str, str]
-) -> None:
+def test_a_restored_path_is_unsaved_work_on_top_of_the_head(site: Site, path: str, expected: dict[str, str]) -> None:
     restored = site.restore(path=path)
     assert content_of(site.payload) == expected
     assert (restored.published, restored.late) == (None, None)
@@ -368,7 +366,7 @@ def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
     assert site.repository.snapshots.status(MAIN).changes
 
 
-def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_that_keeps_it(
+def test_a_path_is_not_replaced_if_it_was_written_to_after_the_safety_snapshot(
     site: Site,
 ) -> None:
     late = {**NEW, "file": "written at the last moment"}
@@ -377,7 +375,7 @@ def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_tha
     def act(attempt: Attempt) -> Any:
         nonlocal count
         count += 1
-        if count == 2:  # the first is that of the snapshot, the second that of the part
+        if count == 2:  # the first syncs the safety snapshot, the second the restored path
             write(site.payload, late)
         return attempt.perform()
 
@@ -387,8 +385,8 @@ def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_tha
 
 
 @pytest.mark.parametrize("path", ["file", "directory", "directory/a"])
-def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, path: str) -> None:
-    """Just before the exchange: it becomes the head, and what was restored is unsaved work on top of it."""
+def test_a_write_to_a_path_just_before_its_exchange_is_kept_too(site: Site, path: str) -> None:
+    """The write becomes the head, and the restored content is unsaved work on top of it."""
     late = {**NEW, "file": "written late", "directory/a": "written late"}
     with before_the_exchange(lambda: write(site.payload, late)):
         restored = site.restore(path=path)
@@ -405,7 +403,7 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
 
 
 def die_before_the_exchange(site: Site, path: str) -> None:
-    """A restore of a part that was decided, and whose process is gone."""
+    """Decide on a restore of a path, and die before carrying it out."""
 
     def die(attempt: Attempt) -> Any:
         raise SystemExit
@@ -415,8 +413,8 @@ def die_before_the_exchange(site: Site, path: str) -> None:
     assert site.context.store.read(OPERATIONS.key(MAIN)) is not None
 
 
-def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site: Site) -> None:
-    """The process died after its decision; its user goes on, and the next command finishes it."""
+def test_a_write_between_the_death_of_a_restore_and_its_settling_is_kept(site: Site) -> None:
+    """The process died after its decision; the user works on, and the next command finishes the restore."""
     die_before_the_exchange(site, "file")
     (site.payload / "file").write_text("the work of a day")
     settle(site.context, MAIN)
@@ -427,8 +425,8 @@ def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site:
 
 
 @pytest.mark.parametrize("became", ["gone", "a file", "a link"])
-def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: str) -> None:
-    """Or the worktree would be stuck for good; and a link would lead the restore to somewhere else."""
+def test_a_restore_of_a_path_is_abandoned_if_its_parent_is_no_longer_a_directory(site: Site, became: str) -> None:
+    """Otherwise the worktree would be stuck for good, and a link would lead the restore elsewhere."""
     die_before_the_exchange(site, "directory/a")
     directory, away = site.payload / "directory", site.context.paths.root / "away"
     directory.rename(away)
@@ -443,7 +441,7 @@ def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: 
     snapshot(site.context, MAIN, site.proof)
 
 
-def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restored(
+def test_a_path_whose_parent_disappears_just_before_the_exchange_is_not_restored(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_done = repository_exchange._Exchange.is_done
@@ -461,8 +459,8 @@ def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restore
 
 
 @pytest.mark.parametrize("by", ["itself", "another"])
-def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> None:
-    """In a directory that is read-only, for instance: nobody could use the worktree until that is mended."""
+def test_a_restore_of_a_path_that_cannot_be_exchanged_is_abandoned(site: Site, by: str) -> None:
+    """For example in a read-only directory: the worktree would be unusable until that is fixed."""
 
     def refuse(attempt: Attempt) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -481,19 +479,19 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
 
 
-def test_a_part_whose_name_is_not_in_unicode_is_refused_and_comes_back_with_its_directory(site: Site) -> None:
+def test_a_path_that_is_not_utf8_is_refused_but_is_restored_with_its_directory(site: Site) -> None:
     name = os.fsdecode(b"\xff")
     (site.payload / "directory" / name).write_text("old")
     site.first = snapshot(site.context, MAIN, site.proof).snapshot_id
     (site.payload / "directory" / name).write_text("new")
     with pytest.raises(UsageFailure, match="not valid UTF-8"):
         site.restore(path=f"directory/{name}")
-    assert site.history()[0].snapshot_id == site.first, "nothing was done"
+    assert site.history()[0].snapshot_id == site.first, "the refused restore changed the history"
     site.restore(path="directory")
     assert (site.payload / "directory" / name).read_text() == "old"
 
 
-def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> None:
+def test_a_path_too_long_for_the_system_is_refused(site: Site) -> None:
     deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
     for name in deep.split("/"):
         os.mkdir(name, dir_fd=here)
@@ -508,8 +506,8 @@ def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> 
     assert list(site.context.paths.scratch.iterdir()) == []
 
 
-def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange would carry it away, to where nobody looks for it."""
+def test_a_restore_in_place_is_refused_over_a_mount_point(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange would carry the mount away with the old directory."""
     monkeypatch.setattr(payloads, "mounts_beneath", lambda _: frozenset({"directory/a"}))
     for path in (None, "directory", "directory/a"):
         with pytest.raises(Refused, match="something is mounted at directory/a"):
@@ -519,14 +517,14 @@ def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch:
     assert (site.payload / "file").read_text() == "old"
 
 
-def test_what_is_missing_above_a_part_comes_back_with_it(site: Site) -> None:
+def test_missing_parents_of_a_restored_path_are_created(site: Site) -> None:
     write(site.payload, {"file": "new"})
     (site.payload / "directory").rmdir()
     site.restore(path="directory/b")
     assert content_of(site.payload) == {"file": "new", "directory/b": "old"}
 
 
-def test_a_part_replaces_what_is_of_another_kind(site: Site) -> None:
+def test_a_restored_path_replaces_an_entry_of_another_kind(site: Site) -> None:
     for each in (site.payload / "directory").iterdir():
         each.unlink()
     (site.payload / "directory").rmdir()
@@ -535,7 +533,7 @@ def test_a_part_replaces_what_is_of_another_kind(site: Site) -> None:
     assert (site.payload / "directory" / "a").read_text() == "old"
 
 
-def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: Site) -> None:
+def test_a_path_that_is_not_in_the_snapshot_or_leads_outside_is_refused(site: Site) -> None:
     outside = site.context.paths.root / "outside"
     outside.mkdir()
     (outside / "a").write_text("not yours")
@@ -579,7 +577,7 @@ def without_exchange(attempt: Attempt) -> Any:
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
+def test_without_atomic_exchange_two_renames_replace_the_content(site: Site) -> None:
     with interposed(without_exchange, ("rename_exchange",)):
         site.restore()
         assert content_of(site.payload) == OLD
@@ -591,17 +589,17 @@ def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
 RENAMES = ("rename", "rename_noreplace")
 
 
-def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> None:
-    """What the exchange is for; and that the sweep would see it if it were not made in one step."""
+def test_the_sweep_finds_a_worktree_missing_between_two_renames_and_settling_repairs_it() -> None:
+    """This is why the exchange is atomic, and shows that the sweep would notice if it were not."""
     with world() as made, interposed(without_exchange, ("rename_exchange",)):
         report = killed_everywhere(cases(made)["restore in place, nothing kept"], RENAMES)
         assert [each.problem for each in report.violations] == ["AssertionError: the worktree is neither old nor new"]
         assert report.violations[0].outcome.call is not None
-        require_mended(made)
+        require_settling_repairs(made)
 
 
-def require_mended(made: World) -> None:
-    """Do the first rename only, as the killed one did, and settle."""
+def require_settling_repairs(made: World) -> None:
+    """Kill the restore after each of its first renames, and settle."""
     case = cases(made)["restore in place, nothing kept"]
     with swept_directory() as base:
         for index in (1, 2, 3):
@@ -614,20 +612,20 @@ def require_mended(made: World) -> None:
                     assert context.store.read(OPERATIONS.key(MAIN)) is None
 
 
-# --- A link in the place of the directory -------------------------------------------------------------
+# --- A symlink in place of the directory --------------------------------------------------------------
 
 
-def replace_by_link(site: Site, elsewhere: Path) -> None:
+def replace_with_link(site: Site, elsewhere: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / "theirs").write_text("theirs")
     shutil.rmtree(site.payload)
     site.payload.symlink_to(elsewhere)
 
 
-def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> None:
+def test_a_symlink_in_place_of_the_directory_is_not_followed(scratch: Path) -> None:
     site = Site(scratch / "repo")
     first = snapshot(site.context, MAIN, site.proof).snapshot_id
-    replace_by_link(site, scratch / "elsewhere")
+    replace_with_link(site, scratch / "elsewhere")
 
     snapshots = site.repository.snapshots
     for follow in (
@@ -642,7 +640,7 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> 
     assert resolve(site.context, "head", worktree=MAIN).snapshot_id == first
 
 
-def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
+def test_a_symlink_created_during_a_restore_does_not_leave_the_worktree_stuck(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(scratch / "repo")
@@ -650,7 +648,7 @@ def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
     exchange = repository_exchange._Exchange.make
 
     def link_first(*arguments: Any) -> None:
-        replace_by_link(site, scratch / "elsewhere")
+        replace_with_link(site, scratch / "elsewhere")
         exchange(*arguments)
 
     monkeypatch.setattr(repository_exchange._Exchange, "make", link_first)

@@ -1,4 +1,4 @@
-"""What is kept and why: the rules of retention, which are pure functions."""
+"""The retention rules, which are pure functions: which snapshots are kept, and why."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def descriptor(
     )
 
 
-def a_line(*names: str) -> dict[str, Descriptor]:
-    """Snapshots of which each is the parent of the next, an hour apart, the last one just taken."""
+def history_of(*names: str) -> dict[str, Descriptor]:
+    """Snapshots, each the parent of the next, an hour apart, the last one just taken."""
     parents = [None, *names]
     return {
         name: descriptor(name, parents[number], age=HOUR * (len(names) - 1 - number))
@@ -89,39 +89,39 @@ def rules(decision: RetentionDecision, snapshot_id: str) -> set[Protection]:
     return {reason.protection for reason in decision.protected[snapshot_id]}
 
 
-def test_without_a_policy_nothing_that_a_head_leads_to_may_go() -> None:
-    decision = retain(GcRoots(a_line("a", "b", "c"), {"main": "c"}), Policy(), NOW)
+def test_without_a_policy_everything_reachable_from_a_head_is_kept() -> None:
+    decision = retain(GcRoots(history_of("a", "b", "c"), {"main": "c"}), Policy(), NOW)
     assert collectable(decision) == []
     assert rules(decision, "c") == {Protection.HEAD, Protection.HISTORY}
     assert rules(decision, "a") == {Protection.HISTORY}
 
 
 @pytest.mark.req("WT-11")
-def test_what_no_head_leads_to_may_go_oldest_first() -> None:
-    decision = retain(GcRoots(a_line("a", "b", "c"), {"main": "a"}), Policy(), NOW)
+def test_unreachable_snapshots_may_go_oldest_first() -> None:
+    decision = retain(GcRoots(history_of("a", "b", "c"), {"main": "a"}), Policy(), NOW)
     assert collectable(decision) == ["b", "c"]
     assert {each.why for each in decision.collectable} == {"no head leads to it"}
 
 
 @pytest.mark.parametrize("keep", range(1, 6))
-def test_the_newest_of_each_line_are_kept(keep: int) -> None:
-    decision = retain(GcRoots(a_line(*"abcd"), {"main": "d"}), Policy(keep_last=keep), NOW)
+def test_the_newest_of_each_history_are_kept(keep: int) -> None:
+    decision = retain(GcRoots(history_of(*"abcd"), {"main": "d"}), Policy(keep_last=keep), NOW)
     assert collectable(decision) == list("abcd")[: max(0, 4 - keep)]
 
 
-def test_a_snapshot_is_kept_if_one_of_its_lines_keeps_it() -> None:
-    roots = GcRoots(a_line(*"abcd"), {"main": "d", "dev": "b"})
+def test_a_snapshot_is_kept_if_one_of_its_histories_keeps_it() -> None:
+    roots = GcRoots(history_of(*"abcd"), {"main": "d", "dev": "b"})
     assert collectable(retain(roots, Policy(keep_last=1), NOW)) == ["a", "c"]
     assert collectable(retain(roots, Policy(keep_last=2), NOW)) == []
 
 
-def test_what_is_young_is_kept_whether_a_head_leads_to_it_or_not() -> None:
-    roots = GcRoots(a_line(*"abcd"), {"main": "b"})
+def test_young_snapshots_are_kept_whether_reachable_or_not() -> None:
+    roots = GcRoots(history_of(*"abcd"), {"main": "b"})
     assert collectable(retain(roots, Policy(keep_for=1.5 * HOUR), NOW)) == ["a"]
     assert collectable(retain(roots, Policy(keep_for=0.5 * HOUR), NOW)) == ["c", "a"]
 
 
-def test_a_snapshot_from_the_future_is_young_and_one_without_a_time_is_kept() -> None:
+def test_a_snapshot_from_the_future_is_young_and_one_without_a_valid_time_is_kept() -> None:
     strange = msgspec.structs.replace(descriptor("x"), created_at="?")
     roots = GcRoots({"x": strange, "y": descriptor("y", age=-HOUR)}, {})
     decision = retain(roots, Policy(keep_for=60.0), NOW)
@@ -129,7 +129,7 @@ def test_a_snapshot_from_the_future_is_young_and_one_without_a_time_is_kept() ->
     assert rules(decision, "y") == {Protection.KEEP_FOR}
 
 
-def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> None:
+def test_references_pins_uses_and_operations_keep_otherwise_unprotected_snapshots() -> None:
     descriptors = {name: descriptor(name) for name in "abcde"}
     roots = GcRoots(
         descriptors,
@@ -149,32 +149,32 @@ def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> No
     ]
 
 
-def test_a_pending_restore_keeps_the_parent_of_what_it_has_published() -> None:
-    """It may still put a snapshot between the two: nobody may take that parent away meanwhile."""
+def test_a_pending_restore_keeps_the_parent_of_the_snapshot_it_published() -> None:
+    """It may still insert a snapshot between the two, so the parent must stay until then."""
     pending = msgspec.structs.replace(operation("a"), operation_id="d")
-    roots = GcRoots(a_line(*"abcd"), {"main": "d"}, operations=[pending])
+    roots = GcRoots(history_of(*"abcd"), {"main": "d"}, operations=[pending])
     decision = retain(roots, Policy(keep_last=1), NOW)
     assert rules(decision, "c") == {Protection.OPERATION}
     assert collectable(decision) == ["b"]
 
 
-def test_a_pin_that_has_run_out_keeps_nothing_and_one_that_cannot_be_read_keeps() -> None:
+def test_an_expired_pin_keeps_nothing_and_an_unreadable_one_keeps_its_snapshot() -> None:
     unreadable = Pin(pin_id="p", snapshot_id="b", created_at="", until="some day")
     descriptors = {"a": descriptor("a"), "b": descriptor("b")}
     roots = GcRoots(descriptors, {}, pins=[pin("a", left=0.0), unreadable])
     assert collectable(retain(roots, Policy(), NOW)) == ["a"]
 
 
-def test_what_another_plan_has_doomed_is_left_to_it() -> None:
+def test_a_snapshot_doomed_by_another_plan_is_left_to_that_plan() -> None:
     roots = GcRoots({"a": descriptor("a", doomed_by="one")}, {})
     assert rules(retain(roots, Policy(), NOW), "a") == {Protection.DOOMED}
     assert collectable(retain(roots, Policy(), NOW, plan_id="one")) == ["a"]
     assert collectable(retain(roots, Policy(), NOW, plan_id="two")) == []
 
 
-def test_what_a_broken_line_may_have_led_to_is_kept() -> None:
-    """A descriptor was lost: what it led to looks like garbage, and is the history of the worktree."""
-    found = a_line("a", "b", "lost", "c", "d")
+def test_snapshots_that_a_broken_history_may_have_led_to_are_kept() -> None:
+    """A lost descriptor makes the older history of the worktree look like garbage."""
+    found = history_of("a", "b", "lost", "c", "d")
     del found["lost"]
     younger = descriptor("younger", age=0.0)
     decision = retain(GcRoots({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
@@ -185,39 +185,39 @@ def test_what_a_broken_line_may_have_led_to_is_kept() -> None:
     assert decision.collectable == ()
 
 
-def test_a_circle_of_parents_ends() -> None:
-    circle = {"a": descriptor("a", "b"), "b": descriptor("b", "a")}
-    assert list(line(circle, "a")) == ["a", "b"]
-    assert collectable(retain(GcRoots(circle, {"main": "a"}), Policy(keep_last=1), NOW)) == ["b"]
+def test_walking_a_cycle_of_parents_terminates() -> None:
+    cycle = {"a": descriptor("a", "b"), "b": descriptor("b", "a")}
+    assert list(line(cycle, "a")) == ["a", "b"]
+    assert collectable(retain(GcRoots(cycle, {"main": "a"}), Policy(keep_last=1), NOW)) == ["b"]
 
 
 @pytest.mark.parametrize(("budget", "count"), [(100, 0), (99, 1), (90, 1), (89, 2), (0, 10), (None, 10)])
-def test_as_many_go_as_it_takes_to_fit_into_the_budget(budget: int | None, count: int) -> None:
+def test_only_as_many_go_as_the_budget_requires(budget: int | None, count: int) -> None:
     candidates = [Collectable(str(number), "") for number in range(10)]
     found = within_budget(candidates, Policy(max_bytes=budget), 100, lambda ids: 10 * len(ids))
     assert found == count
 
 
-def test_if_all_are_not_enough_for_the_budget_all_go() -> None:
+def test_all_go_if_even_that_does_not_meet_the_budget() -> None:
     candidates = [Collectable("a", ""), Collectable("b", "")]
     assert within_budget(candidates, Policy(max_bytes=5), 100, len) == 2
 
 
-def test_with_a_budget_alone_all_but_heads_may_go() -> None:
-    decision = retain(GcRoots(a_line(*"abc"), {"main": "b"}), Policy(max_bytes=0), NOW)
-    assert collectable(decision) == ["c", "a"]  # what no head leads to comes first
+def test_with_only_a_budget_all_but_heads_may_go() -> None:
+    decision = retain(GcRoots(history_of(*"abc"), {"main": "b"}), Policy(max_bytes=0), NOW)
+    assert collectable(decision) == ["c", "a"]  # unreachable snapshots come first
 
 
-# --- Whatever there is ------------------------------------------------------------------------------
+# --- Properties -------------------------------------------------------------------------------------
 
 IDS = [f"s{number}" for number in range(12)]
 anything = st.sampled_from(IDS)
-lefts = st.sampled_from([-1.0, 1.0])
+times_left = st.sampled_from([-1.0, 1.0])
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> GcRoots:
-    """Snapshots with any parents, dooms and ages, and anything that may refer to them, also to nothing."""
+def any_roots(draw: st.DrawFn) -> GcRoots:
+    """Snapshots with arbitrary parents, dooms and ages, and everything that may refer to them, even if dangling."""
     present = draw(st.lists(anything, unique=True))
     descriptors = {
         each: descriptor(
@@ -232,7 +232,7 @@ def standings(draw: st.DrawFn) -> GcRoots:
         descriptors,
         draw(st.dictionaries(st.sampled_from(["main", "dev", "old"]), anything)),
         references=[reference(each) for each in draw(st.lists(anything, max_size=2))],
-        pins=[pin(each, left=left) for each, left in draw(st.lists(st.tuples(anything, lefts), max_size=2))],
+        pins=[pin(each, left=left) for each, left in draw(st.lists(st.tuples(anything, times_left), max_size=2))],
         uses=[Use(each, "snapshot") for each in draw(st.lists(anything, max_size=2))],
         operations=[
             msgspec.structs.replace(operation(each), operation_id=made)
@@ -251,7 +251,7 @@ policies = st.builds(
 
 
 def untouchable(roots: GcRoots) -> set[str]:
-    """What no policy may ever let go, said a second time in other words."""
+    """Snapshots that no policy may release, computed independently of the rules."""
     live_pins = [each for each in roots.pins if each.until is None or each.until > format_instant(NOW)]
     named: Sequence[str] = [
         *roots.heads.values(),
@@ -270,8 +270,8 @@ def untouchable(roots: GcRoots) -> set[str]:
 
 
 @settings(max_examples=rounds(300, least=25), deadline=None)
-@given(standings(), policies)
-def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(roots: GcRoots, policy: Policy) -> None:
+@given(any_roots(), policies)
+def test_every_snapshot_is_protected_or_collectable_and_a_needed_one_never_goes(roots: GcRoots, policy: Policy) -> None:
     decision = retain(roots, policy, NOW)
     going = collectable(decision)
     assert len(going) == len(set(going))
@@ -285,8 +285,8 @@ def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(roots: G
 
 
 @settings(max_examples=rounds(300, least=25), deadline=None)
-@given(standings(), policies, st.integers(0, 5), st.integers(0, 5))
-def test_a_policy_that_keeps_more_lets_less_go(roots: GcRoots, policy: Policy, more: int, longer: int) -> None:
+@given(any_roots(), policies, st.integers(0, 5), st.integers(0, 5))
+def test_a_more_generous_policy_never_keeps_less(roots: GcRoots, policy: Policy, more: int, longer: int) -> None:
     generous = Policy(
         keep_last=None if policy.keep_last is None else policy.keep_last + more,
         keep_for=None if policy.keep_for is None else policy.keep_for + longer * HOUR,
@@ -298,7 +298,9 @@ def test_a_policy_that_keeps_more_lets_less_go(roots: GcRoots, policy: Policy, m
 
 @settings(max_examples=rounds(200, least=25), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 200), st.integers(0, 50))
-def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(sizes: list[int], budget: int, more: int) -> None:
+def test_a_larger_budget_never_releases_more_and_none_releases_more_than_it_requires(
+    sizes: list[int], budget: int, more: int
+) -> None:
     candidates = [Collectable(str(number), "") for number in range(len(sizes))]
 
     def freed(ids: Sequence[str]) -> int:
@@ -312,18 +314,18 @@ def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(sizes: list[i
     assert count == 0 or total - sum(sizes[: count - 1]) > budget
 
 
-# --- What events mean for gc --------------------------------------------------------------------------
+# --- Effects of audit events on gc --------------------------------------------------------------------
 
 
 def test_the_effect_of_every_event_is_known() -> None:
-    """An event that is not known may move a root: then the roots are read again, which costs time."""
+    """An unknown event may move a root, so all roots are read again, which costs time."""
     source = "".join(path.read_text() for path in Path(holdfast.__file__).parent.rglob("*.py"))
     written = set(re.findall(r'(?:\baudit\(\s*view, now,|AuditEvent\()\s*"([a-z_]+)"', source))
     assert len(written) > 15
     assert written <= EFFECTS.keys()
 
 
-def test_only_a_rename_and_what_is_unknown_move_a_root() -> None:
+def test_only_renames_and_unknown_events_move_a_root() -> None:
     def effect(event: str) -> Effect:
         return effect_of(AuditEntry(1, "", event, "", {}, ""))
 

@@ -1,8 +1,8 @@
-"""`gc run` and `doctor --fix`, killed at every call that leaves something behind.
+"""`gc run` and `doctor --fix`, killed at every call that changes the disk.
 
-A repository is built once and copied for each point. After each kill every visible snapshot is whole
-and what is protected is there; one repair converges, a second one changes nothing, byte for byte;
-and the work goes on.
+A repository is built once and copied for each crash point. After each kill, every visible snapshot is whole
+and every protected one exists; one repair converges, a second one changes nothing, byte for byte;
+and the next operation works.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.repository.stages import files_kept
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def repaired(repository: Repository) -> None:
+def require_repair_converges(repository: Repository) -> None:
     """One repair converges; a second one finds nothing to do and changes nothing."""
     first = repository.repair()
     assert first.failed == (), first.failed
@@ -62,8 +62,8 @@ def repaired(repository: Repository) -> None:
 
 
 class World(NamedTuple):
-    """The repository that is copied. `going` is what the plan deletes, `staying` all else; of those that
-    are `left` the others need something."""
+    """The repository that is copied. The plan deletes `going` and keeps `staying`; of `going`, those in `left`
+    store directories that others need."""
 
     root: Path
     plan_id: str = ""
@@ -105,7 +105,7 @@ def make_world() -> Iterator[Callable[[str], Repository]]:
 
 
 class CollectionKilled(Copied):
-    """A run that deletes four snapshots of two lines, two at a time."""
+    """A run that deletes four snapshots of two histories, two at a time."""
 
     def operate(self, directory: Path) -> None:
         gc.BATCH = 2
@@ -116,16 +116,16 @@ class CollectionKilled(Copied):
         self.require_sound(context)
         if outcome.call is None or outcome.call.index % 2:
             state = gc_plan.plan_of(context, world.plan_id).state
-            repaired(repository)
+            require_repair_converges(repository)
             gone = frozenset() if state is PlanState.PROPOSED else world.going
             assert snapshots_of(context).keys() == (world.staying | world.going) - gone
             assert trees_of(context) == snapshots_of(context).keys()
             self.require_sound(context)
-        done = gc.run(context, world.plan_id)  # goes on, or does nothing
+        done = gc.run(context, world.plan_id)  # resumes, or does nothing
         assert done.plan.state is PlanState.FINISHED
         assert snapshots_of(context).keys() == trees_of(context) == world.staying
         self.require_sound(context)
-        repaired(repository)
+        require_repair_converges(repository)
         require_no_more_than_needed(context)
         assert remnants_of(context) == world.left
         keep(context, {"next": "works"})
@@ -133,17 +133,17 @@ class CollectionKilled(Copied):
 
     def require_sound(self, context: RepositoryContext) -> None:
         require_whole(context)
-        assert world_is_there(context, self.world.staying)
+        assert are_kept(context, self.world.staying)
         for worktree in (MAIN, "dev"):
             parents_of(context, context.config(worktree).head_snapshot_id)
 
 
-def world_is_there(context: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
+def are_kept(context: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
     found = snapshots_of(context)
     return all(each in found and found[each].doomed_by is None for each in snapshot_ids)
 
 
-def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
+def test_a_collection_killed_anywhere_loses_nothing_and_can_be_resumed(
     make_world: Callable[[str], Repository],
 ) -> None:
     context = make_world("collection").context
@@ -156,8 +156,8 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     going = frozenset(plan.snapshots)
     assert len(going) == 4
     world = World(context.paths.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
-    homes = [home.tree for each in world.staying for home in read_shared_directories(context.paths.tree(each)).values()]
-    world = world._replace(left=going.intersection(homes))
+    lists = [read_shared_directories(context.paths.tree(each)) for each in world.staying]
+    world = world._replace(left=going.intersection(shared.tree for each in lists for shared in each.values()))
     assert len(world.left) >= 2
     report = killed_everywhere(CollectionKilled(world), share=SHARE)
     report.require_clean(at_least=100)
@@ -167,7 +167,7 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
 
 
 class RepairKilled(Copied):
-    """A repair of all that can be repaired."""
+    """A repair of every kind of damage that can be repaired."""
 
     def operate(self, directory: Path) -> None:
         Repository(directory).repair()
@@ -175,7 +175,7 @@ class RepairKilled(Copied):
     def judge(self, repository: Repository, outcome: Outcome) -> None:
         context = repository.context
         self.require_sound(context)
-        repaired(repository)
+        require_repair_converges(repository)
         self.require_sound(context)
         assert snapshots_of(context).keys() == trees_of(context)
         keep(context, {"next": "works"})
@@ -208,7 +208,7 @@ ALL_AT_ONCE = [
 
 
 @pytest.mark.req("LC-28")
-def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it(
+def test_a_repair_killed_anywhere_loses_nothing_and_the_next_one_completes_it(
     make_world: Callable[[str], Repository],
 ) -> None:
     repository = make_world("repair")
@@ -225,10 +225,10 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
     report.require_clean(at_least=100)
 
 
-# --- The sweep finds what is wrong ------------------------------------------------------------------
+# --- A planted bug ----------------------------------------------------------------------------------
 
 
-def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_children_are_linked(
+def test_the_sweep_finds_a_collection_that_does_not_relink_children(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = make_world("planted").context
@@ -250,9 +250,9 @@ def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_chil
 # --- Power cuts -------------------------------------------------------------------------------------
 
 
-class CollectionWithoutPower(CollectionKilled):
-    """A run of one snapshot, in which the other has a directory. What is rebuilt has no times, so contents
-    are compared, not manifests."""
+class CollectionCutByPowerLoss(CollectionKilled):
+    """A run that deletes one snapshot, which stores a directory of the other. A disk rebuilt after a power cut
+    has no timestamps, so contents are compared, not manifests."""
 
     def require_sound(self, context: RepositoryContext) -> None:
         found = snapshots_of(context)
@@ -268,7 +268,7 @@ class CollectionWithoutPower(CollectionKilled):
             assert descriptor.doomed_by or is_ready(context.paths, each)
 
 
-def without_power(repository: Repository, *, share: float = 1.0) -> Report:
+def power_cut_collection(repository: Repository, *, share: float = 1.0) -> Report:
     context = repository.context
     going = frozenset({keep(context, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
     keep(context, {"file": "new", "one/two/file": "3"}, shared=True)
@@ -276,29 +276,29 @@ def without_power(repository: Repository, *, share: float = 1.0) -> Report:
     plan = gc_plan.propose(context).plan
     staying = frozenset(snapshots_of(context)) - going
     world = World(context.paths.root, plan.plan_id, going, staying, left=going)
-    return power_cuts(CollectionWithoutPower(world), limit=2, share=share)
+    return power_cuts(CollectionCutByPowerLoss(world), limit=2, share=share)
 
 
-def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
+def test_a_power_cut_during_a_collection_loses_nothing_and_it_can_be_resumed(
     make_world: Callable[[str], Repository],
 ) -> None:
-    report = without_power(make_world("power"), share=SHARE)
+    report = power_cut_collection(make_world("power"), share=SHARE)
     assert report.violations == [], str(report)
     assert report.points + report.skipped >= 50
 
 
 @pytest.mark.long
-def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
+def test_the_sweep_finds_a_collection_that_does_not_sync_its_renames(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc_sweep, "durable", SimpleNamespace(sync_names=lambda directory: None))
-    assert without_power(make_world("planted power")).violations
+    assert power_cut_collection(make_world("planted power")).violations
 
 
 # --- Errors -----------------------------------------------------------------------------------------
 
 
-def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
+def test_a_collection_that_fails_anywhere_loses_nothing_and_can_be_resumed(
     make_world: Callable[[str], Repository],
 ) -> None:
     context = make_world("errors").context

@@ -1,4 +1,4 @@
-"""Scratches: in use as long as their process lives, abandoned and removable when it is gone."""
+"""Scratch directories: in use while their process lives, abandoned and removable once it is dead."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_scratch_is_in_use_until_its_block_ends(context: RepositoryContext) ->
     assert list(scratches.in_use(context.paths)) == []
 
 
-def test_what_cannot_be_removed_is_litter_and_undoes_nothing(context: RepositoryContext) -> None:
-    """A file that nobody may delete, for instance: what was done in the scratch is done all the same."""
+def test_a_scratch_that_cannot_be_removed_does_not_undo_its_operation(context: RepositoryContext) -> None:
+    """For example because of an immutable file: the scratch is left as litter, to be swept later."""
 
     def refuse(attempt: Attempt) -> Any:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -57,18 +57,18 @@ def test_what_cannot_be_removed_is_litter_and_undoes_nothing(context: Repository
     assert left_over(context) == []
 
 
-def test_looking_makes_nothing_in_a_scratch(context: RepositoryContext) -> None:
+def test_listing_scratches_creates_nothing_in_them(context: RepositoryContext) -> None:
     place = context.paths.scratch / "bare"
     place.mkdir(parents=True)
     (found,) = scratches.abandoned(context.paths)
     assert (found.scratch_id, found.intent) == ("bare", None)
     assert list(place.iterdir()) == []
     assert scratches.sweep(context.paths, "bare")
-    assert scratches.sweep(context.paths, "bare")  # twice is fine
+    assert scratches.sweep(context.paths, "bare")  # idempotent
     assert left_over(context) == []
 
 
-def test_a_sweep_that_was_killed_is_finished_by_the_next(context: RepositoryContext) -> None:
+def test_the_next_sweep_finishes_one_that_was_killed(context: RepositoryContext) -> None:
     for name in ("dead", "dead" + scratches.SWEPT):
         place = context.paths.scratch / name
         (place / "tree").mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_a_sweep_that_was_killed_is_finished_by_the_next(context: RepositoryCont
     assert left_over(context) == []
 
 
-def test_what_somebody_is_removing_is_left_to_them(context: RepositoryContext) -> None:
+def test_a_scratch_that_another_process_is_removing_is_left_alone(context: RepositoryContext) -> None:
     place = context.paths.scratch / ("gone" + scratches.SWEPT)
     place.mkdir(parents=True)
     with FileLocker().lock_exclusive(place / scratches.LOCK):
@@ -89,8 +89,8 @@ def test_what_somebody_is_removing_is_left_to_them(context: RepositoryContext) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch: Path) -> None:
-    """Three work, in scratches with a file that must stay; two sweep all that they can get."""
+def test_sweepers_never_disturb_scratches_in_use(scratch: Path) -> None:
+    """Three workers use scratches with a file that must stay, while two others sweep all that they can."""
     root = scratch / "repository"
     context = make_repository(root).context
 

@@ -1,4 +1,4 @@
-"""Taking snapshots: what they promise, what they need, and that a refusal leaves nothing behind."""
+"""Taking snapshots: their guarantees and preconditions, and that a refusal leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BEST_EFFORT, QUIESCED = Consistency.BEST_EFFORT, Consistency.QUIESCED
 
 
 class Site:
-    """A repository, its `main`, and the proof that its lease is held."""
+    """A repository, its `main`, and the proof of its lease."""
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
@@ -70,7 +70,7 @@ class Site:
         return [each.descriptor.snapshot_id for each in worktree_history(self.context, worktree).entries]
 
     def require_nothing_left(self, *expected: str) -> None:
-        """These snapshots are there, newest first, and nothing else is, seen or unseen."""
+        """Exactly these snapshots exist, newest first, and no other record, tree or scratch."""
         assert self.ids() == list(expected)
         assert {name for name, _ in self.context.store.scan(DESCRIPTORS)} == set(expected)
         trees = self.context.paths.snapshots
@@ -91,7 +91,7 @@ def workers() -> Iterator[Workers]:
 
 
 def at_call(name: str, number: int, action: Callable[[], object]) -> Any:
-    """Do something just before the given call of its kind."""
+    """Run the action just before the given call of this name."""
     count = 0
 
     def act(attempt: Attempt) -> Any:
@@ -106,7 +106,7 @@ def at_call(name: str, number: int, action: Callable[[], object]) -> Any:
 
 
 def once(action: Callable[[], object]) -> Callable[[int, int], None]:
-    """Do something when the capture first tells how far it is: it is in the midst of it then."""
+    """A progress callback that runs the action at the first report, in the middle of the capture."""
     waiting = [action]
 
     def told(files: int, size: int) -> None:
@@ -116,10 +116,10 @@ def once(action: Callable[[], object]) -> Callable[[int, int], None]:
     return told
 
 
-# --- What is kept -----------------------------------------------------------------------------------
+# --- Content ----------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None:
+def test_a_snapshot_holds_the_content_of_the_worktree_and_becomes_the_head(site: Site) -> None:
     (site.payload / "directory").mkdir()
     (site.payload / "directory" / "below").write_text("deep")
     made = snapshot(site.context, MAIN, site.proof, SnapshotOptions(note="first"))
@@ -138,7 +138,7 @@ def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None
 
 
 @pytest.mark.req("LC-27")
-def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
+def test_a_ready_file_of_the_user_is_ordinary_payload(site: Site) -> None:
     (site.payload / ".READY").write_text("mine")
     made = site.take()
     tree = site.context.paths.tree(made)
@@ -148,7 +148,7 @@ def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
 
 
 def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
-    """Or many fifos, in long directories, would be a reason to keep nothing at all."""
+    """Otherwise many fifos with long paths would make a snapshot impossible."""
     if sys.platform == "win32":
         raise NotImplementedError("there are no fifos on Windows")
     for number in range(MOST_LISTED + 2):
@@ -166,7 +166,7 @@ def test_unchanged_files_are_stored_once(site: Site) -> None:
     assert (site.payload / "file").stat().st_ino not in inodes
 
 
-def test_a_parent_that_is_about_to_be_collected_is_not_linked_to(site: Site) -> None:
+def test_files_are_not_linked_to_those_of_a_doomed_parent(site: Site) -> None:
     first = site.take(engine=Engine.LINKED)
     key = DESCRIPTORS.key(first)
     doomed = msgspec.structs.replace(resolve(site.context, first), doomed_by="plan")
@@ -176,7 +176,7 @@ def test_a_parent_that_is_about_to_be_collected_is_not_linked_to(site: Site) -> 
     assert len(inodes) == 2
 
 
-def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
+def test_a_tag_is_created_in_the_same_commit(site: Site) -> None:
     made = site.take(tag="v1")
     assert resolve(site.context, "v1").snapshot_id == made
     with pytest.raises(AlreadyExists):
@@ -187,7 +187,7 @@ def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
         at_call("sync_filesystem", 1, lambda: add_reference(site.context, "v2", made)),
         pytest.raises(AlreadyExists),
     ):
-        site.take(tag="v2")  # somebody else was faster
+        site.take(tag="v2")  # another process created it first
     site.require_nothing_left(made)
 
 
@@ -195,7 +195,7 @@ def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
 
 
 @pytest.mark.req("LC-19", "LC-20")
-def test_quiesced_is_the_default_and_what_was_asked_for_is_stored(site: Site) -> None:
+def test_quiesced_is_the_default_and_the_requested_level_is_stored(site: Site) -> None:
     assert resolve(site.context, site.take()).consistency_level is QUIESCED
     assert resolve(site.context, site.take(consistency=BEST_EFFORT)).consistency_level is BEST_EFFORT
     stored = site.context.paths.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
@@ -222,7 +222,7 @@ def test_a_shared_worktree_needs_no_lock_and_is_best_effort_unless_a_policy_says
     assert site.ids("open") == [made.snapshot_id]
 
 
-def test_a_policy_counts_in_an_exclusive_worktree_too(site: Site) -> None:
+def test_a_policy_applies_to_an_exclusive_worktree_too(site: Site) -> None:
     add_worktree(site.context, "loose", consistency=BEST_EFFORT)
     lease = site.repository.lease("loose")
     made = snapshot(site.context, "loose", Proof(lease.lock_id, lease.token))
@@ -231,7 +231,7 @@ def test_a_policy_counts_in_an_exclusive_worktree_too(site: Site) -> None:
 
 @pytest.mark.req("LC-19", "LC-29")
 @pytest.mark.parametrize("change", ["write", "create", "delete"])
-def test_what_changes_while_it_is_captured_is_not_published_as_quiesced(site: Site, change: str) -> None:
+def test_content_that_changes_during_capture_is_not_published_as_quiesced(site: Site, change: str) -> None:
     def happen() -> None:
         if change == "write":
             (site.payload / "file").write_text("changed")
@@ -247,34 +247,34 @@ def test_what_changes_while_it_is_captured_is_not_published_as_quiesced(site: Si
 
 
 def writing(payload: Path) -> Callable[[Line], None]:
-    """A worker that writes into many files until it is told to stop."""
+    """A worker that writes to many files until it is told to stop."""
 
-    def work(telephone: Line) -> None:
+    def work(line: Line) -> None:
         number = 0
-        telephone.say("writing")
-        while not telephone.has_news():
+        line.say("writing")
+        while not line.has_news():
             for each in range(0, 1000, 50):
                 (payload / f"many-{each}").write_text(str(number))
             number += 1
-        telephone.say("stopped")
+        line.say("stopped")
 
     return work
 
 
 def undisturbed(site: Site) -> list[str]:
-    """Take quiesced snapshots until one is disturbed; those before it, when the writer got no time."""
+    """Take quiesced snapshots until a write disturbs one; return those before it, during which nothing was written."""
     taken: list[str] = []
     while True:
         try:
             taken.append(site.take())
         except ConsistencyUnavailable:
             return taken
-        assert len(taken) < 50, "nothing disturbs it"
+        assert len(taken) < 50, "no write disturbed a snapshot"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.req("LC-19", "LC-21")
-def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, workers: Workers) -> None:
+def test_with_a_concurrent_writer_quiesced_fails_and_best_effort_works(site: Site, workers: Workers) -> None:
     for each in range(1000):
         (site.payload / f"many-{each}").write_text("")
     writer = workers.start(writing(site.payload))
@@ -288,7 +288,7 @@ def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, 
     assert resolve(site.context, site.take()).consistency_level is QUIESCED
 
 
-def test_a_directory_that_is_replaced_while_it_is_captured_is_not_published(site: Site) -> None:
+def test_a_directory_replaced_during_capture_is_not_published(site: Site) -> None:
     def replace() -> None:
         site.payload.rename(site.payload.parent / "away")
         site.payload.mkdir()
@@ -298,7 +298,7 @@ def test_a_directory_that_is_replaced_while_it_is_captured_is_not_published(site
     site.require_nothing_left()
 
 
-def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) -> None:
+def test_a_directory_replaced_between_capture_and_publication_is_not_published(site: Site) -> None:
     def replace() -> None:
         site.payload.rename(site.payload.parent / "away")
         site.payload.mkdir()
@@ -308,7 +308,7 @@ def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) 
     site.require_nothing_left()
 
 
-def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -> None:
+def test_a_worktree_that_lost_its_directory_is_reported_as_such(site: Site) -> None:
     site.payload.rename(site.payload.parent / "away")
     with pytest.raises(NotFound, match="does not exist"):
         site.take()
@@ -326,7 +326,7 @@ def test_an_exclusive_worktree_needs_its_lock(site: Site) -> None:
 
 @pytest.mark.req("LC-18")
 @pytest.mark.parametrize("proof", ["another lock", "another token"])
-def test_a_proof_that_does_not_fit_is_refused(site: Site, proof: str) -> None:
+def test_a_proof_with_another_lock_or_token_is_refused(site: Site, proof: str) -> None:
     lock_id, token = site.proof
     wrong = Proof("somebody", token) if proof == "another lock" else Proof(lock_id, token - 1)
     with pytest.raises(FencingMismatch):
@@ -335,7 +335,7 @@ def test_a_proof_that_does_not_fit_is_refused(site: Site, proof: str) -> None:
 
 
 @pytest.mark.req("LC-18", "LC-29")
-def test_a_lease_that_has_run_out_publishes_nothing(site: Site) -> None:
+def test_an_expired_lease_publishes_nothing(site: Site) -> None:
     with at_call("sync_filesystem", 1, lambda: expire(site.repository)), pytest.raises(LockExpired):
         site.take()
     site.require_nothing_left()
@@ -345,7 +345,7 @@ def test_a_lease_that_has_run_out_publishes_nothing(site: Site) -> None:
 
 @pytest.mark.req("LC-17", "LC-18")
 def test_a_lease_stolen_and_released_meanwhile_publishes_nothing(site: Site) -> None:
-    """Where the counter of tokens would start again, the old token would be good once more."""
+    """If the token counter were reset, the old token would be valid again."""
 
     def steal_and_release() -> None:
         expire(site.repository)
@@ -359,7 +359,7 @@ def test_a_lease_stolen_and_released_meanwhile_publishes_nothing(site: Site) -> 
     site.require_nothing_left()
 
 
-def test_the_token_of_a_lock_is_never_that_of_another(site: Site) -> None:
+def test_the_proof_of_a_lock_never_has_the_token_of_another(site: Site) -> None:
     assert proof_of(site.context, MAIN, site.proof.lock_id) == site.proof
     expire(site.repository)
     thief = site.repository.steal(MAIN).lease
@@ -370,7 +370,7 @@ def test_the_token_of_a_lock_is_never_that_of_another(site: Site) -> None:
 
 
 @pytest.mark.req("LC-12")
-def test_the_library_refuses_with_a_lease_that_is_lost(site: Site) -> None:
+def test_the_library_refuses_to_publish_with_a_lost_lease(site: Site) -> None:
     add_worktree(site.context, "dev")
     held = site.repository.lease("dev")
     made = site.repository.snapshot("dev", held, note="held")
@@ -384,7 +384,7 @@ def test_the_library_refuses_with_a_lease_that_is_lost(site: Site) -> None:
     assert site.ids("dev") == [made.snapshot_id]
 
 
-def test_nothing_is_published_while_something_is_being_done_to_the_worktree(site: Site) -> None:
+def test_nothing_is_published_while_another_operation_is_pending(site: Site) -> None:
     def begin() -> None:
         key = OPERATIONS.key(MAIN)
         pending = Operation(
@@ -411,10 +411,10 @@ def test_nothing_is_published_into_another_worktree_of_the_same_name(site: Site)
     site.require_nothing_left()
 
 
-# --- When it cannot be known ------------------------------------------------------------------------
+# --- Unknown outcomes and failures ------------------------------------------------------------------
 
 
-def test_a_tree_that_was_perhaps_published_is_left_where_it_is(site: Site) -> None:
+def test_a_tree_that_may_have_been_published_is_left_in_place(site: Site) -> None:
     def publish(*arguments: Any) -> Any:
         REAL_PUBLISH(*arguments)
         raise OutcomeUnknown("commit", "the line is cut")
@@ -431,7 +431,7 @@ def test_a_tree_that_was_perhaps_published_is_left_where_it_is(site: Site) -> No
 REAL_PUBLISH = snapshots._publish
 
 
-def test_an_interrupt_behind_the_commit_point_takes_nothing_back(site: Site) -> None:
+def test_an_interrupt_after_the_commit_point_undoes_nothing(site: Site) -> None:
     def publish(*arguments: Any) -> Any:
         REAL_PUBLISH(*arguments)
         raise KeyboardInterrupt
@@ -443,7 +443,7 @@ def test_an_interrupt_behind_the_commit_point_takes_nothing_back(site: Site) -> 
     assert len(site.ids()) == 1
 
 
-def test_failures_are_failures_whatever_call_goes_wrong(site: Site) -> None:
+def test_an_error_of_any_call_is_reported_as_a_failure(site: Site) -> None:
     def fail(attempt: Attempt) -> Any:
         raise OSError(28, os.strerror(28))
 
@@ -453,7 +453,7 @@ def test_failures_are_failures_whatever_call_goes_wrong(site: Site) -> None:
     assert site.ids() == []
 
 
-def test_a_repository_that_is_opened_anew_goes_on(site: Site) -> None:
+def test_a_reopened_repository_continues_the_history(site: Site) -> None:
     first = site.take()
     again = Repository(site.context.paths.root)
     second = snapshot(again.context, MAIN, site.proof)

@@ -1,5 +1,7 @@
-"""A repository whose store cannot be used is still described and examined, as far as that goes without it;
-and a store that does not work from the start leaves nothing behind."""
+"""A repository whose store is unusable can still be described and examined, as far as possible without it.
+
+A store that does not work from the start leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,16 @@ LOCAL = {"records", "remnants", "drafts", "permissions", "filesystem", "disk"}
 
 
 @pytest.fixture(autouse=True)
-def impatience() -> Iterator[None]:
-    """Servers that are away are looked for only shortly, in this process."""
+def short_timeouts() -> Iterator[None]:
+    """Give up quickly on servers that are down, in this process."""
     with (
-        mock.patch.object(PostgresStore.__init__, "__kwdefaults__", _hasty(PostgresStore)),
-        mock.patch.object(EtcdStore.__init__, "__kwdefaults__", _hasty(EtcdStore)),
+        mock.patch.object(PostgresStore.__init__, "__kwdefaults__", _with_short_timeout(PostgresStore)),
+        mock.patch.object(EtcdStore.__init__, "__kwdefaults__", _with_short_timeout(EtcdStore)),
     ):
         yield
 
 
-def _hasty(store: type) -> dict[str, Any]:
+def _with_short_timeout(store: type) -> dict[str, Any]:
     return {**store.__init__.__kwdefaults__, "timeout": 0.5}  # type: ignore[misc]
 
 
@@ -56,18 +58,18 @@ def examined(root: Path) -> dict[str, Finding]:
 
 
 def plant(root: Path) -> None:
-    """Damage that is seen without any store: a draft of a dead process, and open permissions."""
+    """Cause damage that is visible without a store: a draft of a dead process, and open permissions."""
     draft = root / ".jvs" / ".thing-0123456789ab.tmp"
     draft.write_text("never published")
     os.utime(draft, (time.time() - 7200,) * 2)
     (root / ".jvs" / "guards").chmod(0o777)
 
 
-# --- What is told of a store that cannot be used --------------------------------------------------------
+# --- Findings about an unusable store -------------------------------------------------------------------
 
 
 class Broken:
-    """A repository on a server that works, and ways to spoil that."""
+    """A repository on a working server, and ways to break it."""
 
     def __init__(self, root: Path, url: str) -> None:
         self.root = root
@@ -78,7 +80,7 @@ class Broken:
             repository.snapshot(lease=lease)
 
     def move_to(self, url: str) -> None:
-        """The settled address is another one from now on."""
+        """Configure another address from now on."""
         configure_store(self.root, url, check=False)
 
     def run_sql(self, statement: str) -> None:
@@ -91,9 +93,9 @@ class Broken:
             gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(version)})
 
 
-Spoil = Callable[[Broken], object]
+Breakage = Callable[[Broken], object]
 
-SPOILED: dict[str, tuple[str, str, Spoil]] = {
+BREAKAGES: dict[str, tuple[str, str, Breakage]] = {
     "postgresql, nobody there": (
         "postgres_url",
         "store-away",
@@ -153,15 +155,15 @@ SPOILED: dict[str, tuple[str, str, Spoil]] = {
 
 
 @pytest.mark.req("LC-28")
-@pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.parametrize("name", BREAKAGES)
 @pytest.mark.sampled(2)
-def test_a_store_that_cannot_be_used_is_a_finding_and_the_rest_is_examined(
+def test_an_unusable_store_is_a_finding_and_everything_else_is_examined(
     tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
-    server, code, spoil = SPOILED[name]
+    server, code, break_it = BREAKAGES[name]
     broken = Broken(tmp_path / "repository", request.getfixturevalue(server))
     assert examined(broken.root) == {}
-    spoil(broken)
+    break_it(broken)
     plant(broken.root)
 
     found = examined(broken.root)
@@ -174,10 +176,10 @@ def test_a_store_that_cannot_be_used_is_a_finding_and_the_rest_is_examined(
     not_made = found["checks-not-made"].facts["checks"]
     assert {"trees", "heads", "leases", "audit", "clock", "ledger", "issues"} <= set(not_made)  # type: ignore[call-overload]
     assert not LOCAL & set(not_made)  # type: ignore[call-overload]
-    _check_what_is_told(broken.root)
+    _check_description(broken.root)
 
 
-def _check_what_is_told(root: Path) -> None:
+def _check_description(root: Path) -> None:
     with Repository(root, to_examine=True) as repository:
         told = describe(repository)
         assert told.trouble is not None
@@ -185,25 +187,25 @@ def _check_what_is_told(root: Path) -> None:
         assert (told.format, told.worktrees, told.snapshots) == (None, (), None)
         assert told.directories == ("main",)
         assert told.root == root
-        repaired = repository.repair()  # what needs no store is repaired
+        repaired = repository.repair()  # repairs only damage that needs no store
         assert [each.code for each in repaired.fixed] == ["draft-left"]
     with pytest.raises(Failure) as raised:
-        Repository(root)  # but nobody else works with it
+        Repository(root)  # any other use fails
     assert raised.value.hint == told.trouble.hint
 
 
-def test_the_checks_are_those_that_would_be_made_with_the_store(tmp_path: Path, etcd_url: str) -> None:
+def test_the_finding_lists_every_check_that_needs_the_store(tmp_path: Path, etcd_url: str) -> None:
     from holdfast.repository.checks import all_checks
 
     broken = Broken(tmp_path / "repository", etcd_url)
     broken.move_to(f"{etcd_url}-other")
     not_made = examined(broken.root)["checks-not-made"].facts["checks"]
 
-    made = LOCAL | {"store", "commits"}  # the one that has found it, and one that is about files alone
+    made = LOCAL | {"store", "commits"}  # one found the problem, the other is about plain files only
     assert set(not_made) == {each.name for each in all_checks()} - made  # type: ignore[call-overload]
 
 
-def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(tmp_path: Path, postgres_url: str) -> None:
+def test_nothing_is_created_on_a_server_without_records_of_the_repository(tmp_path: Path, postgres_url: str) -> None:
     broken = Broken(tmp_path / "repository", postgres_url)
     broken.run_sql("DROP SCHEMA {schema} CASCADE")
     examined(broken.root)
@@ -214,8 +216,8 @@ def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(tmp_path
         broken.run_sql("CREATE TABLE {schema}.thing (x int)")
 
 
-def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url: str) -> None:
-    """The server answers when the examination begins, and then no more."""
+def test_a_store_that_goes_down_during_an_examination_is_reported_once(tmp_path: Path, etcd_url: str) -> None:
+    """The server answers when the examination begins, then stops answering."""
     from holdfast.store.open import FailFastStore
 
     root = tmp_path / "repository"
@@ -233,7 +235,7 @@ def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url:
 
 @pytest.fixture
 def stopped(server_scratch: Path, tmp_path: Path) -> list[Path]:
-    """Two repositories whose servers, real ones of their own, have been stopped."""
+    """Two repositories, each on a real server of its own that has been stopped."""
     roots: list[Path] = []
     for kind, rest in ((Postgres, "?schema=x"), (Etcd, "/x")):
         directory = server_scratch / kind.__name__
@@ -248,10 +250,10 @@ def stopped(server_scratch: Path, tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.long
-def test_the_commands_answer_although_the_server_was_stopped(stopped: list[Path]) -> None:
+def test_doctor_and_info_work_while_the_server_is_stopped(stopped: list[Path]) -> None:
     commands = (("doctor", "--json"), ("doctor",), ("info", "--json"), ("info",))
     asked = [(*command, "--repo", root) for root in stopped for command in commands]
-    with ThreadPoolExecutor(len(asked)) as pool:  # each looks for its server for some seconds
+    with ThreadPoolExecutor(len(asked)) as pool:  # each waits some seconds for its server
         results = list(pool.map(lambda each: holdfast(*each), asked))
     for number, root in enumerate(stopped):
         doctor, told, info, shown = results[4 * number : 4 * number + 4]
@@ -299,10 +301,10 @@ def test_a_clock_that_differs_from_that_of_the_store_is_a_finding(
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "etcd"])
-def test_a_password_that_is_not_written_down_comes_from_the_environment(
+def test_a_password_that_is_not_stored_comes_from_the_environment(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """The repository is made with a whole address; later commands have the password from HOLDFAST_STORE."""
+    """The repository is created with the full address; later commands get the password from HOLDFAST_STORE."""
     root = tmp_path / "repository"
     if kind == "postgresql":
         server: Any = request.getfixturevalue("guarded_postgres")
@@ -312,7 +314,7 @@ def test_a_password_that_is_not_written_down_comes_from_the_environment(
         server = request.getfixturevalue("guarded_etcd")
         whole = f"etcd://agent:{QUOTED}@{server.endpoint}/work/from-environment"
     made = holdfast("init", root, "--store", whole)
-    assert "HOLDFAST_STORE" in made.stdout  # for the password is not written down
+    assert "HOLDFAST_STORE" in made.stdout  # because the password is not stored
     assert PASSWORD not in (root / CONFIG).read_text()
     assert QUOTED not in (root / CONFIG).read_text()
 
@@ -332,7 +334,7 @@ def test_a_password_that_is_not_written_down_comes_from_the_environment(
 # --- Stores that do not work from the start -----------------------------------------------------------------
 
 
-def everything(root: Path) -> list[str]:
+def all_paths(root: Path) -> list[str]:
     return sorted(str(each.relative_to(root)) for each in root.rglob("*"))
 
 
@@ -362,13 +364,13 @@ def test_a_store_that_does_not_work_leaves_nothing_behind(tmp_path: Path, guarde
                     initialise(place, store=store)
                 assert raised.value.code in _CODES
                 assert QUOTED not in raised.value.message
-        assert everything(tmp_path) == ["here"]
+        assert all_paths(tmp_path) == ["here"]
     assert initialise(root, store=f"{guarded_postgres.whole_address}?schema=late").created
     assert initialise(here).created
 
 
 @pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
-def test_a_store_that_has_a_repository_is_not_taken_for_another(
+def test_a_store_that_has_a_repository_cannot_be_used_for_another(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     url = request.getfixturevalue(kind)
@@ -382,7 +384,7 @@ def test_a_store_that_has_a_repository_is_not_taken_for_another(
 
 
 @pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
-def test_of_several_who_make_it_at_once_on_a_server_one_does_and_all_have_it(
+def test_of_concurrent_inits_on_a_server_one_creates_the_repository_and_all_get_it(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     url = request.getfixturevalue(kind)
@@ -400,21 +402,21 @@ _CODES = {
 }
 
 
-def test_moving_to_a_store_that_does_not_work_changes_nothing(
+def test_migrating_to_a_store_that_does_not_work_changes_nothing(
     tmp_path: Path, guarded_postgres: GuardedPostgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "repository"
     initialise(root)
-    before = everything(root)
+    before = all_paths(root)
 
     for name, store in bad_addresses(guarded_postgres).items():
         for more in ((), ("--dry-run",)):
-            if not (name == "no rights" and more):  # who only looks does not try to make anything
+            if not (name == "no rights" and more):  # a dry run does not try to create anything
                 assert run(["migrate", str(root), "--to", store, "--json", *more]) != 0
                 told = envelope(capsys.readouterr().out)
                 assert told["error"]["code"] in _CODES, told
-    assert everything(root) == before
+    assert all_paths(root) == before
     assert examined(root) == {}
     good = f"{guarded_postgres.whole_address}?schema=moved"
     assert holdfast("migrate", root, "--to", good).returncode == 0
-    assert examined(root).keys() == {"store-refused", "checks-not-made"}  # for want of the password
+    assert examined(root).keys() == {"store-refused", "checks-not-made"}  # the password is missing

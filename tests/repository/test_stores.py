@@ -1,4 +1,4 @@
-"""Choosing a store: what is written down, what never is, and what a server that is away looks like."""
+"""Choosing a store: its configured address, which never has secrets, and servers that are down."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from holdfast.testing.backend import INDEX, Item, apply, number_of
 from tests.support.servers import free_port
 
 
-def test_without_a_word_it_is_plain_files(tmp_path: Path) -> None:
+def test_the_default_store_is_plain_files(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     assert isinstance(store, FileStore)
@@ -42,7 +42,7 @@ def test_without_a_word_it_is_plain_files(tmp_path: Path) -> None:
     assert address_of(tmp_path) == FILES
 
 
-def test_what_was_settled_on_is_used_by_everybody_and_what_is_handed_in_comes_first(
+def test_the_configured_store_is_the_default_and_an_explicit_address_overrides_it(
     tmp_path: Path, store_url: str
 ) -> None:
     assert configure_store(tmp_path, store_url) == store_url
@@ -57,7 +57,7 @@ def test_what_was_settled_on_is_used_by_everybody_and_what_is_handed_in_comes_fi
         store.close()
 
 
-def test_a_store_says_how_it_is(tmp_path: Path, store_url: str) -> None:
+def test_the_health_of_a_store_has_its_address_latency_and_clock_difference(tmp_path: Path, store_url: str) -> None:
     health = check_store(open_address(tmp_path, store_url), store_url)
 
     assert health.address == store_url
@@ -94,28 +94,28 @@ def test_the_address_of_plain_files_is_shown_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "etcd"])
-def test_a_failure_does_not_tell_the_password(tmp_path: Path, kind: str) -> None:
+def test_a_failure_does_not_reveal_the_password(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed here")
     address = f"{kind}://me:secret@127.0.0.1:{free_port()}/work"
     with pytest.raises(StoreUnavailable) as raised:
-        _open_impatiently(tmp_path, address).read(INDEX)
+        _open_with_short_timeout(tmp_path, address).read(INDEX)
 
     assert "secret" not in json.dumps(raised.value.as_record())
     assert f"{kind}://me@127.0.0.1" in raised.value.message
     assert raised.value.retryable
 
 
-def test_a_server_that_is_away_leaves_the_choice_as_it_was(tmp_path: Path) -> None:
+def test_a_server_that_is_down_leaves_the_configuration_unchanged(tmp_path: Path) -> None:
     from holdfast.store.etcd import EtcdStore
 
-    impatient = {**(EtcdStore.__init__.__kwdefaults__ or {}), "timeout": 0.2}
-    with mock.patch.object(EtcdStore.__init__, "__kwdefaults__", impatient), pytest.raises(StoreUnavailable):
+    short_timeout = {**(EtcdStore.__init__.__kwdefaults__ or {}), "timeout": 0.2}
+    with mock.patch.object(EtcdStore.__init__, "__kwdefaults__", short_timeout), pytest.raises(StoreUnavailable):
         configure_store(tmp_path, "etcd://127.0.0.1:1/p?tls=1")
 
     assert not (tmp_path / CONFIG).exists()
 
 
-def _open_impatiently(root: Path, address: str) -> Store:
+def _open_with_short_timeout(root: Path, address: str) -> Store:
     from holdfast.store.etcd import EtcdStore
     from holdfast.store.postgres import PostgresStore
 
@@ -123,7 +123,7 @@ def _open_impatiently(root: Path, address: str) -> Store:
     return kind(address, timeout=0.2)
 
 
-# --- What is refused ----------------------------------------------------------------------------------------
+# --- Refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_schema_of_a_later_version_is_refused(tmp_path: Path, postgres_url: st
             open_address(tmp_path, address).read(INDEX)
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_extra_is_reported_with_the_package_to_install(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules["psycopg"] = None
@@ -214,7 +214,7 @@ def test_plain_files_load_no_server_code(tmp_path: Path) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_two_addresses_of_one_store_are_seen_through(tmp_path: Path) -> None:
+def test_two_addresses_of_one_store_are_recognised_as_the_same(tmp_path: Path) -> None:
     assert same_store(tmp_path, FILES, tmp_path.as_uri())
     assert same_store(tmp_path, "etcd://me:x@a/p/", "etcd://me:y@a/p")
     assert not same_store(tmp_path, "etcd://a/p", "etcd://a/q")

@@ -1,4 +1,4 @@
-"""What people and agents write for others to read: it is kept as it is, or refused at once."""
+"""Free text from people and agents is stored unchanged, or refused at once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def place(scratch: Path) -> Place:
     return Place(scratch / "repo")
 
 
-def test_a_text_may_have_its_full_length_and_no_more(place: Place) -> None:
+def test_a_text_may_be_as_long_as_its_limit_and_no_longer(place: Place) -> None:
     for limit, texts in ((LONGEST_TEXT, place.one_line()), (LONGEST_DESCRIPTION, place.descriptions())):
         for write in texts.values():
             write("ä" * limit)

@@ -1,4 +1,4 @@
-"""Which running processes work in a worktree, and that they keep it from being moved or replaced."""
+"""Processes that use a worktree are listed, and prevent it from being moved or replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.usage import usage_of
 from tests.repository.stages import files_in, make_repository, put_files
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="what is in use cannot be moved there anyway")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not move files in use anyway")
 
 WAYS = {
     "stands in": "import os; os.chdir(PATH)",
@@ -38,7 +38,7 @@ if sys.platform == "linux":
 
 @contextmanager
 def process(program: str, directory: Path, *before: str) -> Iterator[int]:
-    """A process that has run the program and stays there until the end of the block; its number."""
+    """Run the program in a process that lives until the block ends; yield its pid."""
     text = program.replace("PATH", repr(str(directory)))
     command = [*before, sys.executable, "-c", f"{text}\nprint('ready', flush=True)\ninput()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as running:
@@ -60,7 +60,9 @@ def repository(scratch: Path) -> Repository:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sampled(1)
-def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(repository: Repository, way: str) -> None:
+def test_a_process_that_uses_a_worktree_is_named_and_prevents_rename_and_removal(
+    repository: Repository, way: str
+) -> None:
     path = repository.path("dev")
     with process(WAYS[way], path) as pid:
         assert [user.pid for user in repository.worktrees.usage("dev").users] == [pid]
@@ -74,19 +76,19 @@ def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(repository
             assert isinstance(named, list)
             assert named[0]["pid"] == pid
     assert files_in(path) == {"below/work": "in progress"}
-    assert repository.leases.state("dev") is None, "the lease of the attempt was not given back"
+    assert repository.leases.state("dev") is None, "the lease of the attempt was not released"
     assert usage_of(path).users == ()
     repository.worktrees.change_name("dev", "new")
 
 
-def test_force_goes_ahead_in_spite_of_processes(repository: Repository) -> None:
+def test_force_overrides_processes_that_use_the_worktree(repository: Repository) -> None:
     with process(WAYS["stands in"], repository.path("dev")):
         repository.worktrees.change_name("dev", "new", force=True)
         repository.worktrees.remove("new", save=None, force=True)
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
 
 
-def test_a_process_is_seen_also_if_the_repository_is_named_by_a_link(repository: Repository, scratch: Path) -> None:
+def test_a_process_is_seen_if_the_repository_is_opened_through_a_symlink(repository: Repository, scratch: Path) -> None:
     (scratch / "link").symlink_to(repository.root)
     with process(WAYS["stands in"], repository.path("dev")) as pid:
         named = Repository(scratch / "link")
@@ -94,7 +96,7 @@ def test_a_process_is_seen_also_if_the_repository_is_named_by_a_link(repository:
             named.worktrees.remove("dev", save=None)
 
 
-def test_a_directory_whose_name_begins_alike_is_another_one(repository: Repository) -> None:
+def test_a_worktree_whose_name_is_a_prefix_of_another_is_not_confused_with_it(repository: Repository) -> None:
     repository.worktrees.create("dev2")
     with process(WAYS["stands in"], repository.path("dev2")):
         assert repository.worktrees.usage("dev").users == ()
@@ -109,10 +111,10 @@ WRITING = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who writes")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports which processes write")
 @pytest.mark.parametrize("way", WRITING)
-def test_what_somebody_has_open_for_writing_is_not_restored_in_place(repository: Repository, way: str) -> None:
-    """What it writes afterwards would go into a file that nobody finds again."""
+def test_a_restore_in_place_is_refused_while_a_file_is_open_for_writing(repository: Repository, way: str) -> None:
+    """Its later writes would go to a file that nobody finds again."""
     path = repository.path("dev")
     with repository.lease("dev") as lease:
         proof = Proof(lease.lock_id, lease.token)
@@ -138,7 +140,9 @@ def test_what_somebody_has_open_for_writing_is_not_restored_in_place(repository:
     sys.platform != "linux" or not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="needs root to make a mount namespace",
 )
-def test_a_process_in_a_container_that_calls_it_otherwise_is_seen(repository: Repository, scratch: Path) -> None:
+def test_a_process_in_a_container_that_mounts_the_worktree_elsewhere_is_seen(
+    repository: Repository, scratch: Path
+) -> None:
     elsewhere = scratch / "elsewhere"
     elsewhere.mkdir()
     mount = f'mount --bind {repository.path("dev")} {elsewhere} && cd {elsewhere}/below && exec "$@"'

@@ -1,7 +1,7 @@
-"""Processes that wait in circles, for leases and for claims in any mixture: one of each circle gives up.
+"""Deadlocks across leases and claims: of every cycle of waiting processes, exactly one gives up.
 
-Each round: everybody takes a thing of its own; all are told at once to wait for the next one's; whoever
-gives up lets go of what it has, and so the others are served, one after the other.
+In each round, every worker takes a resource of its own, then all wait at once for that of the next worker.
+The one that gives up releases its own, so the others are served one after the other.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MOST = 4
 
 
 class Task(NamedTuple):
-    """What to hold and what to wait for then: a lease or a claim, and its name. None: nothing."""
+    """The resource to hold, then the one to wait for, if any. Each is a kind, lease or claim, and a name."""
 
     own: tuple[str, str]
     following: tuple[str, str] | None
 
 
 class Shop(NamedTuple):
-    """A repository with a ledger in the same directory; `address` is where the ledger is, if elsewhere."""
+    """A repository and its ledger; `address` is the store of the ledger, if that is a different one."""
 
     root: Path
     address: str | None = None
@@ -103,12 +103,12 @@ def worker_in(shop: Shop) -> Callable[[Line], None]:
     return work
 
 
-def things(number: int, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
+def resources(number: int, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(kind, f"tree-{each}" if kind == "lease" else f"{each + 1}") for each, kind in enumerate(kinds)][:number]
 
 
 def play(crew: list[Worker], tasks: list[Task], *, last: Worker | None = None) -> Counter[str]:
-    """One round; `last` is told only when all others wait."""
+    """Play one round; `last` starts only once all others wait."""
     for worker, task in zip(crew, tasks, strict=True):
         worker.say(task)
     assert [worker.hear() for worker in crew] == ["holding"] * len(crew)
@@ -122,7 +122,7 @@ def play(crew: list[Worker], tasks: list[Task], *, last: Worker | None = None) -
 
 
 def _looked_for_a_while() -> bool:
-    """Long enough for everybody to have looked for circles a few times; nothing depends on it."""
+    """Wait long enough for every waiter to look for cycles a few times; correctness does not depend on it."""
     time.sleep(0.15)
     return True
 
@@ -138,39 +138,39 @@ def in_a_row(own: list[tuple[str, str]]) -> list[Task]:
 MIXTURES = [kinds for number in (2, 3, 4) for kinds in itertools.product(("lease", "claim"), repeat=number)]
 
 
-def test_of_every_circle_of_leases_and_claims_exactly_one_gives_up(shop: Shop) -> None:
+def test_exactly_one_waiter_of_every_cycle_of_leases_and_claims_gives_up(shop: Shop) -> None:
     with Workers() as workers:
-        everybody = workers.start_many(MOST, worker_in(shop))
+        all_workers = workers.start_many(MOST, worker_in(shop))
         for number in range(ROUNDS):
             kinds = MIXTURES[number % len(MIXTURES)]
-            crew = random.sample(everybody, len(kinds))
-            found = play(crew, in_a_circle(things(len(kinds), kinds)))
+            crew = random.sample(all_workers, len(kinds))
+            found = play(crew, in_a_circle(resources(len(kinds), kinds)))
             assert found == {"E_DEADLOCK": 1, "served": len(kinds) - 1}, (number, kinds)
 
 
-def test_where_there_is_no_circle_nobody_gives_up(shop: Shop) -> None:
+def test_without_a_cycle_no_waiter_gives_up(shop: Shop) -> None:
     with Workers() as workers:
-        everybody = workers.start_many(MOST, worker_in(shop))
+        all_workers = workers.start_many(MOST, worker_in(shop))
         for number in range(ROUNDS // 3):
             kinds = MIXTURES[-1 - number % len(MIXTURES)]
-            crew = random.sample(everybody, len(kinds))
-            found = play(crew, in_a_row(things(len(kinds), kinds)), last=crew[-1])
+            crew = random.sample(all_workers, len(kinds))
+            found = play(crew, in_a_row(resources(len(kinds), kinds)), last=crew[-1])
             assert found == {"served": len(kinds)}, (number, kinds)
 
 
-def whoever_looks(circle: Cycle) -> WaitEdge:
-    """A planted fault: everybody who finds a circle thinks that it is the one to give up."""
-    return circle[0].wait
+def whoever_looks(cycle: Cycle) -> WaitEdge:
+    """A planted bug: every waiter that finds a cycle picks itself as the victim."""
+    return cycle[0].wait
 
 
 def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
     with mock.patch.object(deadlock, "youngest", whoever_looks), Workers() as workers:
-        everybody = workers.start_many(MOST, worker_in(shop))
+        all_workers = workers.start_many(MOST, worker_in(shop))
         for number in range(10 * ROUNDS):
             kinds = MIXTURES[-1 - number % 16]
-            if play(everybody, in_a_circle(things(MOST, kinds)))["E_DEADLOCK"] != 1:
+            if play(all_workers, in_a_circle(resources(MOST, kinds)))["E_DEADLOCK"] != 1:
                 return
-    pytest.fail("it was not found")
+    pytest.fail("the planted bug was not found")
 
 
 # --- On servers -------------------------------------------------------------------------------------------
@@ -178,26 +178,26 @@ def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
 
 @pytest.mark.parametrize("apart", [False, True], ids=["on one store", "the ledger on another"])
 @pytest.mark.sampled(1)
-def test_the_same_on_every_store(tmp_path: Path, store_url: str, apart: bool) -> None:
+def test_every_cycle_is_broken_on_every_store(tmp_path: Path, store_url: str, apart: bool) -> None:
     root = tmp_path / "shop"
     shop = make_shop(root, ledger=store_url) if apart else make_shop(root, store=store_url)
     with Workers() as workers:
-        everybody = workers.start_many(MOST, worker_in(shop))
+        all_workers = workers.start_many(MOST, worker_in(shop))
         for kinds in (("lease", "claim"), ("claim", "claim", "lease"), ("lease", "claim", "lease", "claim")):
-            crew = everybody[: len(kinds)]
-            found = play(crew, in_a_circle(things(len(kinds), kinds)))
+            crew = all_workers[: len(kinds)]
+            found = play(crew, in_a_circle(resources(len(kinds), kinds)))
             assert found == {"E_DEADLOCK": 1, "served": len(kinds) - 1}, kinds
-        crew = everybody[:3]
-        found = play(crew, in_a_row(things(3, ("claim", "lease", "claim"))), last=crew[-1])
+        crew = all_workers[:3]
+        found = play(crew, in_a_row(resources(3, ("claim", "lease", "claim"))), last=crew[-1])
         assert found == {"served": 3}
 
 
-# --- Who does not wait any more ---------------------------------------------------------------------------
+# --- Killed waiters, and lists of waiters -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("own", "other"), [("lease", "claim"), ("claim", "lease")])
-def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, own: str, other: str) -> None:
-    [mine, theirs] = things(2, (other, own))
+def test_a_killed_waiter_is_in_no_cycle(shop: Shop, own: str, other: str) -> None:
+    [mine, theirs] = resources(2, (other, own))
 
     def work(line: Line) -> None:
         with shop.opened() as (repository, ledger), take(repository, ledger, theirs, "doomed", 0.0):
@@ -206,11 +206,11 @@ def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, own: str
             line.say("waiting")
             take(repository, ledger, mine, "doomed", PATIENCE)
 
-    def survive(line: Line) -> None:  # beside the other one, not above it: it would hold what this one has
+    def survive(line: Line) -> None:  # a sibling, as a forked child would hold what its parent has
         with shop.opened() as (repository, ledger), take(repository, ledger, mine, "survivor", 0.0):
             line.say("holding")
             line.wait()
-            with pytest.raises(LockTimeout):  # it is not to be had for a while, but not for ever
+            with pytest.raises(LockTimeout):  # a dead holder's lease has yet to expire, but that is no deadlock
                 take(repository, ledger, theirs, "survivor", 0.5)
             line.say("not served")
 
@@ -227,8 +227,8 @@ def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, own: str
 
 
 @pytest.mark.req("FL-20")
-def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Shop) -> None:
-    lease, claim = things(2, ("lease", "claim"))
+def test_the_overview_lists_waiters_for_leases_and_claims_in_queue_order(shop: Shop) -> None:
+    lease, claim = resources(2, ("lease", "claim"))
 
     def wait_for(what: tuple[str, str]) -> Callable[[Line], None]:
         def work(line: Line) -> None:
@@ -237,7 +237,7 @@ def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Sh
 
         return work
 
-    def line_of(what: tuple[str, str]) -> tuple[HoldingWaiter, ...]:
+    def queue_of(what: tuple[str, str]) -> tuple[HoldingWaiter, ...]:
         seen = {(each.kind, each.what): each.waiting for each in look_around(shop.root).holdings}
         return seen.get(what, ())
 
@@ -251,21 +251,21 @@ def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Sh
             pids = []
             for _ in range(2):
                 pids.append(str(workers.start(wait_for(what)).pid))
-                wait_until(lambda what=what, pids=pids: len(line_of(what)) == len(pids))  # type: ignore[misc]
-            assert [each.place for each in line_of(what)] == [1, 2]
-            assert all(each.since is not None for each in line_of(what))
-            assert all(pid in each.who for each, pid in zip(line_of(what), pids, strict=True))
+                wait_until(lambda what=what, pids=pids: len(queue_of(what)) == len(pids))  # type: ignore[misc]
+            assert [each.place for each in queue_of(what)] == [1, 2]
+            assert all(each.since is not None for each in queue_of(what))
+            assert all(pid in each.who for each, pid in zip(queue_of(what), pids, strict=True))
 
 
-# --- Elsewhere --------------------------------------------------------------------------------------------
+# --- A ledger that does not answer ------------------------------------------------------------------------
 
 
-def test_a_ledger_that_is_away_neither_holds_up_who_waits_for_a_lease_nor_ends_the_wait(
+def test_a_ledger_that_does_not_answer_neither_delays_nor_ends_the_wait_for_a_lease(
     scratch: Path,
 ) -> None:
-    """Nobody answers at that address, and it takes the server's time limit to find out."""
+    """Nothing answers at its address, and only a timeout reveals that."""
     initialise(scratch / "shop")
-    with socket.socket() as silent:  # takes connections, and says nothing
+    with socket.socket() as silent:  # accepts connections, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"etcd://127.0.0.1:{silent.getsockname()[1]}/nothing"
@@ -276,6 +276,6 @@ def test_a_ledger_that_is_away_neither_holds_up_who_waits_for_a_lease_nor_ends_t
             first = repository.lease(ttl=LONG)
             waiting = pool.submit(lambda: repository.lease(ttl=LONG, wait=PATIENCE))
             wait_until(lambda: (state := repository.leases.state("main")) is not None and state.waiters)
-            time.sleep(0.3)  # until it looks there
+            time.sleep(0.3)  # until the waiter asks the ledger
             first.release()
             waiting.result(PATIENCE).release()

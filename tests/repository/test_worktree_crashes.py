@@ -1,7 +1,7 @@
 """Creating, renaming and removing worktrees, killed at every call that changes the disk.
 
-After each kill the worktree is exactly old or new once `settle` has been run, settling again changes
-nothing, no byte of a payload is lost that was not to be removed, and the next operation works.
+After each kill and a `settle`, the worktree is exactly old or new, settling again changes nothing, no byte
+of a payload is lost unless it was to be removed, and the next operation works.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def directories(repository: Repository) -> list[str]:
 
 
 class Case:
-    """One operation on one worktree. What may be there afterwards: `old`, or `new`, as a whole."""
+    """One operation on one worktree. Afterwards its state is either `old` or `new`, as a whole."""
 
     old: ClassVar[State] = {}
     new: ClassVar[State] = {}
     event = ""
     moves = 1
-    """Which of its calls to `rename_noreplace` moves the directory."""
+    """The number of the call to `rename_noreplace` that moves the directory."""
 
     def prepare(self, directory: Path) -> None:
         repository = make_repository(directory)
@@ -84,9 +84,9 @@ class Case:
             settle(repository.context, name)
         found = self._state(repository)
         assert found in (self.old, self.new), found
-        assert found == self.new or not outcome.acknowledged, "what was acknowledged is not there"
+        assert found == self.new or not outcome.acknowledged, "an acknowledged change is missing"
         recorded = [entry.event for entry in events(repository)][-1] == self.event
-        assert recorded == (found == self.new), "the audit trail says otherwise"
+        assert recorded == (found == self.new), "the audit trail disagrees"
         for name in {*self.old, *self.new}:
             assert settle(repository.context, name) is None, "settling again found something to do"
             assert repository.context.store.read(OPERATIONS.key(name)) is None
@@ -99,16 +99,16 @@ class Case:
         return {name: files_in(repository.path(name)) for name in names(repository)}
 
     def _check_leases(self, repository: Repository, found: State) -> None:
-        """There is no lock without a worktree, and tokens have not gone back."""
+        """No lock exists without a worktree, and tokens have not gone back."""
         for name in {*self.old, *self.new} - {*found}:
             assert repository.leases.state(name) is None, "a ghost lock"
         for name in {*self.old, *(found if self.old else ())}:
             counter = repository.context.store.read(LeaseKeys.of(name).counter)
-            assert counter is not None, "tokens are counted from the start again"
+            assert counter is not None, "the token counter was reset"
             assert counter.record.fencing_token >= 1
 
     def _check_next(self, repository: Repository, directory: Path, *, done: bool) -> None:
-        """The next operation works: the same one if it was not done, and then all the others."""
+        """The next operations work: first the same one, if it was not done, then all others."""
         self._let_expire(repository)
         if not done:
             self.operate(directory)
@@ -123,7 +123,7 @@ class Case:
         assert sorted(names(repository)) == sorted({*self.old, *self.new})
 
     def _let_expire(self, repository: Repository) -> None:
-        """The lease of the one that was killed has run out by now."""
+        """Release the lease of the killed process, as if it had expired."""
         for name in names(repository):
             state = repository.leases.state(name)
             if state is not None:
@@ -168,18 +168,18 @@ class Removal(Case):
 
 
 class RemovalOfUnsavedWork(Removal):
-    """What was in the worktree is in a snapshot before it is gone from there."""
+    """The content of the worktree is in a snapshot before it disappears."""
 
     def operate(self, directory: Path) -> object:
         return Repository(directory).remove_worktree("dev", force=True)
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        self._check_that_it_is_kept(Repository(directory))
+        self._check_kept(Repository(directory))
         super().check(directory, outcome)
-        self._check_that_it_is_kept(Repository(directory))
+        self._check_kept(Repository(directory))
 
-    def _check_that_it_is_kept(self, repository: Repository) -> None:
-        """As a snapshot, unless it is still where it was."""
+    def _check_kept(self, repository: Repository) -> None:
+        """The work is in a snapshot, or still in the worktree."""
         places = repository.context.paths
         kept = [files_kept(places.tree(snapshot_id)) for snapshot_id, _ in repository.context.store.scan(DESCRIPTORS)]
         where_it_was = places.payload("dev")
@@ -189,7 +189,7 @@ class RemovalOfUnsavedWork(Removal):
 @pytest.mark.req("WT-10")
 @pytest.mark.parametrize("case", [CreationFromASnapshot, Renaming, RemovalOfUnsavedWork])
 @pytest.mark.sampled(1)
-def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
+def test_a_kill_at_any_call_leaves_the_worktree_exactly_old_or_new(
     case: type[Case], record_property: Callable[[str, object], None]
 ) -> None:
     report = kill_points(case(), names=LASTING, share=SHARE)
@@ -197,11 +197,11 @@ def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
     report.require_clean(at_least=40)
 
 
-# --- Killed again while it is being finished ----------------------------------------------------------
+# --- Killed again while settling ----------------------------------------------------------------------
 
 
 class Settling(Case):
-    """An operation was killed before or after its directory was moved; who finishes it is killed too."""
+    """An operation was killed before or after it moved its directory; settling it is killed too."""
 
     def __init__(self, case: Case, when: Kill) -> None:
         self.case, self.when = case, when
@@ -226,7 +226,7 @@ class Settling(Case):
     [(Creation, Kill.AFTER), (Renaming, Kill.BEFORE), (Removal, Kill.AFTER)],
 )
 @pytest.mark.sampled(1)
-def test_whoever_finishes_it_can_be_killed_as_well(case: type[Case], when: Kill) -> None:
+def test_settling_can_be_killed_at_any_call_too(case: type[Case], when: Kill) -> None:
     kill_points(Settling(case(), when), names=LASTING, share=SHARE).require_clean(at_least=10)
 
 
@@ -243,14 +243,14 @@ def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
 
 @pytest.mark.parametrize("case", [Creation, Renaming])
 @pytest.mark.long
-def test_a_power_cut_finds_a_directory_whose_new_name_was_not_made_durable(
+def test_a_power_cut_finds_a_rename_that_was_not_made_durable(
     case: type[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.fs.directory.sync_parents", lambda *paths: None)
     assert power_cuts(case(), limit=2).violations
 
 
-# --- What others have put in the way ------------------------------------------------------------------
+# --- Foreign directories, copies and disk errors ------------------------------------------------------
 
 
 def begun(case: Case, directory: Path, when: Kill) -> Repository:
@@ -270,7 +270,7 @@ def begun(case: Case, directory: Path, when: Kill) -> Repository:
     ],
     ids=["creating", "at the new name", "at the old name", "removing"],
 )
-def test_what_somebody_has_put_in_the_way_is_not_touched(
+def test_a_foreign_directory_at_a_path_of_the_operation_is_not_touched(
     scratch: Path, case: Case, when: Kill, path: str, left: State
 ) -> None:
     repository = begun(case, scratch / "repo", when)
@@ -283,7 +283,7 @@ def test_what_somebody_has_put_in_the_way_is_not_touched(
     assert {name: files_in(repository.path(name)) for name in names(repository)} == left
 
 
-def test_a_renaming_whose_directory_was_taken_away_comes_to_an_end(scratch: Path) -> None:
+def test_a_rename_whose_directory_disappeared_can_be_settled(scratch: Path) -> None:
     repository = begun(Renaming(), scratch / "repo", Kill.BEFORE)
     (repository.root / "worktrees/old").rename(scratch / "taken")
     settle(repository.context, "old")
@@ -293,7 +293,7 @@ def test_a_renaming_whose_directory_was_taken_away_comes_to_an_end(scratch: Path
     assert files_in(repository.path("new")) == WORK
 
 
-def test_a_repository_that_was_copied_in_the_middle_of_it_is_finished_as_well(scratch: Path) -> None:
+def test_an_operation_pending_in_a_copied_repository_is_finished_there_too(scratch: Path) -> None:
     for when in (Kill.BEFORE, Kill.AFTER):
         for case in (Creation(), Renaming(), Removal()):
             original = begun(case, scratch / f"{when.name}-{case.event}", when).root
@@ -302,18 +302,18 @@ def test_a_repository_that_was_copied_in_the_middle_of_it_is_finished_as_well(sc
             case.check(copy, Outcome(Ending.KILLED))
 
 
-def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new() -> None:
+def test_a_full_or_failing_disk_leaves_the_old_or_the_new() -> None:
     report = error_points(
         Renaming(), [errno.ENOSPC], lasting=[errno.EIO], names=LASTING, descriptors=False, share=SHARE
     )
     report.require_clean(at_least=40)
 
 
-# --- Planted mistakes, which the sweeps must find -----------------------------------------------------
+# --- Planted bugs, which the sweeps must find ---------------------------------------------------------
 
 
 def forget(context: RepositoryContext, operation: Operation) -> None:
-    """A finisher that only forgets what was begun."""
+    """A finisher that only deletes the record of the operation."""
     key = OPERATIONS.key(operation.worktree_id)
     context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
@@ -352,7 +352,7 @@ def _delete_first(repository: Repository, name: str, **_: Any) -> object:
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
-def test_each_planted_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_planted_bug_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, plant = PLANTED[mistake]
     plant(monkeypatch)
     report = kill_points(case(), names=("rename_noreplace",))

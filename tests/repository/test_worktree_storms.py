@@ -1,6 +1,6 @@
-"""Many processes and one worktree: acquired, snapshotted, renamed, removed and created at the same time.
+"""Many processes acquire, snapshot, rename, remove and create one worktree at the same time.
 
-Each round: the stage is set, all workers are told at once, all answer, what is left is judged.
+In each round, the stage is set up, all workers start at once, all answer, and the result is checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPECTED = {"E_LOCK_CONFLICT", "E_NOT_FOUND", "E_ALREADY_EXISTS", "E_LOCK_NOT_HE
 
 
 class Answer(NamedTuple):
-    """What a worker got: a code of failure, or what it did; and the token, if it was given a lease."""
+    """The result of a worker: an error code or its action; and the token, if it was granted a lease."""
 
     what: str
     name: str
@@ -67,7 +67,7 @@ def act(repository: Repository, action: str, name: str) -> Answer:
 
 
 class Stage:
-    """One repository, eight workers on it, and the means to set up a round and to judge it."""
+    """One repository, eight workers on it, and methods to set up and check a round."""
 
     def __init__(self, directory: Path, workers: Workers) -> None:
         self.repository = make_repository(directory)
@@ -80,8 +80,8 @@ class Stage:
 
         self.workers: list[Worker] = workers.start_many(PROCESSES, work)
 
-    def everybody(self, *orders: tuple[str, str]) -> list[Answer]:
-        """Tell all workers at once, the orders dealt out in turn; their answers in the same order."""
+    def run_all(self, *orders: tuple[str, str]) -> list[Answer]:
+        """Send the orders, in rotation, to all workers at once; return the answers in the same order."""
         for number, worker in enumerate(self.workers):
             worker.say(orders[number % len(orders)])
         answers = [Answer(*worker.hear()) for worker in self.workers]
@@ -93,7 +93,7 @@ class Stage:
         return [each.worktree_id for each in self.repository.worktrees.configs() if each.worktree_id != MAIN]
 
     def set_up(self) -> None:
-        """Exactly the worktree `a`, unlocked, with work in it."""
+        """Leave exactly the worktree `a`, unlocked, with work in it."""
         for name in self.names():
             self.clear(name)
             if name != "a":
@@ -108,21 +108,21 @@ class Stage:
             self.repository.leases.release(name, state.lease.lock_id)
 
     def judge(self, answers: list[Answer]) -> None:
-        """Records, directories and locks fit together; tokens have grown."""
+        """Records, directories and locks are consistent; tokens have grown."""
         store, names = self.repository.context.store, self.names()
         there = sorted(each.name for each in (self.repository.root / "worktrees").iterdir())
         assert sorted(names) == there, "a record without a directory, or the reverse"
         for name in NAMES:
-            assert store.read(OPERATIONS.key(name)) is None, "an operation without an end"
+            assert store.read(OPERATIONS.key(name)) is None, "an unfinished operation"
             lease = store.read(LeaseKeys.of(name).lease)
             assert lease is None or name in names, "a lock without a worktree"
             granted = [each for each in answers if each.what == "acquired" and each.name == name]
             held = [] if lease is None else [lease.record.lock_id]
-            assert held == [each.lock_id for each in granted], "a ghost lock, or a lock that was lost"
+            assert held == [each.lock_id for each in granted], "a ghost lock, or a lost lock"
             new = sorted(each.token for each in answers if each.token and each.name == name)
             earlier = max(self.tokens[name], default=0)
-            assert all(token > earlier for token in new), "a token that was given before"
-            assert len(set(new)) == len(new), "a token that was given twice"
+            assert all(token > earlier for token in new), "a token that was granted before"
+            assert len(set(new)) == len(new), "a token that was granted twice"
             self.tokens[name] += new
 
 
@@ -133,15 +133,15 @@ def stage(scratch: Path) -> Iterator[Stage]:
 
 
 @pytest.mark.req("LC-02", "LC-07", "LC-08")
-def test_of_eight_who_acquire_one_wins_and_seven_learn_who_has_it(stage: Stage) -> None:
+def test_of_eight_processes_that_acquire_one_wins_and_seven_get_a_conflict(stage: Stage) -> None:
     for _ in range(ROUNDS):
         stage.clear(MAIN)
-        answers = stage.everybody(("acquire", MAIN))
+        answers = stage.run_all(("acquire", MAIN))
         assert Counter(each.what for each in answers) == {"acquired": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
 
 
 @pytest.mark.req("LC-07")
-def test_who_only_reads_the_file_never_sees_a_part_of_a_record(stage: Stage) -> None:
+def test_a_reader_of_the_lock_file_never_sees_a_partial_record(stage: Stage) -> None:
     path = stage.repository.root / ".jvs/locks/main.json"
 
     def read(line: Line) -> None:
@@ -158,18 +158,18 @@ def test_who_only_reads_the_file_never_sees_a_part_of_a_record(stage: Stage) -> 
         reader = readers.start(read)
         for _ in until(reader.line.has_news, 200):
             stage.clear(MAIN)
-            answers = stage.everybody(("acquire", MAIN))
+            answers = stage.run_all(("acquire", MAIN))
             assert [each.what for each in answers].count("acquired") == 1
         assert (reader.hear(), reader.ask("enough")) == ("seen", "ended")
 
 
 @pytest.mark.req("LC-09", "LC-14", "LC-15")
-def test_of_eight_who_steal_or_acquire_an_expired_lease_one_wins(stage: Stage) -> None:
+def test_of_eight_processes_that_steal_or_acquire_an_expired_lease_one_wins(stage: Stage) -> None:
     for number in range(1, ROUNDS + 1):
         stage.clear(MAIN)
         old = stage.repository.lease(MAIN)
         expire(stage.repository)
-        answers = stage.everybody(("acquire", MAIN), ("steal", MAIN))
+        answers = stage.run_all(("acquire", MAIN), ("steal", MAIN))
         assert Counter(each.what for each in answers) == {"acquired": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
         assert max(each.token for each in answers) == old.token + 1
         if number % 50 == 0:
@@ -188,13 +188,13 @@ def test_of_eight_who_steal_or_acquire_an_expired_lease_one_wins(stage: Stage) -
     ids=["acquire", "acquire-and-create", "snapshot", "rename-back"],
 )
 @pytest.mark.sampled(1)
-def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
+def test_a_race_with_renames_leaves_no_ghost_lock_and_loses_no_work(
     stage: Stage, orders: list[tuple[str, str]]
 ) -> None:
     done: Counter[str] = Counter()
     for _ in until(lambda: done["renamed"], MOVES):
         stage.set_up()
-        answers = stage.everybody(*orders)
+        answers = stage.run_all(*orders)
         stage.judge(answers)
         done.update(answer.what for answer in answers)
         kept = [files_in(stage.repository.path(name)) for name in stage.names()]
@@ -212,28 +212,28 @@ def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
     ids=["acquire", "rename-and-create", "snapshot-and-create"],
 )
 @pytest.mark.sampled(1)
-def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: list[tuple[str, str]]) -> None:
+def test_a_race_with_removals_leaves_all_or_nothing(stage: Stage, orders: list[tuple[str, str]]) -> None:
     done: Counter[str] = Counter()
     for _ in until(lambda: done["removed"], MOVES):
         stage.set_up()
-        answers = stage.everybody(*orders)
+        answers = stage.run_all(*orders)
         stage.judge(answers)
         done.update(answer.what for answer in answers)
         if not any(answer.what == "removed" for answer in answers):
             assert WORK in [files_in(stage.repository.path(name)) for name in stage.names()], "work was lost"
 
 
-# --- Planted mistakes, which the storms must find -----------------------------------------------------
+# --- Planted bugs, which the storms must find ---------------------------------------------------------
 
 
 @contextlib.contextmanager
 def no_lease(context: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[LeasedWorktree]:
-    """Forgets to acquire the lease before a worktree is renamed or removed."""
+    """Does not acquire the lease before a worktree is renamed or removed."""
     yield LeasedWorktree(context.config(worktree), None)
 
 
 def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
-    """Forgets to compare lease and token in the transaction that decides."""
+    """Does not check lease and token in the deciding transaction."""
     return lambda view, now: settled_config(view, worktree)
 
 
@@ -248,12 +248,12 @@ def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | Non
     ],
     ids=["rename-or-remove-without-lease", "lease-of-what-is-not-there"],
 )
-def test_a_planted_mistake_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch, planted: dict[str, object]) -> None:
-    for name, mistake in planted.items():
-        monkeypatch.setattr(name, mistake)
+def test_a_planted_bug_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch, planted: dict[str, object]) -> None:
+    for name, bug in planted.items():
+        monkeypatch.setattr(name, bug)
     orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]
     with Workers() as workers, pytest.raises(AssertionError, match=r"lock|record|work"):  # noqa: PT012
         stage = Stage(scratch / "repo", workers)
         for _ in range(10 * ROUNDS):
             stage.set_up()
-            stage.judge(stage.everybody(*orders))
+            stage.judge(stage.run_all(*orders))
