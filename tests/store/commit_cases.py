@@ -1,4 +1,4 @@
-"""The commits that are swept: of one document, of one record, of several; on old stores and new ones."""
+"""The commits that the sweeps run: one document, one record, or several changes; on new stores and used ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.store.worlds import (
 )
 
 LONG = "long " * 1200
-"""More than a page, and more than is read at once to find the end of a stream."""
+"""Longer than a page, and longer than one read at the end of a stream."""
 
 
-# --- What had happened -------------------------------------------------------------------------------
+# --- Histories ---------------------------------------------------------------------------------------
 
 ISSUE = making(
     Create(ISSUES.key("a"), Text("the first issue")),
@@ -42,7 +42,7 @@ ACCOUNTS = making(Create(REFS.key("alice"), Text("10")), Create(REFS.key("bob"),
 CLAIMS = making(Append(LEDGER, Text("claimed")), Append(LEDGER, Text("released")))
 
 
-# --- What is done ------------------------------------------------------------------------------------
+# --- Operations --------------------------------------------------------------------------------------
 
 CLAIM_AGAIN = making(Append(LEDGER, Text("claimed again")), Append(LEDGER, Text("released again")))
 CREATE_ISSUE = making(
@@ -102,7 +102,7 @@ TWELVE = making(
     Replace(INDEX, Listed(("a", *_NAMES))),
     Append(EVENTS, Text("ten created")),
 )
-"""A commit that is large enough to be brought to the disk all at once."""
+"""A commit large enough to be synced all at once."""
 
 
 SINGLE: Mapping[str, CommitCase] = {

@@ -1,4 +1,4 @@
-"""Transactions as plain values, and processes that do the same, byte for byte, each time they run them."""
+"""Transactions as plain values, and deterministic runs of them: each run leaves the same bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, 
 from tests.store.worlds import INDEX, Listed, Named, Text, World
 
 TIMEOUT = 1.0
-"""Nobody else holds a lock here: who has to wait this long waits for the dead."""
+"""No other process holds a lock here: a wait this long is a wait for a dead holder."""
 
 
 # --- Operations --------------------------------------------------------------------------------------
 
 
 class Operation(NamedTuple):
-    """A transaction: what it names, and what it decides on what it reads."""
+    """A transaction: the keys and streams that it names, and its decision on their content."""
 
     named: Sequence[Named]
     decide: Callable[[View], Sequence[Change]]
@@ -38,18 +38,18 @@ class Operation(NamedTuple):
 
 
 def making(*changes: Change) -> Operation:
-    """The transaction that makes just these changes."""
+    """A transaction that makes exactly these changes."""
     named = [change.stream if isinstance(change, Append) else change.key for change in changes]
     return Operation(list(dict.fromkeys(named)), lambda view: changes)
 
 
 def looking(named: Sequence[Named]) -> Operation:
-    """The transaction that changes nothing. It finishes all the same what others have left undone."""
+    """A transaction that changes nothing. It still finishes the intents of dead processes."""
     return Operation(named, lambda view: ())
 
 
 def touching(named: Iterable[Named]) -> Operation:
-    """The transaction that changes everything that it names, each by what was there before."""
+    """A transaction that changes everything that it names; each new value depends on the old one."""
     names = list(named)
 
     def decide(view: View) -> Sequence[Change]:
@@ -59,9 +59,9 @@ def touching(named: Iterable[Named]) -> Operation:
 
 
 def restoring(world: World, named: Sequence[Named]) -> Operation:
-    """The transaction that puts the documents back to what they were in this world, byte for byte.
+    """A transaction that restores the documents to their state in this world, byte for byte.
 
-    An intent that came back would find them as it expects them, and undo this.
+    An intent that reappeared would find the documents as it expects them, and undo this.
     """
 
     def decide(view: View) -> Sequence[Change]:
@@ -94,7 +94,7 @@ def _touched(each: Named, view: View) -> Iterator[Change]:
 
 
 class Files(NamedTuple):
-    """A directory as it was at one moment, to be put elsewhere."""
+    """The content of a directory at one moment, to be copied elsewhere."""
 
     directories: tuple[str, ...]
     contents: tuple[tuple[str, bytes], ...]
@@ -116,9 +116,9 @@ class Files(NamedTuple):
 
 @contextmanager
 def determined(role: str) -> Iterator[None]:
-    """Be a process that does the same, byte for byte, each time that it is run, and is dead afterwards.
+    """Act as a process that does the same, byte for byte, on each run, and is dead afterwards.
 
-    So what two runs leave behind can be compared. The locks that it leaves are those of a dead one.
+    This makes the files that two runs leave comparable. The locks that it leaves are those of a dead process.
     """
     numbers = count(1)
 
@@ -136,7 +136,7 @@ def determined(role: str) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """What `mock.patch.object` does, in a hundredth of the time: this is done for each of many points."""
+    """Like `mock.patch.object`, in a hundredth of the time: a sweep calls this at each of many points."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -146,12 +146,12 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def run_as(role: str, directory: Path, operation: Operation) -> None:
-    """Run the operation in a store of its own."""
+    """Run the operation on a store that is opened for it alone."""
     with determined(role):
         try:
             _run(directory, operation)
         except Exception as error:
-            _let_go(error)
+            _drop_tracebacks(error)
             raise
 
 
@@ -160,8 +160,8 @@ def _run(directory: Path, operation: Operation) -> None:
         operation.run(store)
 
 
-def _let_go(error: BaseException) -> None:
-    """See to it that who keeps the error does not keep the store, with all that it has open."""
+def _drop_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks: a caller that keeps the error must not keep the store and its open files alive."""
     found: list[BaseException | None] = [error]
     for each in found:
         if each is not None:

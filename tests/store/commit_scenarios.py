@@ -1,10 +1,10 @@
-"""Transactions to be killed, failed and cut off from power, and what may be there afterwards.
+"""Transactions to kill, to fail and to cut off from power, and the states that are legal afterwards.
 
-A `CommitCase` is one transaction on a store that holds an old world. A `RecoveryCase` is what comes by after
-somebody died. `AfterADeath` and `AfterAFault` are two in a row on one disk: the first one dies or
-fails at one of its calls, the second one is done to its end; then the power is cut.
+A `CommitCase` is one transaction on a store that holds an old world. A `RecoveryCase` is one transaction on the
+files that a dead process left. `AfterADeath` and `AfterAFault` are two transactions in a row on one disk: the first
+dies or fails at one of its calls, and the second completes; then the power is cut.
 
-Every check opens the store anew, as another process would, and holds it to the promises of
+Every check opens the store again, as another process would, and holds it to the promises of
 `holdfast.store.model`: see `examine`.
 """
 
@@ -35,17 +35,17 @@ from tests.store.worlds import (
     seen_in_files,
 )
 
-# --- What must be true afterwards --------------------------------------------------------------------
+# --- Checks ------------------------------------------------------------------------------------------
 
 
 def examine(directory: Path, named: Sequence[Named], legal: Sequence[World], ending: Ending) -> None:
-    """Come by as another process, and hold the store to its promises.
+    """Open the store as another process would, and hold it to its promises.
 
-    1. Pointers lead to something, for readers of plain files too, even before anything is recovered.
-    2. Who reads without a lock sees one of the legal worlds: all of a commit or nothing.
-    3. Who transacts finishes what was left: then nothing is to be finished any more, and the plain
-       files say what had been seen before.
-    4. The next transaction works: after a kill on all of them, else on one, each in its turn.
+    1. No pointer dangles, even for readers of plain files, and even before recovery.
+    2. A reader without a lock sees one of the legal worlds: all of a commit or nothing.
+    3. A transaction finishes what was left: then no intent remains, and the plain files agree with
+       what the reader saw.
+    4. The next transaction works: after a kill on everything named, otherwise on one name, each in turn.
     """
     check_pointers(directory)
     if ending is Ending.POWER_CUT:
@@ -62,7 +62,7 @@ def examine(directory: Path, named: Sequence[Named], legal: Sequence[World], end
 
 
 def transact_and_compare(directory: Path, store: FileStore, operation: Operation, seen: World) -> None:
-    """Transact on what was `seen`; afterwards the files say just that, and nothing is left to be finished."""
+    """Run the operation on the world `seen`; afterwards, the files show its result and no intent is left."""
     operation.run(store)
     unfinished = intents_left(directory)
     assert not unfinished, f"still to be finished: {unfinished}"
@@ -73,26 +73,26 @@ def transact_and_compare(directory: Path, store: FileStore, operation: Operation
 _turns = count()
 
 
-orders_given: Counter[str] = Counter()
-"""What a person had to do before the store worked again: the one thing that it does not do by itself."""
+manual_steps: Counter[str] = Counter()
+"""How often an operator had to step in before the store worked again."""
 
 
 def break_torn_lock(directory: Path) -> None:
-    """Do what a person has to do where a power cut has torn `ledger.lock`, which says nothing then.
+    """Break `ledger.lock` if a power cut has torn it, as an operator would.
 
-    The content of that lock is not synced, but its name is, with the names of the events beside it. Whose
-    it was cannot be known, so it takes an order (LG-05). How often that was so is counted, and told.
+    The content of the lock is not synced, but its name is, together with the names of the events beside it. A
+    torn lock names no holder, so it can only be broken on request (LG-05). `manual_steps` counts these cases.
     """
     if (directory / "ledger").is_dir():
         lock = ledger_lock.LedgerLock(directory / "ledger", "a person", timeout=TIMEOUT)
         state = lock.state()
         if state is not None and state.holder is None:
             lock.break_lock(state.identity)
-            orders_given["to break a torn ledger.lock"] += 1
+            manual_steps["to break a torn ledger.lock"] += 1
 
 
 def difference(seen: World, legal: Sequence[World]) -> str:
-    """What was seen, as far as it is not the same in all worlds; for messages."""
+    """Where the world that was seen and the legal ones differ; for messages."""
     parts = []
     for kind in ("documents", "streams"):
         worlds = [getattr(world, kind) for world in (seen, *legal)]
@@ -107,7 +107,7 @@ def difference(seen: World, legal: Sequence[World]) -> str:
 
 
 class Transaction:
-    """One transaction on a store with an old world, of which a process can be killed or can fail."""
+    """One transaction on a store that holds an old world. It can be killed, or made to fail."""
 
     named: Sequence[Named]
     operation: Operation
@@ -127,15 +127,15 @@ class Transaction:
         examine(directory, self.named, self._legal(outcome), outcome.ending)
 
     def _check_conduct(self, directory: Path, outcome: Outcome) -> None:
-        """Who lives on to report has cleaned up, and fails with a failure of ours."""
+        """A process that survives has cleaned up, and raises nothing but a `Failure`."""
         expected = outcome.error is None or isinstance(outcome.error, Failure)
         assert expected, f"raised {outcome.error!r}"
-        if outcome.call is None or outcome.call.name != "unlink":  # what cannot be removed is left
+        if outcome.call is None or outcome.call.name != "unlink":  # the draft could not be removed
             litter = set(drafts_left(directory)) - self.litter
             assert not litter, f"left {sorted(litter)}"
 
     def _legal(self, outcome: Outcome) -> list[World]:
-        """The new world if it was acknowledged, the old one if it failed, else one of the two."""
+        """The new world if the commit was acknowledged, the old one if it failed, otherwise either."""
         if outcome.acknowledged:
             return [self.new]
         if outcome.error is None or isinstance(outcome.error, OutcomeUnknown):
@@ -144,7 +144,7 @@ class Transaction:
 
 
 class CommitCase(Transaction):
-    """A transaction on a store in which `history` had happened."""
+    """A transaction on a store with this `history`."""
 
     def __init__(self, history: Sequence[Operation], operation: Operation) -> None:
         self.operation = operation
@@ -166,7 +166,7 @@ class CommitCase(Transaction):
 
 
 class RecoveryCase(Transaction):
-    """A transaction on a store in which somebody died, and left these files."""
+    """A transaction on the files that a dead process left."""
 
     def __init__(self, files: Files, named: Sequence[Named], operation: Operation) -> None:
         self.files = files
@@ -185,8 +185,8 @@ class RecoveryCase(Transaction):
 
 
 def deaths(case: Transaction) -> Iterator[tuple[Kill, int]]:
-    """Every way to die that leaves something of its own: before each call that changes what is on the
-    disk or may be there, halfway through each write, and at last not at all."""
+    """Every distinct way to die: before each call that changes what is, or may be, on the disk; halfway
+    through each write; and, as the last one, not at all."""
     with scratch() as base, fresh(base) as directory:
         calls_made = [step.call for step in record(case, directory).steps if step.call is not None]
     for call in dict.fromkeys(calls_made):
@@ -197,7 +197,7 @@ def deaths(case: Transaction) -> Iterator[tuple[Kill, int]]:
 
 
 def dead_at(case: Transaction, directory: Path, when: Kill, index: int) -> Outcome:
-    """Prepare the empty directory, and run the transaction as far as one gets who dies there."""
+    """Prepare the empty directory, and run the transaction until it dies at this call."""
     case.prepare(directory)
     call = cut_short(lambda: case.operate(directory), when, index)
     if call is None:
@@ -205,8 +205,8 @@ def dead_at(case: Transaction, directory: Path, when: Kill, index: int) -> Outco
     return Outcome(Ending.KILLED, when.value, call)
 
 
-def remains(case: Transaction) -> list[Files]:
-    """Everything, each once, that can be found after a process died at one of the calls of a transaction."""
+def leftovers(case: Transaction) -> list[Files]:
+    """Every distinct set of files that a process leaves if it dies at one of the calls of a transaction."""
     found: dict[Files, None] = {}
     with scratch() as base:
         for when, index in deaths(case):
@@ -217,7 +217,7 @@ def remains(case: Transaction) -> list[Files]:
 
 
 def death_points(case: Transaction, *, share: float = 1.0) -> Report:
-    """Like `kill_points`, within this process: each death that leaves something of its own, and its check."""
+    """Like `kill_points`, but within this process: every distinct death, and its check."""
     report = Report(type(case).__name__)
     with scratch() as base:
         for when, index in chosen(list(deaths(case)), share=share):
@@ -228,10 +228,10 @@ def death_points(case: Transaction, *, share: float = 1.0) -> Report:
 
 
 class TwoInARow:
-    """A commit that ends somehow, and then an operation that is done to its end; on one disk.
+    """A commit that ends in some way, then an operation that completes; on one disk.
 
-    What the first one has left seen but not durable, the second one may rest on. With `warm`, the
-    second one works through a store that was open, and in use, before the first one began.
+    The second may depend on changes of the first that are visible but not durable. With `warm`, the
+    second uses a store that was already open, and in use, before the first began.
     """
 
     def __init__(self, first: CommitCase, second: Operation, *, warm: bool = False) -> None:
@@ -259,7 +259,7 @@ class TwoInARow:
                 self.second.run(self.store)
 
     def begin(self, directory: Path) -> str:
-        """Let the first one end; say how it did."""
+        """Run the first commit; return how it ended."""
         raise NotImplementedError
 
     def check(self, directory: Path, outcome: Outcome) -> None:
@@ -271,7 +271,7 @@ class TwoInARow:
 
 
 class AfterADeath(TwoInARow):
-    """The first one dies at one of its calls."""
+    """The first commit dies at one of its calls."""
 
     when = Kill.BEFORE
     index = 1
@@ -282,7 +282,7 @@ class AfterADeath(TwoInARow):
 
 
 class AfterAFault(TwoInARow):
-    """The first one meets an error at one of its calls, and knows what to say to that."""
+    """The first commit meets an error at one of its calls, and reports its outcome."""
 
     fault = Fault(None)
     index = 1
@@ -302,7 +302,7 @@ class AfterAFault(TwoInARow):
         return "made"
 
 
-# --- Sweeps of two in a row --------------------------------------------------------------------------
+# --- Sweeps of two commits in a row ------------------------------------------------------------------
 
 
 def after_deaths(
@@ -314,7 +314,7 @@ def after_deaths(
     limit: int = LIMIT,
     share: float = 1.0,
 ) -> Report:
-    """Let the first one die at each of its calls; cut the power at each moment of the second one."""
+    """Kill the first commit at each of its calls; cut the power at each moment of the second operation."""
     report = Report("after a death")
     ways = list(deaths(first))
     tried = chosen(ways, share=share)
@@ -335,7 +335,7 @@ def after_faults(
     limit: int = LIMIT,
     share: float = 1.0,
 ) -> Report:
-    """Let the first one meet the fault at each of its calls; cut the power at each moment after that."""
+    """Make each call of the first commit fail; cut the power at each moment after that."""
     report = Report("after a fault")
     for index in count(1):
         scenario = AfterAFault(first, second)
@@ -343,7 +343,7 @@ def after_faults(
         _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True, share=share))
         if not scenario.struck:
             return report
-    raise AssertionError("never reached")
+    raise AssertionError("unreachable")
 
 
 def _add(report: Report, part: Report) -> None:

@@ -1,7 +1,7 @@
-"""What SQL must not have that is to run on CockroachDB and YugabyteDB as well, told by reading statements.
+"""A linter for SQL that must also run on CockroachDB and YugabyteDB.
 
-Their manuals say what they do not have, or do differently: "PostgreSQL compatibility" and "Read committed" of
-CockroachDB; "PostgreSQL compatibility", "Transactional DDL" and "Isolation levels" of YugabyteDB.
+The rules come from the manuals of both: "PostgreSQL compatibility" and "Read committed" of CockroachDB;
+"PostgreSQL compatibility", "Transactional DDL" and "Isolation levels" of YugabyteDB.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Foreign(NamedTuple):
-    """Something that a statement must not have, how it is recognised, and why."""
+    """A feature that no statement may use: how to recognise it, and why."""
 
     name: str
     pattern: str
@@ -22,7 +22,7 @@ class Foreign(NamedTuple):
 
 FOREIGN = (
     Foreign("advisory locks", r"\bpg_(try_)?advisory", "a no-op in CockroachDB, late in YugabyteDB"),
-    Foreign("lock modes", r"\bSKIP LOCKED\b|\bNOWAIT\b|\bLOCK TABLE\b|\bLOCK \w+ IN\b", "partly without effect"),
+    Foreign("lock modes", r"\bSKIP LOCKED\b|\bNOWAIT\b|\bLOCK TABLE\b|\bLOCK \w+ IN\b", "partly ignored"),
     Foreign("weak row locks", r"\bFOR (NO KEY UPDATE|KEY SHARE)\b", "other modes in CockroachDB"),
     Foreign(
         "code in the server",
@@ -40,7 +40,7 @@ FOREIGN = (
     Foreign("cursors", r"\bDECLARE\b|\bFETCH (NEXT|\d)|\bMOVE\b|\bCOPY\b", "limited in CockroachDB"),
     Foreign("two phases", r"\bPREPARE TRANSACTION\b|\bCOMMIT PREPARED\b", "not supported"),
     Foreign("savepoints", r"\bSAVEPOINT\b", "special meanings in CockroachDB"),
-    Foreign("collations", r"\bCOLLATE\b", "other ones there"),
+    Foreign("collations", r"\bCOLLATE\b", "different ones there"),
     Foreign("constraints by name", r"\bON CONSTRAINT\b", "not supported by CockroachDB"),
     Foreign(
         "later commands",
@@ -50,18 +50,18 @@ FOREIGN = (
     Foreign("own isolation", r"\bSET (SESSION |LOCAL )?TRANSACTION\b|\bISOLATION LEVEL\b", "one level for all"),
     Foreign("functions of this server", r"\bpg_(?!notify\b)\w+\s*\(", "many are missing"),
 )
-"""Statements are compared without comments and in one line."""
+"""The patterns match statements joined into one line."""
 
 NOTIFICATIONS = re.compile(r"\bLISTEN\b|\bUNLISTEN\b|\bNOTIFY\b|\bpg_notify\b|\bwatchers\b", re.IGNORECASE)
-"""Allowed, but only where they can be done without."""
+"""Allowed, but only where the store works without them."""
 
 _CHANGES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+(\w+)", re.IGNORECASE)
 _STRUCTURE = re.compile(r"^\s*(CREATE|ALTER|DROP|GRANT|REVOKE)\b", re.IGNORECASE)
 _TABLE = re.compile(r"^\s*CREATE TABLE\b(?!.*\bPRIMARY KEY\b)", re.IGNORECASE)
 
 
-def troubles(statement: str) -> Iterator[str]:
-    """What is wrong with a statement."""
+def problems_of(statement: str) -> Iterator[str]:
+    """The problems of one statement."""
     line = " ".join(statement.split())
     for each in FOREIGN:
         if re.search(each.pattern, line, re.IGNORECASE):
@@ -74,8 +74,8 @@ def troubles(statement: str) -> Iterator[str]:
             yield f"{table} is changed {times} times in one statement, which CockroachDB refuses: {line}"
 
 
-def troubles_of_a_session(statements: Sequence[str]) -> Iterator[str]:
-    """What is wrong with statements that one connection sends one after the other."""
+def problems_of_session(statements: Sequence[str]) -> Iterator[str]:
+    """The problems of a sequence of statements on one connection."""
     open_transaction = False
     for statement in statements:
         word = statement.split()[0].upper()
@@ -84,11 +84,11 @@ def troubles_of_a_session(statements: Sequence[str]) -> Iterator[str]:
         elif word in ("COMMIT", "ROLLBACK"):
             open_transaction = False
         elif open_transaction and _STRUCTURE.search(statement):
-            yield f"the structure is changed within a transaction: {statement}"
+            yield f"a schema change within a transaction: {statement}"
 
 
-def all_troubles(sessions: Iterable[Sequence[str]]) -> list[str]:
-    """What is wrong with all statements of several connections."""
+def all_problems(sessions: Iterable[Sequence[str]]) -> list[str]:
+    """The problems of all statements of several connections."""
     listed = list(sessions)
-    found = {each for session in listed for statement in session for each in troubles(statement)}
-    return sorted(found | {each for session in listed for each in troubles_of_a_session(session)})
+    found = {each for session in listed for statement in session for each in problems_of(statement)}
+    return sorted(found | {each for session in listed for each in problems_of_session(session)})

@@ -1,8 +1,8 @@
-"""Clients and servers on machines of their own, on a network that fails, and the judge of what came of it.
+"""A storm: clients and servers on separate machines, on a network that fails, and a judge of the result.
 
-Each client writes down what it tries before it does, and what it was told. A commit whose outcome it was not
-told is asked for by its id when the server can be reached again, as anybody would have to. In the end the
-judge compares all of that with what the store has.
+Each client logs every attempt before it starts, and the outcome that was reported. If an outcome is unknown, the
+client asks for it by commit id as soon as it can reach the server again, as any client must. At the end, the judge
+compares the logs with the content of the store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import PATIENCE, Etcd, Machine, Postgres, Server, enter, sound_etcd
 
 FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "6"))
-"""How many faults each kind of server has to survive; `make storm` asks for more."""
+"""The number of faults that each kind of server must survive; `make storm` sets a higher one."""
 
 CLIENTS = 3
 TTL = 1.0
@@ -43,13 +43,13 @@ AN_HOUR = 3600.0
 KEYS = LeaseKeys.of("main")
 TRAIL = AuditTrail()
 LONGEST_HOLD = 8
-"""So many further faults a partition may last: then nobody can be asked for an outcome either."""
+"""A partition lasts for at most this many further faults: long enough that asking for an outcome fails too."""
 DELAY = 0.02
-"""How long the detour is."""
+"""The delay of the detour in seconds, in each direction."""
 
 
 class Site:
-    """Servers and clients, each on its machine; and a detour to the servers that can be made long."""
+    """Servers and clients, each on its own machine, and a detour to the servers with an adjustable delay."""
 
     def __init__(self, network: Network, servers: list[Server]) -> None:
         self.network = network
@@ -62,7 +62,7 @@ class Site:
         return self._url([f"{each.machine.address}:{each.port}" for each in self.servers])
 
     @property
-    def url_by_the_detour(self) -> str:
+    def url_via_detour(self) -> str:
         return self._url([f"{self.detour.address}:{each.port}" for each in self.servers])
 
     def _url(self, places: list[str]) -> str:
@@ -70,8 +70,8 @@ class Site:
             return f"etcd://{','.join(places)}/storm"
         return f"postgresql://holdfast@{places[0]}/postgres?schema=storm"
 
-    def open(self, *, by_the_detour: bool = False, timeout: float = TIMEOUT) -> ServedStore:
-        url = self.url_by_the_detour if by_the_detour else self.url
+    def open(self, *, via_detour: bool = False, timeout: float = TIMEOUT) -> ServedStore:
+        url = self.url_via_detour if via_detour else self.url
         if url.startswith("etcd"):
             return EtcdStore(url, timeout=timeout)
         from holdfast.store.postgres import PostgresStore
@@ -80,7 +80,7 @@ class Site:
 
     @contextlib.contextmanager
     def opened_from_outside(self) -> Iterator[ServedStore]:
-        """The store as it is seen from the switch, with all the time in the world."""
+        """The store as seen from the switch, with a generous timeout."""
         with entered(self.network.hub.namespace or ""), self.open(timeout=30.0) as store:
             yield store
 
@@ -93,15 +93,15 @@ class Site:
                 time.sleep(0.02)
 
     def revive(self) -> int:
-        """Start those servers again that have ended by themselves, and count them. etcd before 3.5.5 does so
-        if a client hangs up while it reads: its own fault, and one more for the others to live with."""
+        """Restart the servers that have exited, and count them. etcd before 3.5.5 crashes if a client hangs up
+        while it reads: a bug of etcd, and one more fault to survive."""
         dead = [each for each in self.servers if each.process is None or each.process.poll() is not None]
         for each in dead:
             each.restart(wait=False)
         return len(dead)
 
     def leader(self) -> Server:
-        """The member that leads; the only one that there is, elsewhere."""
+        """The leader of a cluster; otherwise, the only server."""
         with entered(self.network.hub.namespace or ""):
             for server in self.servers:
                 if isinstance(server, Etcd) and server.leads():
@@ -109,30 +109,30 @@ class Site:
         return self.servers[0]
 
     def lose_answers(self, client: Machine) -> None:
-        """What this client says arrives at the servers, but it does not hear them."""
-        for each in self._servers_and_the_detour:
+        """Requests of this client arrive, but their answers are dropped."""
+        for each in self._servers_and_detour:
             self.network.drop(each, client)
 
     def lose_requests(self, client: Machine) -> None:
-        """The servers do not hear this client."""
-        for each in self._servers_and_the_detour:
+        """Requests of this client are dropped."""
+        for each in self._servers_and_detour:
             self.network.drop(client, each)
 
-    def hear_again(self) -> None:
-        """The servers hear everybody again."""
-        self.network.mend(*self._servers_and_the_detour)
+    def restore_requests(self) -> None:
+        """Requests of all clients arrive again."""
+        self.network.mend(*self._servers_and_detour)
 
     @property
-    def _servers_and_the_detour(self) -> list[Machine]:
+    def _servers_and_detour(self) -> list[Machine]:
         return [*(each.machine for each in self.servers), self.detour]
 
 
 @contextlib.contextmanager
 def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
-    """Servers of this kind, and clients, on a network."""
+    """Running servers of this kind, and machines for clients, on a network."""
     servers: list[Server] = []
     if kind == "postgresql":
-        servers.append(Postgres(_made(scratch / "postgres"), network.machine(), durable=True))
+        servers.append(Postgres(_created(scratch / "postgres"), network.machine(), durable=True))
     else:
         members = [_member(scratch, network.machine(), number) for number in range(3)]
         for member in members:
@@ -151,19 +151,19 @@ def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
 
 def _member(scratch: Path, machine: Machine, number: int) -> Etcd:
     quick = ("--heartbeat-interval", "30", "--election-timeout", "300")
-    return Etcd(_made(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick, program=sound_etcd())
+    return Etcd(_created(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick, program=sound_etcd())
 
 
-def _made(directory: Path) -> Path:
+def _created(directory: Path) -> Path:
     directory.mkdir()
     return directory
 
 
-# --- What clients do ------------------------------------------------------------------------------
+# --- Clients --------------------------------------------------------------------------------------
 
 
 class Diary:
-    """What one client did: written down before it is tried, and after."""
+    """A log of what one client did, written before and after each attempt."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,17 +175,17 @@ class Diary:
 
 
 def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) -> None:
-    """Append to a stream, and work under the lease, until it is over; then find out what was not told."""
+    """Append to a stream, and work under a lease, until the storm is over; then resolve unknown outcomes."""
     leases = LeaseService(store, TRAIL)
     for number in itertools.count():
         if over():
             break
         attempt(diary, number, "append", lambda: append(store, name, number))  # noqa: B023
         if random.random() < 0.1:
-            work_under_the_lease(store, leases, name, number, diary)
+            work_under_lease(store, leases, name, number, diary)
         time.sleep(random.random() * 0.01)
     for number, what, commit_id in diary.unknown:
-        diary.note(number, "done" if ask_for(store, commit_id) else "E_NOT_MADE", what)
+        diary.note(number, "done" if wait_for_outcome(store, commit_id) else "E_NOT_MADE", what)
     store.close()
 
 
@@ -204,8 +204,8 @@ def attempt(diary: Diary, number: int, what: str, act: Callable[[], object]) -> 
     return True
 
 
-def ask_for(store: ServedStore, commit_id: str) -> bool:
-    """Whether a commit was made, however long it takes until the server can be asked."""
+def wait_for_outcome(store: ServedStore, commit_id: str) -> bool:
+    """Whether a commit was made; waits without a time limit until the server can be reached."""
     while True:
         with contextlib.suppress(StoreUnavailable):
             return store.was_made(commit_id)
@@ -221,8 +221,8 @@ def append(store: ServedStore, name: str, number: int) -> None:
     store.transact([INDEX, EVENTS], decide)
 
 
-def work_under_the_lease(store: ServedStore, leases: LeaseService, name: str, number: int, diary: Diary) -> None:
-    """Commit under the token as long as that goes, also when the lease may have been taken over by then."""
+def work_under_lease(store: ServedStore, leases: LeaseService, name: str, number: int, diary: Diary) -> None:
+    """Commit several times under one token, even if the lease may have been taken over by then."""
     try:
         lease = leases.acquire("main", leases.request(ttl=TTL)).lease
     except Failure:
@@ -230,15 +230,15 @@ def work_under_the_lease(store: ServedStore, leases: LeaseService, name: str, nu
     for each in range(3):
         time.sleep(random.random() * 0.6 * TTL)
         what = f"{lease.fencing_token}.{each}"
-        commit = lambda: commit_under(store, lease.lock_id, lease.fencing_token, f"{name}.{number}.{each}")  # noqa: B023, E731
+        commit = lambda: commit_under_token(store, lease.lock_id, lease.fencing_token, f"{name}.{number}.{each}")  # noqa: B023, E731
         attempt(diary, number, what, commit)
     if random.random() < 0.5:
         with contextlib.suppress(Failure):
             leases.release("main", lease.lock_id)
 
 
-def commit_under(store: ServedStore, lock_id: str, token: int, text: str) -> None:
-    """What every commit of protected work does: name the lease, and refuse if it is another one by now."""
+def commit_under_token(store: ServedStore, lock_id: str, token: int, text: str) -> None:
+    """Commit as protected work does: name the lease, and refuse if it is no longer the same one."""
 
     def decide(view: View, now: float) -> Decision[None]:
         lease = view.get(KEYS.lease)
@@ -251,8 +251,8 @@ def commit_under(store: ServedStore, lock_id: str, token: int, text: str) -> Non
 
 
 class Crew:
-    """The processes of the clients, one on each machine: the first with a clock that is an hour off, the last
-    one by the detour, so that most of the time something of it is on its way."""
+    """The client processes, one on each machine. The first has a clock that is an hour off; the last takes the
+    detour, so that most of the time one of its requests is in flight."""
 
     def __init__(self, workers: Workers, site: Site, diaries: Path) -> None:
         self._workers = workers
@@ -261,11 +261,11 @@ class Crew:
         self._over = mmap.mmap(-1, 1)
         self._generation = itertools.count()
         self._running: dict[int, Worker] = {}
-        self._detour = workers.start(partial(_keep_the_detour, site))
+        self._detour = workers.start(partial(_run_detour, site))
         assert self._detour.hear() == "open"
 
     def start(self, number: int) -> None:
-        """A client on this machine, in the place of the one that was there."""
+        """Start a client on this machine; it replaces any earlier one."""
         site, over = self._site, self._over
         machine = site.clients[number]
         diary = self._diaries / f"client-{number}-{next(self._generation)}"
@@ -275,7 +275,7 @@ class Crew:
             real = time.time
             clock = (lambda: real() + AN_HOUR) if number == 0 else real
             with mock.patch("time.time", clock):
-                store = site.open(by_the_detour=number == CLIENTS - 1)
+                store = site.open(via_detour=number == CLIENTS - 1)
                 live(store, diary.name, Diary(diary), lambda: over[0] == 1)
             line.say("over")
 
@@ -286,17 +286,17 @@ class Crew:
         self._running[number].wait()
 
     def delay(self, seconds: float) -> None:
-        """Make the detour so long, in each direction."""
+        """Set the delay of the detour, in each direction."""
         assert self._detour.ask(seconds) == "done"
 
     def finish(self) -> None:
-        """Let the clients come to their end."""
+        """Tell the clients to stop, and wait for them."""
         self._over[0] = 1
         for each in self._running.values():
             assert each.hear() == "over"
 
 
-def _keep_the_detour(site: Site, line: Line) -> None:
+def _run_detour(site: Site, line: Line) -> None:
     enter(site.detour.namespace or "")
     proxies = [
         Proxy(each.port, delay=DELAY, target=each.machine.address, listen=f"{site.detour.address}:{each.port}")
@@ -310,11 +310,11 @@ def _keep_the_detour(site: Site, line: Line) -> None:
         line.say("done")
 
 
-# --- What goes wrong ------------------------------------------------------------------------------
+# --- Faults ---------------------------------------------------------------------------------------
 
 
 class Fault(NamedTuple):
-    """Something that goes wrong, what ends it, and during how many further faults it lasts."""
+    """A fault: how it begins, how it ends, and for how many further faults it lasts."""
 
     name: str
     begin: Callable[[], object]
@@ -323,7 +323,7 @@ class Fault(NamedTuple):
 
 
 def faults(site: Site, crew: Crew) -> Iterator[Fault]:
-    """One fault after the other, all kinds in each round, in any order."""
+    """An endless sequence of faults: rounds of all kinds, each in random order."""
     network = site.network
     kinds: list[Callable[[], Fault]] = [
         lambda: _cut_off("client cut off", network, random.choice(site.clients)),
@@ -384,18 +384,18 @@ def _answers_lost(site: Site, client: Machine) -> Fault:
 
 def _requests_lost(site: Site, client: Machine) -> Fault:
     begin = partial(site.lose_requests, client)
-    return Fault("requests lost", begin, site.hear_again, random.randrange(LONGEST_HOLD))
+    return Fault("requests lost", begin, site.restore_requests, random.randrange(LONGEST_HOLD))
 
 
 def _separated(site: Site) -> Fault:
-    """One client and one server do not reach each other; everybody else does."""
+    """One client and one server cannot reach each other; all other paths work."""
     client, server = random.choice(site.clients), random.choice(site.servers).machine
     begin = partial(site.network.separate, client, server)
     return Fault("separated", begin, partial(site.network.mend, client, server), 1)
 
 
 def _one_way_between_servers(site: Site) -> Fault:
-    """The leader is not heard: by another member, or, where it is alone, by any client."""
+    """Packets from the leader are dropped: to the other members, or, without any, to all clients."""
     leader = site.leader()
     others = [each.machine for each in site.servers if each is not leader] or [*site.clients, site.detour]
 
@@ -406,13 +406,13 @@ def _one_way_between_servers(site: Site) -> Fault:
     return Fault("leader not heard", begin, partial(site.network.mend, *others))
 
 
-def suffer(site: Site, crew: Crew, count: int) -> list[str]:
-    """Let so many things go wrong, one after the other, some of them while others last; their names."""
-    suffered: list[str] = []
+def inject(site: Site, crew: Crew, count: int) -> list[str]:
+    """Inject this many faults, one after the other; some overlap. Return their names."""
+    injected: list[str] = []
     lasting: list[tuple[int, Fault]] = []
     for number, fault in enumerate(itertools.islice(faults(site, crew), count)):
         fault.begin()
-        suffered.append(fault.name)
+        injected.append(fault.name)
         time.sleep(0.05 + random.random() * 0.35)
         lasting.append((number + fault.hold, fault))
         for until, each in list(lasting):
@@ -420,7 +420,7 @@ def suffer(site: Site, crew: Crew, count: int) -> list[str]:
                 each.end()
                 lasting.remove((until, each))
         died = site.revive()
-        suffered += ["died by itself"] * died
+        injected += ["died by itself"] * died
         if died or ("killed" in fault.name and fault.name != "client killed"):
             site.wait_until_all_answer()
         time.sleep(random.random() * 0.2)
@@ -428,40 +428,40 @@ def suffer(site: Site, crew: Crew, count: int) -> list[str]:
         each.end()
     site.revive()
     site.wait_until_all_answer()
-    return suffered
+    return injected
 
 
-def storm(site: Site, diaries: Path, count: int) -> Told:
-    """So many faults; then what came of it, which is asserted to be right."""
+def storm(site: Site, diaries: Path, count: int) -> Totals:
+    """Inject this many faults while clients work; then judge the result."""
     with Workers() as workers:
         crew = Crew(workers, site, diaries)
         for number in range(CLIENTS):
             crew.start(number)
-        suffered = suffer(site, crew, count)
+        injected = inject(site, crew, count)
         crew.finish()
-    assert len(suffered) >= count
+    assert len(injected) >= count
     with site.opened_from_outside() as store:
-        told = judge(store, diaries)
-    assert told.acknowledged > count, "hardly anything was done"
-    return told
+        totals = judge(store, diaries)
+    assert totals.acknowledged > count, "too few commits were acknowledged"
+    return totals
 
 
-# --- What came of it ------------------------------------------------------------------------------
+# --- The judge ------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
-    """What came of a storm."""
+class Totals(NamedTuple):
+    """Counts of what happened in a storm."""
 
     acknowledged: int
     unknown: int
     refused: int
-    under_a_token: int
+    under_token: int
     tokens: int
-    never_told: int
+    never_reported: int
 
 
-def judge(store: Store, diaries: Path) -> Told:
-    """Compare what clients were told with what is there."""
+def judge(store: Store, diaries: Path) -> Totals:
+    """Assert that the store agrees with the outcomes that were reported to clients."""
     notes = [
         (path.name, *json.loads(line))
         for path in sorted(diaries.glob("client-*"))
@@ -495,4 +495,4 @@ def judge(store: Store, diaries: Path) -> Told:
         and isinstance(facts, dict)
     ]
     assert given == sorted(set(given)), "a token was given twice"
-    return Told(len(done), len(unknown), len(known - done), len(under), len(given), len(begun - known))
+    return Totals(len(done), len(unknown), len(known - done), len(under), len(given), len(begun - known))

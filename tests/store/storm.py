@@ -1,4 +1,4 @@
-"""Many processes on one store, slowed down at bad moments and killed at random ones."""
+"""Many processes on one store, delayed at critical calls and killed at random."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast.fs import calls
 from tests.locks.workers import Line, Worker, Workers
 
 LATE = ("link", "replace", "unlink", "listdir")
-"""The calls before which a little time makes all the difference."""
+"""The calls before which a delay is most likely to expose a race."""
 
 
 @contextlib.contextmanager
 def late_calls(*, chance: float = 0.2, longest: float = 0.002) -> Iterator[None]:
-    """Within, file system calls are sometimes made a little later."""
+    """A context in which some file system calls are delayed a little."""
 
     def late(call: Callable[..., Any]) -> Callable[..., Any]:
         def call_late(*arguments: Any, **rest: Any) -> Any:
@@ -36,7 +36,7 @@ def late_calls(*, chance: float = 0.2, longest: float = 0.002) -> Iterator[None]
 
 
 class Life(NamedTuple):
-    """One of the processes that follow each other in one place."""
+    """A process; `generation` counts its predecessors in the same place."""
 
     place: int
     generation: int
@@ -58,13 +58,13 @@ def storm(
     pause: float = 0.02,
     on_death: Callable[[Life], object] = lambda life: None,
 ) -> int:
-    """Let `live` run in a process at each place until it returns there; return how many were killed.
+    """Run `live` in a process at each place until it returns there; return the number of kills.
 
-    At random moments a random process is killed, and the next generation takes its place. After
-    `kills` of them the storm is over, and those that are left come to their end in peace.
+    At random moments, a random process is killed, and the next generation takes its place. After
+    `kills` kills the storm is over, and the remaining processes finish undisturbed.
     """
     killed = 0
-    calm = mmap.mmap(-1, 1)  # one byte that all of them see
+    calm = mmap.mmap(-1, 1)  # one byte that all processes share
     with Workers() as workers:
         running = {Life(place, 0): _start(workers, Life(place, 0), live, calm) for place in range(places)}
         while running:
@@ -75,7 +75,7 @@ def storm(
             else:
                 calm[0] = 1
                 life = next(iter(running))
-            if _ended_by_itself(running.pop(life)):
+            if _finished(running.pop(life)):
                 continue
             killed += 1
             on_death(life)
@@ -93,12 +93,12 @@ def _start(workers: Workers, life: Life, live: Live, calm: mmap.mmap) -> Worker:
     return workers.start(work)
 
 
-def _ended_by_itself(worker: Worker) -> bool:
-    """Wait for the end of a process, however long it takes; whether it came to it by itself."""
+def _finished(worker: Worker) -> bool:
+    """Wait for a process to end, without a time limit; return whether it was not killed."""
     try:
         said = worker.line.wait()
     except (EOFError, ConnectionResetError):
-        assert worker.wait() == -9, f"a process ended with {worker.wait()}"
+        assert worker.wait() == -9, f"a process exited with {worker.wait()}"
         return False
     assert said == "done", f"a process failed: {said}"
     worker.wait()

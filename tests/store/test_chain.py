@@ -1,4 +1,4 @@
-"""The audit trail: what is in it, and that every kind of tampering shows."""
+"""The audit trail: its entries form a chain, and every kind of tampering is detected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rewrite(store: FileStore, found: list[str]) -> None:
     (store.path / ".jvs/audit/audit.jsonl").write_text("".join(line + "\n" for line in found))
 
 
-def test_entries_follow_from_each_other(store: FileStore) -> None:
+def test_each_entry_has_the_hash_of_the_previous_one(store: FileStore) -> None:
     entries = list(verify(store.entries(TRAIL.stream)))
     assert [entry.number for entry in entries] == [1, 2, 3, 4, 5]
     assert entries[0].previous == START
@@ -75,14 +75,14 @@ def _swap(found: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("tamper", [_change_a_fact, _change_the_actor, _remove, _remove_the_first, _double, _swap])
-def test_tampering_shows_with_the_place(store: FileStore, tamper: Callable[[list[str]], list[str]]) -> None:
+def test_tampering_is_detected_and_located(store: FileStore, tamper: Callable[[list[str]], list[str]]) -> None:
     rewrite(store, tamper(lines(store)))
     with pytest.raises(AuditChainBroken) as broken:
         list(verify(store.entries(TRAIL.stream)))
     assert broken.value.facts["number"] in (1, 3, 4)
 
 
-def test_a_line_that_is_no_entry_is_reported_and_not_skipped(store: FileStore) -> None:
+def test_an_invalid_line_is_reported_and_not_skipped(store: FileStore) -> None:
     rewrite(store, [*lines(store)[:2], '{"number": "x"}', *lines(store)[2:]])
     with pytest.raises(Corrupt, match=r"audit\.jsonl"):
         list(verify(store.entries(TRAIL.stream)))

@@ -1,4 +1,4 @@
-"""Directories that are kept open: used again while the path leads to them, opened anew when it does not."""
+"""Directories are kept open: reused while the path still leads to them, reopened when it does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.testing.backend import ISSUES, Item, apply
 from tests.support.descriptors import open_descriptors
 
 pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="there, names are looked up by paths and nothing is kept open"
+    sys.platform == "win32", reason="Windows looks names up by path and keeps no directory open"
 )
 ONE = ISSUES.key("one")
 
@@ -55,14 +55,14 @@ def test_a_directory_is_opened_once_for_many_uses(directories: Directories, monk
     assert opened == []
 
 
-def test_who_uses_one_has_it_alone(directories: Directories) -> None:
+def test_two_users_of_a_directory_never_share_a_descriptor(directories: Directories) -> None:
     used(directories, "a/b")
     with OpenDirectories(directories) as mine, OpenDirectories(directories) as yours:
         assert mine.get("a/b").fd != yours.get("a/b").fd
         assert mine.get("a/b") is mine.get("a/b")
 
 
-def test_one_that_was_replaced_is_opened_anew(directories: Directories, root: Directory) -> None:
+def test_a_directory_that_was_replaced_is_reopened(directories: Directories, root: Directory) -> None:
     used(directories, "a/b")
     (root.path / "a").rename(root.path / "moved")
     (root.path / "a/b").mkdir(parents=True)
@@ -73,7 +73,9 @@ def test_one_that_was_replaced_is_opened_anew(directories: Directories, root: Di
         assert opened.get("a/b").status("x") is not None
 
 
-def test_one_that_is_gone_is_not_found_and_can_be_made_again(directories: Directories, root: Directory) -> None:
+def test_a_directory_that_is_gone_is_not_found_and_can_be_created_again(
+    directories: Directories, root: Directory
+) -> None:
     used(directories, "a/b")
     shutil.rmtree(root.path / "a")
 
@@ -83,7 +85,7 @@ def test_one_that_is_gone_is_not_found_and_can_be_made_again(directories: Direct
         assert opened.get("a/b", create=True).names() == []
 
 
-def test_a_link_that_leads_elsewhere_is_refused_also_where_a_directory_was_kept(
+def test_a_symlink_is_refused_even_in_place_of_a_directory_that_was_kept_open(
     directories: Directories, root: Directory
 ) -> None:
     used(directories, "a/b")
@@ -96,7 +98,7 @@ def test_a_link_that_leads_elsewhere_is_refused_also_where_a_directory_was_kept(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_not_more_are_kept_than_a_few_and_none_after_closing(directories: Directories, root: Directory) -> None:
+def test_only_a_few_directories_are_kept_open_and_none_after_closing(directories: Directories, root: Directory) -> None:
     before = open_descriptors(root.path)
     for number in range(MOST_IDLE + 10):
         (root.path / f"d{number}").mkdir()
@@ -108,7 +110,7 @@ def test_not_more_are_kept_than_a_few_and_none_after_closing(directories: Direct
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_threads_never_use_what_another_one_has_closed(directories: Directories, root: Directory) -> None:
+def test_no_thread_uses_a_directory_that_another_thread_has_closed(directories: Directories, root: Directory) -> None:
     names = [f"d{number}" for number in range(MOST_IDLE + 8)]
     for name in names:
         (root.path / name / name).mkdir(parents=True)
@@ -131,7 +133,7 @@ def test_threads_never_use_what_another_one_has_closed(directories: Directories,
     assert (wrong, open_descriptors(root.path)) == ([], before)
 
 
-def test_a_store_goes_on_where_its_directory_was_put_away_and_back(tmp_path: Path) -> None:
+def test_a_store_keeps_working_when_its_directory_is_moved_away_and_replaced(tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:
         apply(store, Create(ONE, Item(1)))
         shutil.copytree(tmp_path / ".jit", tmp_path / "copy")

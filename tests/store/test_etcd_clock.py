@@ -1,4 +1,4 @@
-"""The time of a store on etcd: never ahead of the servers and close to them, whatever clients' clocks say."""
+"""The time of a store on etcd stays close to the servers and never ahead, whatever the clocks of clients say."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class World:
         self.clock = ManualClock(wall=START + client_is_off_by, monotonic=77.0)
         self.time = ServerTime(self.clock)
 
-    def pass_by(self, seconds: float, *, client_seconds: float | None = None) -> None:
+    def advance(self, seconds: float, *, client_seconds: float | None = None) -> None:
         self.now += seconds
         self.clock.advance(seconds if client_seconds is None else client_seconds)
 
     def answer(self, *, delay: float = 0.0, ahead: float = 0.0) -> None:
         date = formatdate(self.now + ahead, usegmt=True)
-        self.pass_by(delay)
+        self.advance(delay)
         self.time.heard(date)
 
     def error(self) -> float:
@@ -35,17 +35,17 @@ class World:
 
 
 @pytest.mark.parametrize("off", [-3600.0, 0.0, 3600.0, 1e8])
-def test_one_answer_is_enough_to_be_less_than_a_second_behind(off: float) -> None:
+def test_one_answer_brings_the_clock_within_a_second(off: float) -> None:
     world = World(client_is_off_by=off)
     world.answer(delay=0.01)
 
     assert -1.01 <= world.error() <= 0
 
 
-def test_many_answers_come_close_and_none_gets_ahead() -> None:
+def test_many_answers_bring_the_clock_close_and_never_ahead() -> None:
     world = World()
     for _ in range(300):
-        world.pass_by(random.random())
+        world.advance(random.random())
         world.answer(delay=random.random() * 0.02)
         assert -1.1 <= world.error() <= 0
     assert world.error() >= -0.2
@@ -60,18 +60,18 @@ def test_a_slow_answer_does_no_harm() -> None:
     assert before <= world.error() <= 0
 
 
-def test_a_client_whose_clock_runs_fast_is_caught_up_with() -> None:
+def test_a_client_clock_that_runs_fast_is_corrected() -> None:
     world = World()
     for _ in range(2000):
-        world.pass_by(10.0, client_seconds=10.002)  # 200 millionths
+        world.advance(10.0, client_seconds=10.002)  # 200 ppm
         world.answer()
         assert -1.1 <= world.error() <= 0.05
 
 
-def test_time_does_not_run_backwards_from_one_commit_to_the_next() -> None:
+def test_time_does_not_go_backwards_between_commits() -> None:
     fresh, old = World(), World()
     for _ in range(20):
-        old.pass_by(0.3)
+        old.advance(0.3)
         old.answer()
     fresh.now = old.now
     fresh.answer()
@@ -91,17 +91,17 @@ def test_a_member_that_is_far_ahead_is_not_followed() -> None:
     assert world.time.now(world.now + 3600) <= world.now
 
 
-def test_servers_that_are_set_back_are_followed_after_a_while() -> None:
+def test_servers_whose_clock_is_set_back_are_followed_after_a_while() -> None:
     world = World()
     world.answer()
     for _ in range(20):
-        world.pass_by(10.0)
+        world.advance(10.0)
         world.answer(ahead=-3600.0)
 
     assert world.error() == pytest.approx(-3600.0, abs=1.1)
 
 
-def test_what_is_no_date_is_no_news() -> None:
+def test_an_invalid_date_is_ignored() -> None:
     world = World()
     for date in (None, "", "yesterday"):
         world.time.heard(date)

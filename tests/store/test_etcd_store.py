@@ -30,9 +30,9 @@ def _engine(store: Store) -> EtcdEngine:
 
 
 class EtcdBackend(Backend):
-    """What the contract needs to know of etcd."""
+    """Runs the contract on etcd."""
 
-    many_within = 600.0  # others may use this machine too
+    many_within = 600.0  # the machine may be busy
     url: str
 
     def open_store(self) -> EtcdStore:
@@ -46,7 +46,7 @@ class EtcdBackend(Backend):
 
     @contextlib.contextmanager
     def losing_answers(self, store: Store, when: When) -> Iterator[None]:
-        """The connection breaks before the commit is sent, or before its answer comes; there is no other."""
+        """The connection breaks before the commit is sent or before the answer arrives; reconnecting fails."""
         engine = _engine(store)
         send = engine._send_once
         lost: list[bool] = []

@@ -1,4 +1,4 @@
-"""etcd under clients on machines of their own, while everything fails that can: see `server_storm`."""
+"""etcd in a storm: clients on separate machines, and every kind of fault. See `server_storm`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytest.importorskip("psycopg", reason="psycopg is not installed here")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 
-def test_whatever_fails_nothing_acknowledged_is_lost_and_no_stale_token_commits(
+def test_no_fault_loses_an_acknowledged_commit_or_lets_a_stale_token_commit(
     network: Network, tmp_path: Path, server_scratch: Path
 ) -> None:
     with site_of("etcd", network, server_scratch) as site:
-        told = storm(site, tmp_path, FAULTS)
-    print(f"etcd: {FAULTS} faults; {told}")  # noqa: T201
+        totals = storm(site, tmp_path, FAULTS)
+    print(f"etcd: {FAULTS} faults; {totals}")  # noqa: T201

@@ -1,4 +1,4 @@
-"""The file store keeps the contract, behaves like the model, and is linearizable whoever is killed."""
+"""The file store keeps the contract, behaves like the model, and is linearizable even if processes are killed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.store.storm import IsOver, Life, late_calls, storm
 
 
 def open_file_store(path: Path) -> FileStore:
-    """A store that waits as long as a loaded machine may need."""
+    """Open a store with a timeout long enough for a loaded machine."""
     return FileStore(path, timeout=PATIENCE)
 
 
 class FileBackend(Backend):
-    """What the contract, or a part of it, needs to know of files; `open_path` may open another store."""
+    """Runs the contract, or a part of it, on files. `open_path` may open another kind of store."""
 
     path: Path
     open_path: Callable[[Path], Store] = staticmethod(open_file_store)
@@ -49,14 +49,14 @@ class FileBackend(Backend):
         return self.open_path(self.path)
 
     def seconds(self) -> float:
-        return time.process_time()  # others may use this machine too
+        return time.process_time()  # the machine may be busy
 
     def process_target(self, store: Store) -> Recipe:
         return Recipe(open_file_store, (self.path,))
 
     @contextlib.contextmanager
     def losing_answers(self, store: Store, when: When) -> Iterator[None]:
-        """Before: nothing reaches the disk. After: names that were published cannot be synced."""
+        """Before: no file can be synced. After: the names that were published cannot be synced."""
         published: list[object] = []
 
         def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def test_it_behaves_like_the_model(scratch: Path) -> None:
     run_state_machine(fresh, examples=30)
 
 
-# --- Histories of processes that are killed -----------------------------------------------------------------
+# --- Histories of killed processes --------------------------------------------------------------------------
 
 PROCESSES = 6
 ACCOUNTS = {key.name: key for key in accounts(4)}
@@ -117,9 +117,9 @@ RICH = 10_000_000
 
 
 def act_on_accounts(store: FileStore, history: History) -> None:
-    """Do something on one or several documents, and write it down."""
+    """Do something with one or several documents, and record it."""
     source, target = random.sample(list(ACCOUNTS), 2)
-    amount = random.randrange(1, 100_000)  # large, so that it shows in a sum which ones have happened
+    amount = random.randrange(1, 100_000)  # large, so that a sum shows which ones have happened
     match random.choice(["look around", "look around", "read_together", "transfer", "transfer", "deposit"]):
         case "look around":
             for name in random.sample(list(ACCOUNTS), 4):
@@ -148,7 +148,7 @@ def _deposit(store: FileStore, key: Key[Item], amount: int) -> int:
 
 
 def act_on_registers(store: FileStore, history: History) -> None:
-    """Read, write or swap one document, and write it down."""
+    """Read, write or swap one document, and record it."""
     name = random.choice(list(ACCOUNTS))
     key = ACCOUNTS[name]
     old, new = random.randrange(5), random.randrange(5)
@@ -166,7 +166,7 @@ OpenStore = Callable[[Path], FileStore]
 
 
 def record(scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int) -> list[Operation]:
-    """What many processes do and see, some of which are killed."""
+    """The history of many processes, some of which are killed."""
     (scratch / "histories").mkdir()
     with open_store(scratch / "store") as store:
         apply(store, *(Create(key, Item(start)) for key in ACCOUNTS.values()))
@@ -191,7 +191,7 @@ def judge_accounts(history: list[Operation]) -> Check:
 
 
 def judge_registers(history: list[Operation]) -> Check:
-    """Each key by itself: the names of the operations say which."""
+    """Check each key by itself; the names of operations contain the key."""
 
     def plain(operation: Operation) -> Operation:
         return operation._replace(name=operation.name.split()[0])
@@ -210,14 +210,14 @@ def judge_registers(history: list[Operation]) -> Check:
     ids=["several documents", "single documents"],
 )
 @pytest.mark.sampled(1)
-def test_what_processes_see_is_linearizable_although_some_are_killed(
+def test_histories_are_linearizable_even_if_processes_are_killed(
     scratch: Path, act: Act, start: int, judge: Callable[[list[Operation]], Check]
 ) -> None:
     history = record(scratch, open_file_store, act, start, kills=40, each=20)
 
     assert sum(each.returned_at is None for each in history) >= 10
     judge(history).require()
-    with open_file_store(scratch / "store") as store:  # and the store is in order
+    with open_file_store(scratch / "store") as store:  # the store is still sound
         assert sum(number_of(store, key) for key in ACCOUNTS.values()) == sum(_read_all(store))
         apply(store, *(Replace(key, Item(0)) for key in ACCOUNTS.values()))
         assert list((scratch / "store/.holdfast/intents").glob("*.json")) == []
@@ -231,24 +231,24 @@ class WithoutLocks(FileStore):
         self._locks = mock.Mock(locked=lambda places, shared=False: contextlib.nullcontext())
 
 
-class WithoutLookingAtIntents(FileStore):
-    """Reads files, whatever has been committed."""
+class IgnoresIntents(FileStore):
+    """Reads the files and ignores unfinished commits."""
 
     def _pending_steps(self, name: str) -> list[Step]:
         return []
 
 
-@pytest.mark.parametrize("broken", [WithoutLocks, WithoutLookingAtIntents])
-def test_a_broken_store_is_found_out(scratch: Path, broken: OpenStore) -> None:
+@pytest.mark.parametrize("broken", [WithoutLocks, IgnoresIntents])
+def test_a_broken_store_is_found(scratch: Path, broken: OpenStore) -> None:
     found = []
     for attempt in range(20):
         place = scratch / str(attempt)
         place.mkdir()
         try:
             history = record(place, broken, act_on_accounts, RICH, kills=5, each=20)
-        except AssertionError:  # it broke down altogether
+        except AssertionError:  # the store failed outright
             return
         found.append(judge_accounts(history).verdict)
         if found[-1] is Verdict.NOT_LINEARIZABLE:
             return
-    raise AssertionError(f"nothing was found: {found}")
+    raise AssertionError(f"no violation was found: {found}")

@@ -1,4 +1,4 @@
-"""What is particular to the file store: its files, its locks, what the killed leave, how it watches."""
+"""Details of the file store: its files, its locks, recovery after a kill, and watching."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def intents_of(store: FileStore) -> list[Path]:
 
 
 @pytest.mark.req("FL-07")
-def test_documents_and_streams_are_plain_json_where_the_specifications_want_them(store: FileStore) -> None:
+def test_documents_and_streams_are_plain_json_at_the_paths_of_the_specifications(store: FileStore) -> None:
     apply(store, Create(INDEX, Item(1, "Grüße")), Create(GATES, Item(2)), Create(ONE, Item(3)))
     apply(store, Create(WORKTREES.key("main"), Item(4)), Create(DESCRIPTORS.key("s1"), Item(5)))
     for number in (1, 2):
@@ -83,14 +83,14 @@ def test_documents_and_streams_are_plain_json_where_the_specifications_want_them
     for path, record in expected.items():
         text = (store.path / path).read_text(encoding="utf-8")
         assert json.loads(text) == record
-        assert "ledger" in path or text.endswith("\n}\n"), "documents are for people: over several lines"
+        assert "ledger" in path or text.endswith("\n}\n"), "documents span several lines, for people to read"
     assert "Grüße" in (store.path / ".jit/index.json").read_text(encoding="utf-8")
     for path in (".jit/events.jsonl", ".jvs/audit/audit.jsonl"):
         lines = (store.path / path).read_text(encoding="utf-8").splitlines()
         assert [json.loads(line) for line in lines] == [{"number": each, "text": "a\nb"} for each in (1, 2)]
 
 
-def test_what_a_person_writes_into_a_document_is_read(store: FileStore) -> None:
+def test_a_manual_edit_of_a_document_is_read(store: FileStore) -> None:
     apply(store, Create(ONE, Item(1)))
     before = store.read(ONE)
     (store.path / ".jit/issues/one.json").write_text('{"text": "by hand", "number": 7}')
@@ -102,7 +102,7 @@ def test_what_a_person_writes_into_a_document_is_read(store: FileStore) -> None:
     assert increment(store, ONE) == 8
 
 
-def test_the_store_stays_where_it_is_when_the_working_directory_changes(
+def test_a_change_of_the_working_directory_does_not_move_the_store(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (scratch / "elsewhere").mkdir()
@@ -149,7 +149,7 @@ def test_appending_to_a_numbered_stream_lists_nothing(store: FileStore, monkeypa
     scanned = noted(monkeypatch, "scandir")
     with open_file_store(store.path) as other:
         assert append_often(other, LEDGER, "", 1) == [101]
-        assert 10 < sum("event" in path for path in looked) < 30  # by leaps, the first time
+        assert 10 < sum("event" in path for path in looked) < 30  # the first time, in leaps
         looked.clear()
         assert append_often(other, LEDGER, "", 1) == [102]
         assert sum("event" in path for path in looked) < 5
@@ -157,7 +157,7 @@ def test_appending_to_a_numbered_stream_lists_nothing(store: FileStore, monkeypa
     assert not [path for path in listed + scanned if "ledger" in path]
 
 
-def test_the_ledger_is_synced_once_for_each_commit_unless_another_one_wrote_to_it(
+def test_a_commit_syncs_the_ledger_once_unless_another_writer_appended(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_often(store, LEDGER, "", 1)
@@ -176,15 +176,15 @@ def test_the_ledger_is_synced_once_for_each_commit_unless_another_one_wrote_to_i
     monkeypatch.setattr(calls, "sync_directory", note)
     assert syncs(Append(LEDGER, Event(2))) == 1
     assert syncs(*(Append(LEDGER, Event(number)) for number in range(3, 15))) == 1
-    assert syncs(Append(LEDGER, Event(15))) == 1, "the numbers of several are our own too"
+    assert syncs(Append(LEDGER, Event(15))) == 1, "our own batch needs no extra sync either"
     with open_file_store(store.path) as other:
         apply(other, Append(LEDGER, Event(16)))
-    assert syncs(Append(LEDGER, Event(17))) == 2, "the other one may have died before its sync"
+    assert syncs(Append(LEDGER, Event(17))) == 2, "the other writer may have died before its sync"
     assert syncs(Append(LEDGER, Event(18))) == 1
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """The paths that a call is made for from now on."""
+    """The paths that a call gets from now on; the list grows."""
     paths: list[str] = []
     call = getattr(calls, name)
 
@@ -197,7 +197,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 @pytest.mark.req("FL-12")
-def test_a_torn_line_is_left_out_and_cut_off_before_the_next_append(store: FileStore) -> None:
+def test_a_torn_line_is_skipped_and_truncated_before_the_next_append(store: FileStore) -> None:
     append_often(store, EVENTS, "", 2)
     path = store.path / ".jit/events.jsonl"
     whole = path.read_bytes()
@@ -209,7 +209,7 @@ def test_a_torn_line_is_left_out_and_cut_off_before_the_next_append(store: FileS
     assert path.read_bytes().startswith(whole + b'{"number":3')
 
 
-def test_a_reader_never_mixes_a_torn_line_with_the_one_that_takes_its_place(
+def test_a_reader_never_mixes_a_torn_line_with_its_replacement(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_often(store, EVENTS, "", 1)
@@ -228,11 +228,11 @@ def test_a_reader_never_mixes_a_torn_line_with_the_one_that_takes_its_place(
     monkeypatch.setattr(calls, "read", read_and_be_overtaken)
     seen = [each.record.number for each in store.entries(EVENTS)]
 
-    assert calls.read is read, "the reader was overtaken"
+    assert calls.read is read, "the reader was never overtaken"
     assert seen == [0, 5]
 
 
-def test_lines_of_others_may_end_and_be_spaced_as_they_like(store: FileStore) -> None:
+def test_lines_of_other_programs_may_have_any_whitespace_and_line_ending(store: FileStore) -> None:
     append_often(store, EVENTS, "", 1)
     with (store.path / ".jit/events.jsonl").open("ab") as file:
         file.write(b'{"number": 1}\r\n{"number":\r2,\t"text": "\xe2\x80\xa8\x7f"}\n')
@@ -244,7 +244,7 @@ def test_lines_of_others_may_end_and_be_spaced_as_they_like(store: FileStore) ->
         assert list(store.entries(EVENTS, after=each.position)) == found[found.index(each) + 1 :]
 
 
-def test_a_damaged_line_is_reported_with_its_place(store: FileStore) -> None:
+def test_a_damaged_line_is_reported_with_its_position(store: FileStore) -> None:
     positions = append_often(store, EVENTS, "", 3)
     path = store.path / ".jit/events.jsonl"
     lines = path.read_bytes().split(b"\n")
@@ -256,7 +256,7 @@ def test_a_damaged_line_is_reported_with_its_place(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize("after", [-1, 1, 10_000])
-def test_what_is_not_a_position_of_a_stream_of_lines_is_refused(store: FileStore, after: int) -> None:
+def test_an_invalid_position_in_a_stream_of_lines_is_refused(store: FileStore, after: int) -> None:
     with pytest.raises(UsageFailure):
         list(store.entries(EVENTS, after=after))
     append_often(store, EVENTS, "", 2)
@@ -264,8 +264,8 @@ def test_what_is_not_a_position_of_a_stream_of_lines_is_refused(store: FileStore
         list(store.entries(EVENTS, after=after))
 
 
-def test_a_record_over_several_lines_is_refused_before_anything_is_committed(store: FileStore) -> None:
-    spread = Stream("jit/events", StructCodec(Event))  # as documents are written
+def test_a_record_with_newlines_is_refused_before_anything_is_committed(store: FileStore) -> None:
+    spread = Stream("jit/events", StructCodec(Event))  # formatted like a document
     for changes in ([Append(spread, Event(1))], [Append(spread, Event(1)), Create(ONE, Item(1))]):
         with pytest.raises(UsageFailure, match="newline"):
             apply(store, *changes)
@@ -290,7 +290,7 @@ with open(sys.argv[1], "a") as file:
 
 @contextlib.contextmanager
 def foreign_lock(path: Path) -> Iterator[str]:
-    """Another program tries to lock a file with flock(2), and keeps it; whether it could."""
+    """Let another program lock a file with flock(2), and hold it; yields whether it could."""
     command = [sys.executable, "-c", _FOREIGN, str(path)]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, text=True, **pipes) as process:
@@ -311,10 +311,10 @@ GUARDED: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="flock is of Unix")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs flock(2)")
 @pytest.mark.req("FL-05")
 @pytest.mark.parametrize("lock", GUARDED)
-def test_another_program_that_locks_the_file_keeps_us_out(store: FileStore, lock: str) -> None:
+def test_a_lock_of_another_program_keeps_us_out(store: FileStore, lock: str) -> None:
     change, path = GUARDED[lock]
     others = [each for each, _ in GUARDED.values() if each != change]
     (store.path / path).parent.mkdir(parents=True)
@@ -325,15 +325,15 @@ def test_another_program_that_locks_the_file_keeps_us_out(store: FileStore, lock
         assert answer == "locked"
         with pytest.raises(LockTimeout, match=lock):
             apply(hasty, change)
-        apply(hasty, *others)  # nobody else is kept out
+        apply(hasty, *others)  # no other document is locked
 
     apply(store, change)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="flock is of Unix")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs flock(2)")
 @pytest.mark.req("FL-05")
 @pytest.mark.parametrize("lock", GUARDED)
-def test_we_keep_another_program_out_that_locks_the_file(store: FileStore, lock: str) -> None:
+def test_our_lock_keeps_another_program_out(store: FileStore, lock: str) -> None:
     change, path = GUARDED[lock]
     target = change.stream if isinstance(change, Append) else change.key
 
@@ -351,7 +351,7 @@ def test_we_keep_another_program_out_that_locks_the_file(store: FileStore, lock:
 
 @contextlib.contextmanager
 def held_in_decide(store: FileStore, *changes: Change) -> Iterator[None]:
-    """Within, a transaction with these changes is inside its decide function; at the end it goes on."""
+    """A context in which a transaction with these changes is inside its decide function."""
     inside, go_on = threading.Event(), threading.Event()
     named = [each.stream if isinstance(each, Append) else each.key for each in changes]
 
@@ -370,7 +370,7 @@ def held_in_decide(store: FileStore, *changes: Change) -> Iterator[None]:
         thread.join(PATIENCE)
 
 
-def test_transactions_on_other_documents_go_on_meanwhile(store: FileStore) -> None:
+def test_a_transaction_does_not_block_those_on_other_documents(store: FileStore) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
     with open_file_store(store.path) as other:
         with held_in_decide(store, Replace(ONE, Item(2)), Replace(INDEX, Item(2))):
@@ -381,7 +381,7 @@ def test_transactions_on_other_documents_go_on_meanwhile(store: FileStore) -> No
 
 
 @pytest.mark.parametrize("stream", [None, EVENTS], ids=["one lock", "several"])
-def test_a_signal_that_ends_the_release_of_a_lock_leaves_the_cleanup_free_to_take_it(
+def test_a_lock_can_be_taken_again_after_a_signal_interrupts_its_release(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, stream: Stream[Event] | None
 ) -> None:
     def interrupted(self: HeldLock, *problem: object) -> None:
@@ -408,8 +408,8 @@ def test_readers_take_no_lock(store: FileStore) -> None:
 
 
 @pytest.mark.req("FL-07", "FL-09")
-def test_neither_our_readers_nor_others_ever_see_a_torn_state(store: FileStore) -> None:
-    """Others: programs that know nothing of us and just read the files."""
+def test_neither_our_readers_nor_other_programs_ever_see_a_torn_state(store: FileStore) -> None:
+    """Other programs know nothing of Holdfast and just read the files."""
     letters = "abcdefgh"
     sizes = [10, 5_000, 300_000]
 
@@ -440,7 +440,7 @@ def test_neither_our_readers_nor_others_ever_see_a_torn_state(store: FileStore) 
         assert [worker.hear() for worker in writers] == ["done", "done"]
 
 
-# --- What a killed process leaves ---------------------------------------------------------------------
+# --- Recovery after a kill ----------------------------------------------------------------------------
 
 
 KILLED = -9
@@ -452,7 +452,7 @@ def die() -> None:
 
 
 def killed_at(store: FileStore, change: Callable[[pytest.MonkeyPatch], object], *changes: Change) -> None:
-    """Let another process make a commit, and be killed in it at a place that `change` prepares."""
+    """Let another process make a commit, and be killed at the point that `change` sets up."""
 
     def work(line: Line) -> None:
         with pytest.MonkeyPatch.context() as patches, open_file_store(store.path) as mine:
@@ -464,12 +464,12 @@ def killed_at(store: FileStore, change: Callable[[pytest.MonkeyPatch], object], 
 
 
 def just_decided(patches: pytest.MonkeyPatch) -> None:
-    """Dead before anything is carried out."""
+    """Killed before any step is applied."""
     patches.setattr(Intents, "apply", lambda self, intent: die())
 
 
-def half_carried_out(patches: pytest.MonkeyPatch) -> None:
-    """Dead after the first document."""
+def half_applied(patches: pytest.MonkeyPatch) -> None:
+    """Killed after the first document."""
     publish = durable.publish
 
     def publish_and_die(*arguments: Any) -> None:
@@ -479,14 +479,14 @@ def half_carried_out(patches: pytest.MonkeyPatch) -> None:
     patches.setattr(durable, "publish", publish_and_die)
 
 
-def carried_out(patches: pytest.MonkeyPatch) -> None:
-    """Dead before the intent is dropped."""
+def applied(patches: pytest.MonkeyPatch) -> None:
+    """Killed before the intent is dropped."""
     patches.setattr(Intents, "_drop", lambda self, intent: die())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
-@pytest.mark.parametrize("moment", [just_decided, half_carried_out, carried_out])
-def test_a_commit_of_a_killed_process_is_seen_at_once_and_finished_by_the_next_transaction(
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+@pytest.mark.parametrize("moment", [just_decided, half_applied, applied])
+def test_a_commit_of_a_killed_process_is_visible_and_the_next_transaction_finishes_it(
     store: FileStore, moment: Callable[[pytest.MonkeyPatch], object]
 ) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)), Create(GATES, Item(1)))
@@ -500,7 +500,7 @@ def test_a_commit_of_a_killed_process_is_seen_at_once_and_finished_by_the_next_t
     killed_at(store, moment, *changes, Append(EVENTS, Event(2)), Append(LEDGER, Event(2)))
 
     assert len(intents_of(store)) == 1
-    for key in (ONE, TWO, INDEX):  # readers see it, without a lock and without touching anything
+    for key in (ONE, TWO, INDEX):  # readers see it, without a lock and without a write
         assert number_of(store, key) == 2
     assert store.read(GATES) is None
     assert [(name, each.record.number) for name, each in store.scan(ISSUES)] == [("one", 2), ("two", 2)]
@@ -510,7 +510,7 @@ def test_a_commit_of_a_killed_process_is_seen_at_once_and_finished_by_the_next_t
     assert [each.position for each in store.entries(LEDGER)] == [1, 2]
     assert len(intents_of(store)) == 1
 
-    assert increment(store, INDEX) == 3  # the next transaction that needs any of it finishes it
+    assert increment(store, INDEX) == 3  # the next transaction on any of its keys finishes it
     assert intents_of(store) == []
     assert json.loads((store.path / ".jit/issues/two.json").read_bytes())["number"] == 2
     assert not (store.path / ".jit/gates.json").exists()
@@ -521,8 +521,8 @@ def test_a_commit_of_a_killed_process_is_seen_at_once_and_finished_by_the_next_t
     ]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
-def test_reading_together_finishes_it_too(store: FileStore) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+def test_reading_together_finishes_an_unfinished_commit_too(store: FileStore) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
     killed_at(store, just_decided, Replace(ONE, Item(2)), Replace(INDEX, Item(2)))
 
@@ -531,8 +531,8 @@ def test_reading_together_finishes_it_too(store: FileStore) -> None:
     assert intents_of(store) == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
-def test_what_others_changed_under_an_unfinished_commit_is_reported_and_not_overwritten(
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+def test_an_edit_under_an_unfinished_commit_is_reported_and_not_overwritten(
     store: FileStore,
 ) -> None:
     apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)), Create(INDEX, Item(1)))
@@ -547,22 +547,20 @@ def test_what_others_changed_under_an_unfinished_commit_is_reported_and_not_over
             increment(store, key)
         assert intent.name in raised.value.hint
     assert (store.path / ".jit/issues/one.json").read_bytes() == foreign
-    assert sorted(store.path.rglob("*")) == files, "attempts leave no litter"
-    apply(store, Create(GATES, Item(1)), Append(EVENTS, Event(1)))  # others are not concerned
+    assert sorted(store.path.rglob("*")) == files, "failed attempts leave no litter"
+    apply(store, Create(GATES, Item(1)), Append(EVENTS, Event(1)))  # other documents are not affected
 
     intent.unlink()  # as the hint says
     assert (increment(store, ONE), increment(store, INDEX)) == (78, 2)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 @pytest.mark.parametrize("by_hand", [b'{"number": 77}', None])
-def test_what_others_changed_after_it_was_published_stands_in_nobodys_way(
-    store: FileStore, by_hand: bytes | None
-) -> None:
-    """Somebody edits a document, or checks out another one, after a commit whose last step was missing."""
+def test_an_edit_after_a_document_is_published_does_not_block_recovery(store: FileStore, by_hand: bytes | None) -> None:
+    """A user edits or deletes a document after a commit that lacked only the removal of its intent."""
     apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)), Create(INDEX, Item(1)))
     changes: list[Change] = [Replace(INDEX, Item(2)), Replace(ONE, Item(2)), Replace(TWO, Item(2))]
-    killed_at(store, carried_out, *changes, Append(EVENTS, Event(2)))
+    killed_at(store, applied, *changes, Append(EVENTS, Event(2)))
     path = store.path / ".jit/issues/one.json"
     path.write_bytes(by_hand) if by_hand else path.unlink()
 
@@ -576,8 +574,8 @@ def test_what_others_changed_after_it_was_published_stands_in_nobodys_way(
 # --- Watching -----------------------------------------------------------------------------------------
 
 
-class TestWatchingByLooking(FileBackend, WatchingContract):
-    """The same where the system tells nothing, and one has to look from time to time."""
+class TestWatchingByPolling(FileBackend, WatchingContract):
+    """The same without file system events: the store polls."""
 
     @pytest.fixture(autouse=True)
     def place(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,7 +584,7 @@ class TestWatchingByLooking(FileBackend, WatchingContract):
 
 
 @pytest.mark.parametrize("by_events", [True, False], ids=["by events", "by looking"])
-def test_a_long_ledger_is_watched(store: FileStore, monkeypatch: pytest.MonkeyPatch, *, by_events: bool) -> None:
+def test_a_long_ledger_can_be_watched(store: FileStore, monkeypatch: pytest.MonkeyPatch, *, by_events: bool) -> None:
     append_often(store, LEDGER, "", 1)
     for number in range(2, 3000):
         (store.path / f"ledger/event-{number:06d}.json").write_bytes(b'{"number":0}')
@@ -598,15 +596,15 @@ def test_a_long_ledger_is_watched(store: FileStore, monkeypatch: pytest.MonkeyPa
         assert watch.wait(PATIENCE) == {LEDGER.name}
 
 
-def test_watching_a_document_that_is_not_there_makes_nothing_that_looks_like_it(store: FileStore) -> None:
+def test_watching_a_missing_document_does_not_create_it(store: FileStore) -> None:
     with store.watch(WORKTREES.key("later")) as watch:
         assert not (store.path / ".jvs/worktrees/later").exists()
         apply(store, Create(WORKTREES.key("later"), Item(1)))
         assert watch.wait(PATIENCE) == {"jvs/worktrees/later"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of events here")
-def test_when_events_are_lost_everything_is_reported(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_lost_events_make_the_watch_report_everything(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(store, Create(ONE, Item(1)))
     with store.watch(ISSUES) as watch:
         apply(store, Create(TWO, Item(1)))
@@ -624,16 +622,16 @@ def test_when_events_are_lost_everything_is_reported(store: FileStore, monkeypat
         assert watch.wait(PATIENCE) == {TWO.name}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
-def test_a_commit_that_is_only_decided_is_reported(store: FileStore) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+def test_a_commit_that_is_decided_but_not_applied_is_reported(store: FileStore) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
     with store.watch(ISSUES) as watch:
         killed_at(store, just_decided, Replace(ONE, Item(2)), Replace(INDEX, Item(2)))
         assert watch.wait(PATIENCE) == {ONE.name}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of events here")
-def test_watching_works_with_more_descriptors_than_select_knows(store: FileStore) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_watching_works_with_more_descriptors_than_select_supports(store: FileStore) -> None:
     if sys.platform == "win32":
         return
     import resource
@@ -656,7 +654,7 @@ def test_watching_works_with_more_descriptors_than_select_knows(store: FileStore
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc shows")
-def test_a_store_that_is_dropped_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_garbage_collected_store_leaves_no_descriptor_open(tmp_path: Path) -> None:
     def look() -> set[str]:
         store = FileStore(tmp_path)
         store.read(INDEX)
@@ -670,7 +668,7 @@ def test_a_store_that_is_dropped_leaves_nothing_open(tmp_path: Path) -> None:
     assert [look() - before for _ in range(20)][-1] == set()
 
 
-def test_a_reader_of_lines_that_began_before_a_commit_sees_all_of_it_or_nothing(
+def test_a_reader_that_began_before_a_commit_sees_all_of_it_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = durable.append_in

@@ -1,4 +1,4 @@
-"""Fifty processes on ten documents, killed at random: what was acknowledged is there, and only once."""
+"""Fifty processes on ten documents, killed at random: every acknowledged commit survives, exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Ids(msgspec.Struct, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A commit of two documents, in the stream."""
+    """The entry in the stream for a commit of two documents."""
 
     id: str
 
@@ -52,7 +52,7 @@ KEYS = [ISSUES.key(f"d{each}") for each in range(DOCUMENTS)]
 
 
 def add(store: FileStore, keys: list[Key[Ids]], commit_id: str) -> None:
-    """Read documents and write them with one id more; if there are two of them, note it in the stream."""
+    """Add an id to each document. If there are two, also append it to the stream."""
 
     def decide(view: View, now: float) -> Decision[None]:
         changes: list[Change] = [Append(EVENTS, Noted(commit_id))] if len(keys) > 1 else []
@@ -66,7 +66,7 @@ def add(store: FileStore, keys: list[Key[Ids]], commit_id: str) -> None:
 
 
 class Log:
-    """What one place has been told: the ids that were acknowledged, each on the disk before the next."""
+    """The ids that were acknowledged in one place, each synced before the next commit."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -78,7 +78,7 @@ class Log:
         self.acknowledged += 1
 
 
-def test_of_all_that_was_acknowledged_nothing_is_lost_and_nothing_is_there_twice(scratch: Path) -> None:
+def test_no_acknowledged_commit_is_lost_and_none_is_made_twice(scratch: Path) -> None:
     logs = scratch / "logs"
     logs.mkdir()
     with FileStore(scratch / "store") as store:
@@ -106,7 +106,7 @@ def judge(store: FileStore, logs: list[str], killed: int) -> None:
     assert len(acknowledged) >= PROCESSES * TRANSACTIONS
     assert killed == KILLS
 
-    view = store.read_together(KEYS)  # finishes what is left to finish
+    view = store.read_together(KEYS)  # finishes unfinished commits
     there = {key.name: found.ids for key in KEYS if (found := view.get(key)) is not None}
     noted = [each.record.id for each in store.entries(EVENTS)]
 
@@ -117,9 +117,9 @@ def judge(store: FileStore, logs: list[str], killed: int) -> None:
         assert (commit_id in noted) is (len(names) == 2)
 
     times = Counter(commit_id for ids in there.values() for commit_id in ids)
-    assert {each for each in times if times[each] == 2} == set(noted), "a commit was made by halves"
+    assert {each for each in times if times[each] == 2} == set(noted), "a commit was applied only in part"
     assert set(times.values()) == {1, 2}
     unknown = set(times) - set(acknowledged)
     assert len(unknown) <= killed
-    assert len({each.rpartition(".")[0] for each in unknown}) == len(unknown), "more than one for a death"
+    assert len({each.rpartition(".")[0] for each in unknown}) == len(unknown), "more than one unknown commit per death"
     assert list((store.path / ".holdfast/intents").glob("*.json")) == []

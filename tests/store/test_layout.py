@@ -1,4 +1,4 @@
-"""The table of the layout: the paths that the specifications demand, and the one order of the locks."""
+"""The layout table: the paths that the specifications demand, and the order of locks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PATHS = {
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_what_the_specifications_name_is_where_they_say(key: str) -> None:
+def test_paths_and_locks_are_those_of_the_specifications(key: str) -> None:
     place = LAYOUT.locate(key)
 
     assert (place.path, place.lock) == PATHS[key]
 
 
-def test_every_row_has_a_place_of_its_own() -> None:
+def test_every_row_has_its_own_path() -> None:
     places = [LAYOUT.locate(row.key.replace("{name}", "member")) for row in TABLE]
 
     assert len({place.path for place in places}) == len(TABLE) == len({row.key for row in TABLE})
@@ -49,7 +49,7 @@ def test_every_row_has_a_place_of_its_own() -> None:
     assert all(not place.path.startswith("/") and ".." not in place.path for place in places)
 
 
-def test_the_numbers_of_a_stream_are_padded_and_simply_go_on() -> None:
+def test_the_numbers_of_a_stream_are_padded_and_may_grow_longer() -> None:
     place = LAYOUT.locate("ledger/events")
 
     assert place.kind is Kind.NUMBERED
@@ -62,18 +62,18 @@ def test_the_numbers_of_a_stream_are_padded_and_simply_go_on() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "jit", "jit/issues", "jit/issue/a", "jit/index/a", "nowhere/at/all"])
-def test_what_is_not_in_the_table_has_no_place(key: str) -> None:
+def test_a_key_outside_the_table_is_refused(key: str) -> None:
     with pytest.raises(UsageFailure):
         LAYOUT.locate(key)
 
 
 @pytest.mark.parametrize("member", ["", "..", "a..b", "a\0b", "a b", "x" * 129])
-def test_a_member_with_a_strange_name_has_no_place(member: str) -> None:
+def test_a_member_with_an_invalid_name_is_refused(member: str) -> None:
     with pytest.raises(NameInvalid):
         LAYOUT.locate(f"jit/issues/{member}")
 
 
-def test_a_stream_is_not_a_document_and_a_document_not_a_stream(tmp_path: Path) -> None:
+def test_a_stream_cannot_be_used_as_a_document_or_a_document_as_a_stream(tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:
         for attempt in (
             lambda: store.read(Key("jit/events", INDEX.codec)),
@@ -89,7 +89,7 @@ def _nothing(view: View, now: float) -> Decision[None]:
     return Decision([], None)
 
 
-# --- The order of the locks --------------------------------------------------------------------------------
+# --- Lock order --------------------------------------------------------------------------------------------
 
 NAMED: list[Key[Item] | Stream[Event]] = [
     INDEX,
@@ -120,7 +120,9 @@ def test_members_that_share_a_lock_share_its_rank() -> None:
 
 
 @pytest.mark.req("FL-06")
-def test_locks_are_taken_in_one_order_however_they_are_named(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_are_taken_in_one_order_however_the_keys_are_named(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[str] = []
     take = DocumentLocks._take
 
@@ -156,7 +158,7 @@ def _count_up(view: View, now: float) -> Decision[None]:
 
 
 def compete(directory: Path, *, timeout: float, rounds: int) -> None:
-    """Let processes name the same in opposite and in random orders, in rounds that all begin together."""
+    """Run processes that name the same keys in opposite and random orders, in rounds that start together."""
     if sys.platform == "win32":
         pytest.skip("there is no fork on Windows")
     orders = [NAMED, NAMED[::-1], random.sample(NAMED, len(NAMED)), random.sample(NAMED, len(NAMED))]
@@ -171,7 +173,7 @@ def compete(directory: Path, *, timeout: float, rounds: int) -> None:
                     store.transact(order, _count_up)
             line.say("done")
         except threading.BrokenBarrierError:
-            line.say("somebody else failed")
+            line.say("another process failed")
         except BaseException:
             barrier.abort()
             raise
@@ -184,7 +186,7 @@ def compete(directory: Path, *, timeout: float, rounds: int) -> None:
 
 
 @pytest.mark.req("FL-06")
-def test_processes_that_name_the_same_in_opposite_orders_never_wait_for_each_other(scratch: Path) -> None:
+def test_processes_that_name_keys_in_opposite_orders_never_deadlock(scratch: Path) -> None:
     compete(scratch, timeout=PATIENCE, rounds=ROUNDS)
 
     with FileStore(scratch) as store:
@@ -192,7 +194,7 @@ def test_processes_that_name_the_same_in_opposite_orders_never_wait_for_each_oth
         assert len(list(store.entries(EVENTS))) == 4 * ROUNDS
 
 
-def test_locks_in_the_order_of_naming_would_be_found_out(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_taken_in_the_order_of_naming_would_be_found(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def as_named(locks: DocumentLocks, places: Iterable[Location], *, shared: bool = False) -> Iterator[None]:
         with contextlib.ExitStack() as held:

@@ -1,5 +1,5 @@
-"""Several machines, really: partitions in one direction and in both, answers that do not come back, a holder
-that is cut off; and that the judge of the storms finds what is planted."""
+"""Separate machines: partitions in one direction and in both, lost answers, a holder that is cut off; and the judge of
+the storms finds planted errors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.store.server_storm import (
     Diary,
     Site,
     append,
-    ask_for,
-    commit_under,
+    commit_under_token,
     judge,
     live,
     site_of,
+    wait_for_outcome,
 )
 from tests.support.machines import WITHOUT_FILTERS, Network, entered
 from tests.support.servers import Machine, enter
@@ -50,11 +50,11 @@ def site(request: pytest.FixtureRequest, network: Network, server_scratch: Path)
         yield made
 
 
-# --- The network itself -----------------------------------------------------------------------------
+# --- The network ------------------------------------------------------------------------------------
 
 
-class Post:
-    """A machine that sends letters, which may get lost."""
+class Peer:
+    """A UDP socket on a machine: packets may get lost."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -63,8 +63,8 @@ class Post:
         self._socket.bind((machine.address, 7000))
         self._socket.settimeout(30.0)
 
-    def send(self, other: Post, text: str) -> None:
-        with contextlib.suppress(OSError):  # it may notice that it is cut off
+    def send(self, other: Peer, text: str) -> None:
+        with contextlib.suppress(OSError):  # the machine may notice that it is cut off
             self._socket.sendto(text.encode(), (other.machine.address, 7000))
 
     def receive(self) -> str:
@@ -75,15 +75,15 @@ class Post:
 
 
 @pytest.fixture
-def posts(network: Network) -> Iterator[list[Post]]:
-    made = [Post(network.machine()) for _ in range(3)]
+def peers(network: Network) -> Iterator[list[Peer]]:
+    made = [Peer(network.machine()) for _ in range(3)]
     yield made
     for each in made:
         each.close()
 
 
-def arrives(source: Post, target: Post, *, while_: Callable[[], object], after: Callable[[], object]) -> bool:
-    """Whether a letter arrives that is sent while something is so; one that is sent afterwards does."""
+def arrives(source: Peer, target: Peer, *, while_: Callable[[], object], after: Callable[[], object]) -> bool:
+    """Whether a packet sent after `while_` arrives; one sent after `after` must."""
     while_()
     source.send(target, "first")
     after()
@@ -92,19 +92,19 @@ def arrives(source: Post, target: Post, *, while_: Callable[[], object], after: 
     return first == "first" and target.receive() == "second"
 
 
-def test_a_machine_that_is_cut_off_is_silent_and_deaf(network: Network, posts: list[Post]) -> None:
-    one, other, _ = posts
+def test_a_machine_that_is_cut_off_neither_sends_nor_receives(network: Network, peers: list[Peer]) -> None:
+    one, other, _ = peers
     cut, mend = (lambda: network.cut_off(one.machine)), (lambda: network.reconnect(one.machine))
     assert arrives(one, other, while_=lambda: None, after=lambda: None)
     for source, target in ((one, other), (other, one)):
         assert not arrives(source, target, while_=cut, after=mend)
 
 
-def test_packets_are_dropped_between_two_machines_in_one_direction_or_in_both(
-    filtered_network: Network, posts: list[Post]
+def test_packets_between_two_machines_are_dropped_in_one_direction_or_in_both(
+    filtered_network: Network, peers: list[Peer]
 ) -> None:
     network = filtered_network
-    one, other, third = posts
+    one, other, third = peers
     drop = lambda: network.drop(one.machine, other.machine)  # noqa: E731
     assert not arrives(one, other, while_=drop, after=network.mend)
     assert arrives(other, one, while_=drop, after=network.mend)
@@ -115,13 +115,13 @@ def test_packets_are_dropped_between_two_machines_in_one_direction_or_in_both(
     assert arrives(third, one, while_=separate, after=network.mend)
 
 
-# --- Answers that do not come back ------------------------------------------------------------------
+# --- Lost answers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["answers", "requests"])
-def test_an_outcome_that_nobody_told_is_found_out_by_the_id(filtered_network: Network, site: Site, lost: str) -> None:
-    """A commit is sent, and nothing comes back for so long that its outcome is unknown: the server had it, or
-    it never got there. Which of the two is found out when the way is free again."""
+def test_an_unknown_outcome_is_found_by_commit_id(filtered_network: Network, site: Site, lost: str) -> None:
+    """A commit is sent, and its outcome is unknown when the client gives up: it may or may not have reached the
+    server. The client learns which as soon as the network works again."""
     client = site.clients[0]
     lose = site.lose_answers if lost == "answers" else site.lose_requests
 
@@ -142,7 +142,7 @@ def test_an_outcome_that_nobody_told_is_found_out_by_the_id(filtered_network: Ne
             append(store, "it", 1)
         line.say(raised.value.commit_id)
         line.wait()
-        line.say(ask_for(store, raised.value.commit_id))
+        line.say(wait_for_outcome(store, raised.value.commit_id))
 
     with Workers() as workers:
         worker = workers.start(work)
@@ -157,45 +157,43 @@ def test_an_outcome_that_nobody_told_is_found_out_by_the_id(filtered_network: Ne
         assert store.was_made(commit_id) is (lost == "answers")
 
 
-def test_a_client_that_takes_unknown_for_failed_is_found_out(
-    filtered_network: Network, site: Site, tmp_path: Path
-) -> None:
-    """Planted: it does not ask for the id, but tries again under a new one."""
+def test_a_client_that_treats_unknown_as_failed_is_found(filtered_network: Network, site: Site, tmp_path: Path) -> None:
+    """Planted: the client does not ask for the outcome, but retries under a new id."""
     client = site.clients[0]
 
-    def take_for_failed(self: ServedStore, tries: object, lost: Exception) -> bool:
+    def treat_as_failed(self: ServedStore, tries: object, lost: Exception) -> bool:
         tries.ruled_out(LockConflict(str(lost)))  # type: ignore[attr-defined]
         return False
 
     def work(line: Line) -> None:
         enter(client.namespace or "")
         name = line.wait()
-        with mock.patch.object(ServedStore, "_resolve", take_for_failed):
-            live(site.open(by_the_detour=True), name, Diary(tmp_path / name), line.has_news)
+        with mock.patch.object(ServedStore, "_resolve", treat_as_failed):
+            live(site.open(via_detour=True), name, Diary(tmp_path / name), line.has_news)
         line.say("over")
 
     with Workers() as workers:
-        Crew(workers, site, tmp_path).delay(0.05)  # a long way: there is always something under way
+        Crew(workers, site, tmp_path).delay(0.05)  # so long that a request is always in flight
         for number in range(20):
             worker = workers.start(work)
             worker.say(f"client-{number}")
             wait_until(partial(_has_done_something, tmp_path / f"client-{number}"))
             time.sleep(random.random() * 0.2)
             site.lose_answers(client)
-            time.sleep(1.7)  # longer than it waits for an answer
+            time.sleep(1.7)  # longer than the client waits for an answer
             site.network.mend(client)
             assert worker.ask("it is over") == "over"
-            if verdict := _verdict(site, tmp_path):
+            if finding := _finding(site, tmp_path):
                 break
-    assert verdict.startswith(("something was done twice", "something was done that was said not to be"))
+    assert finding.startswith(("something was done twice", "something was done that was said not to be"))
 
 
 def _has_done_something(diary: Path) -> bool:
     return diary.exists() and '"done"' in diary.read_text()
 
 
-def _verdict(site: Site, diaries: Path) -> str:
-    """What the judge has found; nothing, if it is satisfied."""
+def _finding(site: Site, diaries: Path) -> str:
+    """The message of the judge; empty if it finds nothing."""
     try:
         with site.opened_from_outside() as store:
             judge(store, diaries)
@@ -213,7 +211,7 @@ PLANTED: dict[str, Callable[[MemoryStore, Diary], object]] = {
 
 
 @pytest.mark.parametrize("found", ["nothing", *PLANTED, "a wrong answer about the unknown"])
-def test_the_judge_finds_what_is_planted(tmp_path: Path, found: str) -> None:
+def test_the_judge_finds_planted_errors(tmp_path: Path, found: str) -> None:
     store, diary = MemoryStore(), Diary(tmp_path / "client-0")
     apply(
         store,
@@ -226,8 +224,8 @@ def test_the_judge_finds_what_is_planted(tmp_path: Path, found: str) -> None:
     diary.note(0, "done", "1.0")
     diary.note(1, "unknown")
     if found == "nothing":
-        told = judge(store, tmp_path)
-        assert (told.acknowledged, told.unknown) == (2, 1)
+        totals = judge(store, tmp_path)
+        assert (totals.acknowledged, totals.unknown) == (2, 1)
         return
     if found in PLANTED:
         PLANTED[found](store, diary)
@@ -238,14 +236,14 @@ def test_the_judge_finds_what_is_planted(tmp_path: Path, found: str) -> None:
         judge(store, tmp_path)
 
 
-# --- One holder, cut off ----------------------------------------------------------------------------
+# --- A holder that is cut off -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cut off", "answers lost", "requests lost"])
 @pytest.mark.sampled(1)
 def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Site, how: str) -> None:
-    """A machine holds a lease and is cut off, in both directions or in one: it stops by itself; another one
-    takes over with a higher token; when the first one is back, what it still wanted to commit is refused."""
+    """A holder that is cut off, in one direction or in both, stops by itself. Another machine takes over with a
+    higher token. When the first one is back, its late commit is refused."""
     first, second = site.clients[:2]
     lose = {"cut off": site.network.cut_off, "answers lost": site.lose_answers}
     lose["requests lost"] = site.lose_requests
@@ -258,12 +256,12 @@ def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Sit
         leases = LeaseService(store, TRAIL)
         held = acquire(leases, "main", leases.request(ttl=TTL)).beat()
         line.say(held.token)
-        line.wait()  # it is cut off now
+        line.wait()  # until it is cut off
         assert held.lost.wait(60)
         line.say("stopped")
-        line.wait()  # it is back
+        line.wait()  # until it is back
         try:
-            commit_under(store, held.lock_id, held.token, "late")
+            commit_under_token(store, held.lock_id, held.token, "late")
             line.say("committed")
         except FencingMismatch:
             line.say("refused")

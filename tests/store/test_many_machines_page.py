@@ -1,4 +1,4 @@
-"""What docs/how-to/many-machines.md says of servers is true of real ones."""
+"""The claims of docs/how-to/many-machines.md hold on real servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/many-machines.md").read_text()
 
 
 class EtcdOfThePage(EncryptedEtcd):
-    """An etcd that is started as the unit of the page does, but alone, on loopback, with our certificates."""
+    """etcd with the options of the unit on the page, but as a single member on loopback, with our certificates."""
 
     def command(self) -> list[str]:
         started = re.search(r"ExecStart=\S+/etcd ((?:.*\\\n)*.*)\n", PAGE)
@@ -59,13 +59,13 @@ class EtcdOfThePage(EncryptedEtcd):
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values; those that are followed by another option have none."""
+    """Options with their values; the value is empty if another option follows directly."""
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("--"):
             yield word, "" if following.startswith("--") else following
 
 
-def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(server_scratch: Path, certificates: Path) -> None:
+def test_etcd_runs_with_the_unit_of_the_page_and_accepts_its_address(server_scratch: Path, certificates: Path) -> None:
     directory = server_scratch / "etcd"
     directory.mkdir()
     server = EtcdOfThePage(directory, certificates)
@@ -75,7 +75,7 @@ def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(server_scr
         assert "/prefix[?tls=true&cacert=FILE&cert=FILE&key=FILE]" in PAGE
         with EtcdStore(f"etcd://{server.endpoint}/prefix?tls=true&{files}") as store:
             many = [Create(ISSUES.key(f"one-{each}"), Item(each)) for each in range(1000)]
-            apply(store, *many)  # as many as the options of the unit allow for
+            apply(store, *many)  # as many as the options of the unit allow
             apply(store, Create(INDEX, Item(1, "x" * (3 << 20))))
     finally:
         server.kill()
@@ -83,7 +83,7 @@ def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(server_scr
 
 @pytest.fixture
 def stranger(postgres_server: Postgres, postgres_url: str) -> Iterator[str]:
-    """A user who has, in a store of somebody else, just the rights that the page says."""
+    """The address of a user who has only the rights listed on the page, in a store of another user."""
     said = " ".join(PAGE.split())
     rights = re.search(r"all other users need `(\w+)` on the schema and `([\w, ]+)` on its tables", said)
     assert rights is not None
@@ -99,11 +99,11 @@ def stranger(postgres_server: Postgres, postgres_url: str) -> Iterator[str]:
         owner.execute("DROP ROLE stranger")
 
 
-def test_the_rights_that_the_page_names_are_enough(stranger: str) -> None:
+def test_the_rights_listed_on_the_page_are_sufficient(stranger: str) -> None:
     do_everything(stranger)
 
 
-def test_documents_can_be_looked_at_as_the_page_says(postgres_server: Postgres, postgres_url: str) -> None:
+def test_the_query_on_the_page_shows_documents(postgres_server: Postgres, postgres_url: str) -> None:
     look = re.search(r"`(SELECT convert_from[^`]*)`", PAGE)
     assert look is not None
     with PostgresStore(postgres_url) as store:
@@ -114,7 +114,7 @@ def test_documents_can_be_looked_at_as_the_page_says(postgres_server: Postgres, 
     assert [name for name, content in rows if '"number":7' in content.replace(" ", "")] == [INDEX.name]
 
 
-def test_several_hosts_may_be_named_and_one_that_is_away_does_no_harm(
+def test_an_address_may_list_several_hosts_and_one_may_be_down(
     postgres_server: Postgres, tmp_path: Path, postgres_url: str
 ) -> None:
     port = postgres_server.port
@@ -124,7 +124,9 @@ def test_several_hosts_may_be_named_and_one_that_is_away_does_no_harm(
         pass
 
 
-def test_a_process_has_one_connection_and_one_more_while_it_waits(postgres_server: Postgres, postgres_url: str) -> None:
+def test_a_process_uses_one_connection_and_a_second_one_while_it_waits(
+    postgres_server: Postgres, postgres_url: str
+) -> None:
     url = f"{postgres_url}&application_name=counted"
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'"
     with (
@@ -139,7 +141,7 @@ def test_a_process_has_one_connection_and_one_more_while_it_waits(postgres_serve
             assert beside.execute(count).fetchone() == (2,)
 
 
-def test_an_address_of_the_page_is_one(tmp_path: Path) -> None:
+def test_every_address_on_the_page_is_valid(tmp_path: Path) -> None:
     named = re.findall(r"'((?:postgresql|etcd)://[^']*)'", PAGE)
     assert len(named) >= 3
     for each in named:

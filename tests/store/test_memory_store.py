@@ -1,4 +1,4 @@
-"""The model keeps the contract that it is the model of."""
+"""The store in memory, which is the model, keeps the contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proof.model import StoreSubject, run_state_machine
 
 
 class MemoryBackend(Backend):
-    """What the contract needs to know of the store in memory: all clients are one."""
+    """Runs the contract on the store in memory. All clients are the same object."""
 
     def seconds(self) -> float:
         return time.process_time()
@@ -53,7 +53,7 @@ class TestMemoryStore(MemoryBackend, StoreContract):
     many = rounds(100_000, least=2_000)
 
 
-def test_the_comparison_with_itself_finds_nothing() -> None:
+def test_the_comparison_of_the_model_with_itself_finds_nothing() -> None:
     def fresh() -> StoreSubject:
         store = MemoryStore()
         return StoreSubject(store, lambda: store)

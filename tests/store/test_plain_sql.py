@@ -1,6 +1,5 @@
-"""The SQL of the store is plain: nothing in it that CockroachDB and YugabyteDB do not have. And what they do
-in their own ways (no notifications, conflicts at any moment, stricter isolation) is taken as it comes: shown
-on a real PostgreSQL that was made to do so."""
+"""The store uses only SQL that CockroachDB and YugabyteDB support. It also copes with their differences (no
+notifications, conflicts at any moment, stricter isolation), here on a real PostgreSQL that is made to behave so."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from holdfast.testing.backend import (
     number_of,
     run_threads,
 )
-from tests.store.plain_sql import FOREIGN, NOTIFICATIONS, all_troubles, troubles
+from tests.store.plain_sql import FOREIGN, NOTIFICATIONS, all_problems, problems_of
 from tests.store.test_file_store import RICH, act_on_accounts, judge_accounts, record
 from tests.support.proxy import Door
 from tests.support.servers import Postgres
@@ -48,12 +47,12 @@ ONE = ISSUES.key("one")
 TRAIL = AuditTrail()
 
 
-# --- Every statement that is sent ----------------------------------------------------------------
+# --- Statements ----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[dict[int, list[str]]]:
-    """Within, what every connection sends is kept, as psycopg is given it."""
+    """A context that records the statements passed to psycopg, per connection."""
     sent: dict[int, list[str]] = {}
     original = psycopg.Cursor.execute
 
@@ -68,7 +67,7 @@ def recorded() -> Iterator[dict[int, list[str]]]:
 
 
 def do_everything(url: str) -> None:
-    """Use all that the store can do."""
+    """Use every feature of the store."""
     with PostgresStore(url) as store, PostgresStore(url) as other:
         apply(store, Create(INDEX, Item(0)), Create(ONE, Item(1)), Append(EVENTS, Event(1)))
         with store.watch(ISSUES) as watch, store.watch(INDEX):
@@ -90,31 +89,31 @@ def do_everything(url: str) -> None:
         leases.renew("main", lease.lock_id)
         leases.release("main", lease.lock_id)
         with mock.patch.object(CHANCE, "randrange", return_value=0):
-            increment(store, INDEX)  # which also forgets old ids
+            increment(store, INDEX)  # also deletes old commit ids
 
 
-def test_every_statement_is_one_that_the_relatives_have_too(postgres_url: str) -> None:
+def test_every_statement_is_portable(postgres_url: str) -> None:
     with recorded() as sent:
         do_everything(postgres_url)
 
-    assert all_troubles(sent.values()) == []
+    assert all_problems(sent.values()) == []
     seen = {" ".join(each.split()) for session in sent.values() for each in session}
     for name, statement in inspect.getmembers(statements, lambda each: isinstance(each, str)):
         if name.isupper():
             for each in statement.split(";"):
                 wanted = " ".join(each.split())
-                without = name in ("COMMIT", "COMMIT_ONE")  # seen below, where nobody is notified
+                without = name in ("COMMIT", "COMMIT_ONE")  # sent only without notifications: see the next test
                 assert not wanted or without or wanted in seen, f"{name} was not sent: {wanted}"
 
 
-def test_where_the_server_is_a_relative_nothing_is_said_of_notifications(postgres_url: str) -> None:
+def test_a_distributed_server_gets_no_statement_about_notifications(postgres_url: str) -> None:
     with recorded() as sent, mock.patch.object(postgres_connections, "_DISTRIBUTED", ("PostgreSQL",)):
         do_everything(postgres_url)
         with PostgresStore(postgres_url) as store:
             store.read(INDEX)
             assert store.skew == postgres_module.CLOCKS_APART
 
-    assert all_troubles(sent.values()) == []
+    assert all_problems(sent.values()) == []
     said = [each for session in sent.values() for each in session if NOTIFICATIONS.search(each)]
     assert [each for each in said if "CREATE TABLE" not in each] == []
     seen = {" ".join(each.split()) for session in sent.values() for each in session}
@@ -151,26 +150,26 @@ WITH a AS (UPDATE t SET x = 1), b AS (DELETE FROM t) SELECT 1
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_planted_is_found(planted: str) -> None:
-    assert list(troubles(planted))
-    assert list(troubles(planted.lower())) or planted != planted.upper()
+def test_a_planted_feature_is_found(planted: str) -> None:
+    assert list(problems_of(planted))
+    assert list(problems_of(planted.lower())) or planted != planted.upper()
 
 
-def test_every_kind_of_trouble_has_been_planted() -> None:
-    found = {each.split(" (")[0] for planted in PLANTED for each in troubles(planted)}
+def test_every_foreign_feature_is_planted() -> None:
+    found = {each.split(" (")[0] for planted in PLANTED for each in problems_of(planted)}
     assert {each.name for each in FOREIGN} <= found
 
 
-def test_a_change_of_structure_within_a_transaction_is_found() -> None:
-    assert all_troubles([["BEGIN", "CREATE TABLE t (a int PRIMARY KEY)", "COMMIT"]])
-    assert not all_troubles([["BEGIN", "SELECT 1", "COMMIT", "CREATE TABLE t (a int PRIMARY KEY)"]])
+def test_a_schema_change_within_a_transaction_is_found() -> None:
+    assert all_problems([["BEGIN", "CREATE TABLE t (a int PRIMARY KEY)", "COMMIT"]])
+    assert not all_problems([["BEGIN", "SELECT 1", "COMMIT", "CREATE TABLE t (a int PRIMARY KEY)"]])
 
 
 # --- No notifications ----------------------------------------------------------------------------
 
 
 class NoListening(Door):
-    """Between clients and a real server: LISTEN is answered as by a server that does not have it."""
+    """A proxy to a real server that answers LISTEN as a server without it does."""
 
     _ERROR = b"SERROR\0VERROR\0C0A000\0MLISTEN not supported yet\0\0"
 
@@ -202,7 +201,7 @@ class NoListening(Door):
             client.shutdown(socket.SHUT_RDWR)
 
 
-def test_where_listening_is_refused_changes_are_looked_for(postgres_server: Postgres, postgres_url: str) -> None:
+def test_the_store_polls_for_changes_if_listen_is_refused(postgres_server: Postgres, postgres_url: str) -> None:
     between = NoListening(postgres_server.port)
     url = postgres_url.replace(f":{postgres_server.port}/", f":{between.port}/")
     with between, PostgresStore(url) as store, PostgresStore(postgres_url) as other:
@@ -220,7 +219,7 @@ def test_where_listening_is_refused_changes_are_looked_for(postgres_server: Post
 
 @pytest.fixture
 def role(postgres_server: Postgres) -> Iterator[str]:
-    """A user with few rights, and a schema of its own: its address."""
+    """The address of a user with few rights and a schema of its own."""
     with psycopg.connect(postgres_server.url, autocommit=True) as owner:
         owner.execute("CREATE ROLE plain LOGIN")
         owner.execute("CREATE SCHEMA plain AUTHORIZATION plain")
@@ -230,7 +229,7 @@ def role(postgres_server: Postgres) -> Iterator[str]:
         owner.execute("DROP ROLE plain")
 
 
-def test_who_may_not_notify_commits_all_the_same(postgres_server: Postgres, role: str) -> None:
+def test_a_user_who_may_not_notify_can_commit(postgres_server: Postgres, role: str) -> None:
     with psycopg.connect(postgres_server.url, autocommit=True) as owner:
         owner.execute("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC")
     with PostgresStore(role) as store:
@@ -252,7 +251,7 @@ END $$"""
 
 
 def _fail_commits(owner: Any, state: str) -> None:
-    """The server refuses commits at random, at the moment when they are to be made, with this code."""
+    """Make the server refuse commits at random, at commit time, with this code."""
     owner.execute(_FAILING.format(returns="trigger", value="NULL", chance=0.3, state=state))
     owner.execute(
         "CREATE CONSTRAINT TRIGGER perhaps AFTER INSERT ON plain.commits DEFERRABLE INITIALLY DEFERRED "
@@ -261,7 +260,7 @@ def _fail_commits(owner: Any, state: str) -> None:
 
 
 def _fail_reads(owner: Any, state: str) -> None:
-    """The server refuses to read at random."""
+    """Make the server refuse reads at random, with this code."""
     owner.execute(_FAILING.format(returns="boolean", value="true", chance=0.05, state=state))
     owner.execute("ALTER TABLE plain.documents ENABLE ROW LEVEL SECURITY")
     owner.execute("ALTER TABLE plain.documents FORCE ROW LEVEL SECURITY")
@@ -271,10 +270,10 @@ def _fail_reads(owner: Any, state: str) -> None:
 @pytest.mark.parametrize(
     ("fail", "state"), [(_fail_commits, "40001"), (_fail_commits, "40003"), (_fail_reads, "40001")]
 )
-def test_what_the_server_restarts_at_random_is_done_once(
+def test_a_transaction_that_the_server_restarts_at_random_is_committed_once(
     postgres_server: Postgres, role: str, fail: Callable[[Any, str], None], state: str
 ) -> None:
-    """40001: a conflict. 40003: it may have been done, the server does not know; then the id tells."""
+    """40001: a conflict. 40003: the server does not know whether it committed; the commit id tells."""
     with PostgresStore(role) as store, psycopg.connect(postgres_server.url, autocommit=True) as owner:
         apply(store, Create(INDEX, Item(0)), Append(EVENTS, Event(0)))
         fail(owner, state)
@@ -286,10 +285,10 @@ def test_what_the_server_restarts_at_random_is_done_once(
         assert [each.record.number for each in store.entries(EVENTS)] == [0, *range(31, 61)]
 
 
-def test_a_commit_whose_answer_cannot_be_understood_is_found_out_by_its_id(
+def test_the_outcome_of_a_commit_with_a_garbled_answer_is_found_by_commit_id(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """psycopg may lose count of the answers when the server refuses only the end of a pipeline."""
+    """psycopg may lose count of the results if the server refuses only the end of a pipeline."""
     original, failures = postgres_connections.Connection.pipeline, [2]
 
     @contextlib.contextmanager
@@ -310,10 +309,8 @@ def test_a_commit_whose_answer_cannot_be_understood_is_found_out_by_its_id(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_server_that_isolates_more_than_it_is_asked_to_changes_nothing(
-    scratch: Path, postgres_url: str, level: str
-) -> None:
-    """YugabyteDB takes 'read committed' for snapshots, CockroachDB for serializable, unless configured."""
+def test_stricter_isolation_than_requested_does_no_harm(scratch: Path, postgres_url: str, level: str) -> None:
+    """By default, YugabyteDB treats 'read committed' as snapshot isolation and CockroachDB as serializable."""
     original = postgres_connections.Connections._session
 
     def strict(self: Any) -> Any:

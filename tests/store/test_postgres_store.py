@@ -31,9 +31,9 @@ def _engine(store: Store) -> PostgresEngine:
 
 
 class PostgresBackend(Backend):
-    """What the contract needs to know of PostgreSQL."""
+    """Runs the contract on PostgreSQL."""
 
-    many_within = 600.0  # others may use this machine too
+    many_within = 600.0  # the machine may be busy
     url: str
 
     def open_store(self) -> PostgresStore:
@@ -47,7 +47,7 @@ class PostgresBackend(Backend):
 
     @contextlib.contextmanager
     def losing_answers(self, store: Store, when: When) -> Iterator[None]:
-        """The connection breaks before the commit is sent, or before its answer comes; there is no other."""
+        """The connection breaks before the commit is sent or before the answer arrives; reconnecting fails."""
         engine = _engine(store)
         commit = engine.commit
         lost: list[bool] = []

@@ -1,4 +1,4 @@
-"""Reading the audit trail: tampering shows with its place, torn ends do not, and news follow."""
+"""Reading the audit trail: tampering is located, torn ends are ignored, and readers can follow new entries."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def overwritten(lines: Lines) -> Lines:
 
 
 @pytest.mark.parametrize("tamper", [forged, removed, reordered, overwritten])
-def test_tampering_is_told_with_its_place(store: FileStore, tamper: Callable[[Lines], Lines]) -> None:
+def test_tampering_is_reported_with_its_position(store: FileStore, tamper: Callable[[Lines], Lines]) -> None:
     path = trail_of(store)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(tamper(lines)))
@@ -69,7 +69,7 @@ def test_tampering_is_told_with_its_place(store: FileStore, tamper: Callable[[Li
     assert position >= len(lines[0]) + len(lines[1])
 
 
-def test_a_torn_last_line_was_never_acknowledged_and_is_cut_off_by_the_next_entry(store: FileStore) -> None:
+def test_a_torn_last_line_is_ignored_and_truncated_by_the_next_entry(store: FileStore) -> None:
     path = trail_of(store)
     path.write_text(path.read_text() + '{"number":6,"at":"2026')
     assert check_chain(store, TRAIL).entries == 5
@@ -84,7 +84,7 @@ def test_the_end_of_the_chain_is_its_last_hash(store: FileStore, tmp_path: Path)
 
 
 @pytest.mark.parametrize("verified", [False, True])
-def test_a_reader_goes_on_where_it_was(store: FileStore, verified: bool) -> None:
+def test_a_reader_resumes_where_it_stopped(store: FileStore, verified: bool) -> None:
     reader = AuditReader(store, TRAIL, verified=verified)
     assert [entry.number for entry in reader.read()] == [1, 2, 3, 4, 5]
     assert list(reader.read()) == []
@@ -93,7 +93,7 @@ def test_a_reader_goes_on_where_it_was(store: FileStore, verified: bool) -> None
     assert [entry.number for entry in reader.read()] == [6, 7]
 
 
-def test_a_reader_that_was_left_halfway_goes_on_with_the_next(store: FileStore) -> None:
+def test_a_reader_that_was_interrupted_resumes_at_the_next_entry(store: FileStore) -> None:
     reader = AuditReader(store, TRAIL, verified=True)
     for entry in reader.read():
         if entry.number == 2:
@@ -101,7 +101,7 @@ def test_a_reader_that_was_left_halfway_goes_on_with_the_next(store: FileStore) 
     assert [entry.number for entry in reader.read()] == [3, 4, 5]
 
 
-def test_what_is_forged_while_it_is_followed_shows(store: FileStore) -> None:
+def test_a_reader_that_follows_detects_a_forged_entry(store: FileStore) -> None:
     reader = AuditReader(store, TRAIL, verified=True)
     list(reader.read())
     record(store, 6)

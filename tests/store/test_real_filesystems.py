@@ -1,8 +1,8 @@
-"""Commits on real file systems that lose their power: ext4 and xfs, shut down without flushing their journal.
+"""Power cuts on real file systems: ext4 and xfs, shut down without a flush of their journal.
 
-The enumerated power cuts are what POSIX allows; this is what two file systems really do. A child makes
-a commit; after one of its calls the file system is shut down, so that nothing that is not on the disk
-by then gets there, and the child is killed. Then it is unmounted, mounted, and the store is examined.
+The enumerated power cuts are those that POSIX allows; these are the ones that two file systems really produce. A
+child makes a commit. After one of its calls, the file system is shut down, so that no later write reaches the disk,
+and the child is killed. Then the file system is remounted and the store examined.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SYNCS = ("fsync", "sync_directory", "sync_filesystem")
 Mount = Callable[[str], LoopMount]
 KINDS = ("ext4", "xfs")
 CUTS = 3
-"""How many cuts there are on the way of each commit; one more comes after it has returned."""
+"""The number of cuts during each commit; one more follows after it has returned."""
 
 CASES = {
     "replace": SINGLE["replace"],
@@ -72,7 +72,7 @@ def cut_power(mounted: Path) -> None:
 
 
 def operate_and_cut(case: CommitCase, directory: Path, mounted: Path, index: int | None, writer: int) -> NoReturn:
-    """Be the child: cut the power after the call `index`; None: after the commit has returned."""
+    """In the child: cut the power after call number `index`; if None, after the commit has returned."""
     if sys.platform == "win32":
         raise NotImplementedError
     made = 0
@@ -82,7 +82,7 @@ def operate_and_cut(case: CommitCase, directory: Path, mounted: Path, index: int
         made += 1
         try:
             return attempt.perform()
-        finally:  # also after a call that fails: it may look for what is not there
+        finally:  # also after a call that fails, such as a lookup of a missing file
             if made == index:
                 cut_power(mounted)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -101,7 +101,7 @@ def run_until_the_cut(case: CommitCase, directory: Path, mounted: Path, index: i
         raise NotImplementedError
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: this child only dies
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork with threads: this child only dies
         child = os.fork()
     if child == 0:
         operate_and_cut(case, directory, mounted, index, writer)
@@ -109,13 +109,13 @@ def run_until_the_cut(case: CommitCase, directory: Path, mounted: Path, index: i
     with os.fdopen(reader, "rb") as said:
         returned = said.read() == b"returned"
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == (0 if returned else -signal.SIGKILL), f"the child ended with {status}"
+    assert status == (0 if returned else -signal.SIGKILL), f"the child exited with {status}"
     when = "it returned" if index is None else f"call {index}"
     return Outcome(Ending.POWER_CUT, f"shut down after {when}", acknowledged=returned)
 
 
 def check_cut(case: CommitCase, disk: LoopMount, index: int | None) -> Outcome:
-    """One point: what was there is on the disk, the commit runs until the cut, then the power comes back."""
+    """One crash point: sync the old state, run the commit until the cut, remount, and check."""
     directory = disk.path / f"cut-{index}"
     directory.mkdir()
     case.prepare(directory)
@@ -130,7 +130,7 @@ def check_cut(case: CommitCase, disk: LoopMount, index: int | None) -> Outcome:
         error.add_note(f"{outcome}, acknowledged: {outcome.acknowledged}")
         raise
     finally:
-        gc.collect()  # what is still open would keep it from being unmounted
+        gc.collect()  # an open file would prevent the next unmount
     return outcome
 
 
@@ -156,7 +156,7 @@ def test_a_commit_survives_a_power_cut_or_was_never_made(loop_mount: Mount, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["replace", "create an issue"])
-def test_a_store_whose_syncs_do_nothing_loses_what_it_acknowledged(
+def test_a_store_whose_syncs_do_nothing_loses_acknowledged_commits(
     loop_mount: Mount, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     disk, case = loop_mount(kind), CASES[name]

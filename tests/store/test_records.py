@@ -1,4 +1,4 @@
-"""Records become bytes and come back the same, or are refused; names of documents are safe."""
+"""Records survive a round trip through bytes, or are refused; unsafe names of documents are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proof.effort import rounds
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A record with everything that JSON finds difficult."""
+    """A record with values that JSON handles badly."""
 
     value: float | None = None
     deep: Any = None
@@ -37,7 +37,7 @@ def nested(depth: int) -> list[Any]:
     [Measured(), Measured(1e300, [1, {"a": None}], {"é": "\u2028\n\0"}), Measured(deep=nested(90))],
     ids=["empty", "difficult", "deep"],
 )
-def test_a_record_comes_back_the_same(record: Measured) -> None:
+def test_a_record_round_trips(record: Measured) -> None:
     assert CODEC.decode(CODEC.encode(record), "here") == record
     assert CODEC.decode(CODEC.encode(record) + b"\n", "here") == record
     assert b"\n" not in LINES.encode(record)
@@ -55,13 +55,13 @@ def test_a_record_comes_back_the_same(record: Measured) -> None:
     ],
     ids=["not a number", "infinite", "too deep", "half a character", "another type", "an object"],
 )
-def test_a_record_that_would_not_come_back_is_refused(record: Any) -> None:
-    """Above all `NaN`, which `msgspec` writes as `null`: it would silently become None."""
+def test_a_record_that_would_not_round_trip_is_refused(record: Any) -> None:
+    """In particular `NaN`: `msgspec` writes it as `null`, so it would silently become None."""
     with pytest.raises(UsageFailure):
         CODEC.encode(record)
 
 
-def test_the_limit_is_the_same_for_writing_and_for_reading() -> None:
+def test_the_size_limit_is_the_same_for_writing_and_reading() -> None:
     codec: StructCodec[Measured] = StructCodec(Measured, limit=100)
     room = 100 - len(codec.encode(Measured(deep="")))
     largest = codec.encode(Measured(deep="x" * room))
@@ -77,12 +77,12 @@ def test_the_limit_is_the_same_for_writing_and_for_reading() -> None:
 @pytest.mark.parametrize(
     "name", ["", "/", "a/", "/a", "a//b", "a/../b", "a/.", "a b", "a\nb", "a\0b", "é", "x" * 129], ids=ascii
 )
-def test_a_key_with_an_unsafe_name_cannot_be_made(name: str) -> None:
+def test_a_key_with_an_unsafe_name_is_refused(name: str) -> None:
     with pytest.raises(NameInvalid):
         Key(name, CODEC)
 
 
-def test_a_view_shows_what_it_has_and_refuses_the_rest() -> None:
+def test_a_view_has_the_named_keys_and_refuses_others() -> None:
     family = Family("jit/issues", CODEC)
     view = View({family.key("a"): Document(Measured(1.0), "1"), family.key("b"): None})
 
@@ -99,7 +99,7 @@ def test_a_view_shows_what_it_has_and_refuses_the_rest() -> None:
 
 
 class Loose(msgspec.Struct, frozen=True):
-    """A record with fields of which each has a way of its own to come back as something else."""
+    """A record whose fields can each come back as something else, in different ways."""
 
     anything: Any = None
     number: float | None = None
@@ -109,7 +109,7 @@ class Loose(msgspec.Struct, frozen=True):
 
 
 class Slow(StructCodec[Loose]):
-    """The same without the short cuts."""
+    """A codec without the fast paths."""
 
     def decode(self, content: bytes, source: str) -> Loose:
         return self._decode_strictly(content.removesuffix(b"\n"), source)
@@ -152,7 +152,7 @@ anything = st.recursive(
 @example(Loose(2**70, None))
 @example(Loose(nested(101)))
 @example(Loose(-0.0, 1e300))
-def test_the_short_cut_of_writing_leads_to_the_same(record: Loose) -> None:
+def test_the_fast_path_for_writing_gives_the_same_result(record: Loose) -> None:
     def comes_back(codec: StructCodec[Loose]) -> tuple[object, ...]:
         return outcome(lambda: SLOW.decode(codec.encode(record), "here"))
 
@@ -165,7 +165,7 @@ written = st.builds(Loose, anything.filter(lambda each: each == each), st.none()
 
 @st.composite
 def nearly_written(draw: st.DrawFn) -> bytes:
-    """What we write, with something changed here or there."""
+    """Encoded records with a small edit."""
     try:
         content = StructCodec(Loose, pretty=draw(st.booleans())).encode(draw(written))
     except UsageFailure:
@@ -185,7 +185,7 @@ def nearly_written(draw: st.DrawFn) -> bytes:
 @example(b'{"anything":1e999,"number":null,"counts":{},"names":[],"instant":null}')
 @example(b'{"anything":-0,"number":1,"counts":{},"names":[],"instant":null,"more":1}')
 @example(b'{"anything":' + b"[" * 120 + b"]" * 120 + b',"number":null,"counts":{},"names":[],"instant":null}')
-def test_the_short_cut_of_reading_leads_to_the_same(content: bytes) -> None:
+def test_the_fast_path_for_reading_gives_the_same_result(content: bytes) -> None:
     def read(codec: StructCodec[Loose]) -> tuple[object, ...]:
         return outcome(lambda: codec.decode(content, "here"))
 

@@ -1,4 +1,4 @@
-"""What only the stores on servers have: limits of a server, ids that are forgotten, patience that ends."""
+"""Details of the stores on servers: limits of a server, deletion of old commit ids, retries that time out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[ServedStore]:
     made.close()
 
 
-def test_who_is_never_fast_enough_is_told_so(store: ServedStore) -> None:
+def test_a_transaction_that_always_conflicts_fails_after_several_attempts(store: ServedStore) -> None:
     name = "commit"
     with mock.patch.object(store.engine, name, return_value=False), pytest.raises(TooManyRetries) as raised:
         increment(store, ONE)
@@ -60,7 +60,7 @@ def test_who_is_never_fast_enough_is_told_so(store: ServedStore) -> None:
     assert increment(store, ONE) == 1
 
 
-def test_a_rival_who_is_always_faster_once_does_not_stop_it(store: ServedStore) -> None:
+def test_a_transaction_is_retried_after_a_conflict(store: ServedStore) -> None:
     rivals = itertools.count()
 
     def decide(view: View, now: float) -> Decision[int]:
@@ -77,8 +77,8 @@ def test_a_rival_who_is_always_faster_once_does_not_stop_it(store: ServedStore) 
     assert number_of(store, INDEX) == 1
 
 
-def test_absence_that_was_relied_on_does_not_end_unnoticed(store: ServedStore) -> None:
-    """Two who each create their document only if the other one is not there: one of them sees the other."""
+def test_a_decision_based_on_a_missing_document_conflicts_with_its_creation(store: ServedStore) -> None:
+    """Two clients each create a document only if the other's does not exist: exactly one succeeds."""
     for each in range(20):
         ours, theirs = ISSUES.key(f"ours-{each}"), ISSUES.key(f"theirs-{each}")
 
@@ -94,7 +94,7 @@ def test_absence_that_was_relied_on_does_not_end_unnoticed(store: ServedStore) -
         assert sorted(won) == [False, True]
 
 
-def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> None:
+def test_a_commit_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> None:
     def commit(name: str) -> None:
         store.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id=name)
 
@@ -116,8 +116,8 @@ def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> N
     assert kept == 1
 
 
-def test_a_name_that_the_layout_does_not_know_is_refused_as_on_files(store: ServedStore) -> None:
-    for act in _strange(store):
+def test_a_name_outside_the_layout_is_refused_as_in_a_file_store(store: ServedStore) -> None:
+    for act in _invalid_uses(store):
         with pytest.raises(UsageFailure):
             act()
 
@@ -126,7 +126,7 @@ def _nothing(view: View, now: float) -> Decision[None]:
     return Decision([], None)
 
 
-def _strange(store: ServedStore) -> list[Callable[[], Any]]:
+def _invalid_uses(store: ServedStore) -> list[Callable[[], Any]]:
     wrong: list[Any] = [
         Key("jit/nothing", ONE.codec),
         Key(EVENTS.name, ONE.codec),
@@ -144,7 +144,7 @@ def _strange(store: ServedStore) -> list[Callable[[], Any]]:
 
 @pytest.fixture
 def small_etcd(server_scratch: Path) -> Iterator[EtcdStore]:
-    """etcd as it comes: at most 128 operations and 1.5 MiB in a transaction."""
+    """etcd with default limits: at most 128 operations and 1.5 MiB in a transaction."""
     directory = server_scratch / "etcd"
     directory.mkdir()
     server = Etcd(directory)
@@ -154,7 +154,7 @@ def small_etcd(server_scratch: Path) -> Iterator[EtcdStore]:
     server.kill()
 
 
-def test_etcd_as_it_comes_takes_what_is_usual_and_says_what_it_does_not_take(small_etcd: EtcdStore) -> None:
+def test_default_etcd_takes_usual_commits_and_names_the_limit_for_larger_ones(small_etcd: EtcdStore) -> None:
     keys = [ISSUES.key(f"m{each}") for each in range(300)]
     for start in range(0, 300, 100):
         apply(small_etcd, *(Create(key, Item(1)) for key in keys[start : start + 100]))
@@ -172,7 +172,7 @@ def test_etcd_as_it_comes_takes_what_is_usual_and_says_what_it_does_not_take(sma
     assert small_etcd.read(INDEX) is None
 
 
-def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
+def test_the_store_runs_on_the_latest_postgresql(server_scratch: Path) -> None:
     directory = server_scratch / "postgres"
     directory.mkdir()
     server = Postgres(directory, version="18")
@@ -191,7 +191,7 @@ def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
     server.kill()
 
 
-def test_a_store_that_is_not_there_is_not_made_by_looking(postgres_url: str, etcd_url: str) -> None:
+def test_reading_does_not_create_a_missing_store(postgres_url: str, etcd_url: str) -> None:
     for store in (PostgresStore(postgres_url, create=False), EtcdStore(etcd_url, create=False)):
         for _ in range(2):
             with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""The servers of the tests: they work for root and for a user, and never outlive who started them."""
+"""The test servers: they run as root and as another user, and never outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
     if user == "nobody" and not is_root():
         pytest.skip("needs root to become another user")
     if user == "nobody" and not servers._may_enter(Path(servers.__file__).parent):
-        pytest.skip("this directory cannot be entered by another user")
+        pytest.skip("another user cannot enter this directory")
     server_scratch.chmod(0o777)
-    "".encode("idna")  # loaded now: the other user may not be able to
+    "".encode("idna")  # load the codec now: the other user may not be able to
 
     def work(line: Line) -> None:
         if user == "nobody":
@@ -56,15 +56,15 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
         worker = workers.start(work)
         pid, answers = worker.hear()
         assert answers
-        assert _runs(pid)
+        assert _is_running(pid)
         worker.kill()
         worker.wait()
-        wait_until(lambda: not _runs(pid))
+        wait_until(lambda: not _is_running(pid))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(1)
-def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
+def test_a_server_that_was_killed_restarts_with_its_data(server_scratch: Path, kind: str) -> None:
     from holdfast.store.model import Create
     from holdfast.store.open import open_address
     from holdfast.testing.backend import INDEX, Item, apply, number_of
@@ -82,9 +82,9 @@ def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Pat
 
 
 @pytest.mark.long
-def test_programs_that_a_user_cannot_reach_are_copied(server_scratch: Path) -> None:
+def test_programs_that_the_other_user_cannot_reach_are_copied(server_scratch: Path) -> None:
     if not is_root():
-        pytest.skip("needs root: only then PostgreSQL runs as another user")
+        pytest.skip("needs root: only then does PostgreSQL run as another user")
     directory = server_scratch / "server"
     directory.mkdir()
     with mock.patch.object(servers, "_may_enter", return_value=False):
@@ -94,8 +94,8 @@ def test_programs_that_a_user_cannot_reach_are_copied(server_scratch: Path) -> N
     server.kill()
 
 
-def _runs(pid: int) -> bool:
-    """Whether this process is there, and not only the record of its end."""
+def _is_running(pid: int) -> bool:
+    """Whether this process is running, and not a zombie."""
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What processes see of a store on a server is linearizable, although some of them are killed."""
+"""The histories of processes on a store on a server are linearizable, even if some of them are killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_store(request: pytest.FixtureRequest) -> Open:
     ids=["several documents", "single documents"],
 )
 @pytest.mark.sampled(1)
-def test_what_processes_see_is_linearizable_although_some_are_killed(
+def test_histories_are_linearizable_even_if_processes_are_killed(
     scratch: Path, open_store: Open, act: Act, start: int, judge: Callable[[list[Operation]], Check]
 ) -> None:
     history = record(scratch, open_store, act, start, kills=20, each=15)  # type: ignore[arg-type]
@@ -55,8 +55,8 @@ def test_what_processes_see_is_linearizable_although_some_are_killed(
     judge(history).require()
 
 
-class ForgetfulPostgres(PostgresEngine):
-    """Locks what it has read, but does not compare the versions."""
+class PostgresWithoutVersions(PostgresEngine):
+    """Locks the rows that it has read, but does not compare versions."""
 
     BROKEN = statements.COMMIT_AND_NOTIFY.replace("AND d.version = n.version", "").replace(
         "CASE WHEN d.version = ANY(%(versions)s::text[]) THEN excluded.version END", "excluded.version"
@@ -67,15 +67,15 @@ class ForgetfulPostgres(PostgresEngine):
             return super().commit(connection, plan)
 
 
-class ForgetfulEtcd(EtcdEngine):
-    """Compares the first document only."""
+class EtcdComparesOne(EtcdEngine):
+    """Compares the version of the first document only."""
 
     def commit(self, plan: CommitPlan) -> bool:
         return super().commit(plan._replace(named=plan.named[:1]))
 
 
-class OldReads(EtcdEngine):
-    """Remembers what it has read, and says it again now and then."""
+class StaleReads(EtcdEngine):
+    """Caches reads, and sometimes returns a stale one."""
 
     def fetch(self, named: object) -> object:  # type: ignore[override]
         key = tuple(each.name for each in named)  # type: ignore[attr-defined]
@@ -86,13 +86,13 @@ class OldReads(EtcdEngine):
         return known[key]
 
 
-@pytest.mark.parametrize("broken", [ForgetfulPostgres, ForgetfulEtcd, OldReads])
-def test_a_broken_engine_is_found_out(
+@pytest.mark.parametrize("broken", [PostgresWithoutVersions, EtcdComparesOne, StaleReads])
+def test_a_broken_engine_is_found(
     scratch: Path, broken: Callable[[str], ServerEngine], postgres_url: str, etcd_url: str
 ) -> None:
     found = []
     for attempt in range(10):
-        url = postgres_url if broken == ForgetfulPostgres else f"{etcd_url}-{attempt}"
+        url = postgres_url if broken == PostgresWithoutVersions else f"{etcd_url}-{attempt}"
         place = scratch / str(attempt)
         place.mkdir()
         try:
@@ -104,9 +104,9 @@ def test_a_broken_engine_is_found_out(
                 kills=3,
                 each=20,
             )
-        except AssertionError:  # it broke down altogether
+        except AssertionError:  # the store failed outright
             return
         found.append(judge_accounts(history).verdict)
         if found[-1] is Verdict.NOT_LINEARIZABLE:
             return
-    raise AssertionError(f"nothing was found: {found}")
+    raise AssertionError(f"no violation was found: {found}")

@@ -1,4 +1,4 @@
-"""Users, passwords and certificates: passed on to the server, and told apart from a server that is away."""
+"""Users, passwords and certificates are passed to the server; a refusal is not mistaken for an outage."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
 from holdfast.store.postgres import PostgresStore  # noqa: E402
 
-PATIENT = 60.0
-"""How long a server that refuses would be tried again, if its refusal were not understood."""
+LONG = 60.0
+"""The store would retry for this long if it mistook a refusal for an outage."""
 
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
 
-def test_a_password_is_taken_from_the_address_or_from_where_libpq_looks(
+def test_a_password_comes_from_the_address_or_from_the_sources_of_libpq(
     guarded_postgres: GuardedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PostgresStore(guarded_postgres.whole_address) as store:
@@ -69,18 +69,18 @@ def test_a_password_is_taken_from_the_address_or_from_where_libpq_looks(
         (("/work", "/work?sslmode=verify-full&sslrootcert=/no/such/file"), StoreUntrusted, "/no/such/file"),
     ],
 )
-def test_what_the_server_refuses_is_said_at_once_and_told_apart(
+def test_each_refusal_of_the_server_is_reported_at_once_as_its_own_failure(
     guarded_postgres: GuardedPostgres, change: tuple[str, str], failure: type[StoreUnavailable], said: str
 ) -> None:
     address = guarded_postgres.address if change[0] == "agent@" else guarded_postgres.whole_address
     with pytest.raises(failure, match=said) as raised:
-        PostgresStore(address.replace(*change), timeout=PATIENT).read(INDEX)
+        PostgresStore(address.replace(*change), timeout=LONG).read(INDEX)
 
     assert not raised.value.retryable
     assert PASSWORD not in raised.value.message
 
 
-def test_a_user_who_may_not_make_tables_is_told_who_may(guarded_postgres: GuardedPostgres) -> None:
+def test_a_user_who_may_not_create_tables_gets_a_hint_about_grants(guarded_postgres: GuardedPostgres) -> None:
     address = guarded_postgres.whole_address.replace("/work", "/postgres")
     with pytest.raises(StoreAccessRefused, match="permission denied") as raised:
         PostgresStore(address).read(INDEX)
@@ -88,7 +88,7 @@ def test_a_user_who_may_not_make_tables_is_told_who_may(guarded_postgres: Guarde
     assert "grant" in raised.value.hint.lower()
 
 
-def test_a_user_who_may_only_read_is_refused_what_it_may_not(guarded_postgres: GuardedPostgres) -> None:
+def test_a_read_only_user_can_read_but_not_write(guarded_postgres: GuardedPostgres) -> None:
     owners = f"{guarded_postgres.url.replace('/postgres', '/work')}?schema=readable"
     with PostgresStore(owners) as store:
         apply(store, Create(INDEX, Item(1)))
@@ -96,22 +96,22 @@ def test_a_user_who_may_only_read_is_refused_what_it_may_not(guarded_postgres: G
             store.engine.connections.run(  # type: ignore[attr-defined]
                 lambda each, what=what: each.execute(f"GRANT {what} TO agent")
             )
-    with PostgresStore(f"{guarded_postgres.whole_address}?schema=readable", patience=PATIENT) as store:
+    with PostgresStore(f"{guarded_postgres.whole_address}?schema=readable", patience=LONG) as store:
         assert number_of(store, INDEX) == 1
         with pytest.raises(StoreAccessRefused, match="permission denied"):
             apply(store, Delete(INDEX))
 
 
-def test_encryption_and_certificates_are_passed_through_to_postgresql(
+def test_tls_settings_and_certificates_are_passed_to_postgresql(
     guarded_postgres: GuardedPostgres, certificates: Path
 ) -> None:
-    """Through a door that encrypts: what was asked for is done, and what cannot be trusted is refused."""
+    """A TLS proxy stands in for an encrypting server: sound certificates are accepted, others refused."""
     ours = f"sslcert={certificates}/client.pem&sslkey={certificates}/client.key"
     trusted = f"sslmode=verify-full&sslrootcert={certificates}/ca.pem"
     for mutual in (False, True):
         with TlsDoor(guarded_postgres.port, certificates, mutual=mutual) as door:
             address = guarded_postgres.whole_address.replace(f":{guarded_postgres.port}/", f":{door.port}/")
-            with PostgresStore(f"{address}?schema=tls&{trusted}&{ours}", timeout=PATIENT) as store:
+            with PostgresStore(f"{address}?schema=tls&{trusted}&{ours}", timeout=LONG) as store:
                 apply(store, Create(INDEX, Item(1)))
                 assert _is_encrypted(store)
                 with store.watch(INDEX) as watch:
@@ -119,7 +119,7 @@ def test_encryption_and_certificates_are_passed_through_to_postgresql(
                     assert watch.wait(30) == {INDEX.name}
             less = trusted if mutual else trusted.replace("/ca.pem", "/stranger.pem")
             with pytest.raises(StoreUntrusted, match=r"certificate|alert"):
-                PostgresStore(f"{address}?schema=tls&{less}&sslcert=/none", timeout=PATIENT).read(INDEX)
+                PostgresStore(f"{address}?schema=tls&{less}&sslcert=/none", timeout=LONG).read(INDEX)
 
 
 def _is_encrypted(store: PostgresStore) -> bool:
@@ -132,7 +132,7 @@ def _is_encrypted(store: PostgresStore) -> bool:
 # --- etcd -------------------------------------------------------------------------------------------
 
 
-def test_a_user_of_etcd_works_below_its_prefix_and_nowhere_else(guarded_etcd: Etcd) -> None:
+def test_an_etcd_user_can_work_under_its_prefix_and_nowhere_else(guarded_etcd: Etcd) -> None:
     with EtcdStore(f"etcd://agent:{QUOTED}@{guarded_etcd.endpoint}/work") as store:
         apply(store, Create(INDEX, Item(1)))
         assert number_of(store, INDEX) == 1
@@ -148,7 +148,7 @@ def test_a_user_of_etcd_works_below_its_prefix_and_nowhere_else(guarded_etcd: Et
 
 
 @pytest.mark.parametrize("user", ["agent:wrong@", ""], ids=["a wrong password", "no user"])
-def test_who_is_not_let_in_by_etcd_is_told_at_once(guarded_etcd: Etcd, user: str) -> None:
+def test_a_refusal_by_etcd_is_reported_at_once(guarded_etcd: Etcd, user: str) -> None:
     store = EtcdStore(f"etcd://{user}{guarded_etcd.endpoint}/work", timeout=600.0)
     with pytest.raises(StoreAccessRefused) as raised:
         store.read(INDEX)
@@ -157,7 +157,7 @@ def test_who_is_not_let_in_by_etcd_is_told_at_once(guarded_etcd: Etcd, user: str
 
 
 class Resetting(Door):
-    """Resets every connection, as a server may that hears TLS where it expects none, or the other way round."""
+    """Resets every connection, as a server may if the client speaks TLS and the server does not, or the reverse."""
 
     def serve(self, client: socket.socket) -> None:
         client.recv(1)
@@ -166,14 +166,14 @@ class Resetting(Door):
 
 
 @pytest.mark.parametrize(("options", "hint"), [("?tls=true", "runs without TLS"), ("", "expects TLS")])
-def test_a_server_that_resets_connections_may_differ_about_tls(options: str, hint: str) -> None:
+def test_a_reset_connection_gets_a_hint_about_tls(options: str, hint: str) -> None:
     with Resetting() as server, pytest.raises(StoreUnavailable) as reset:
         EtcdStore(f"etcd://127.0.0.1:{server.port}/work{options}", timeout=0.3).read(INDEX)
     assert "reset" in reset.value.message
     assert hint in reset.value.hint
 
 
-def test_certificates_are_shown_to_etcd_and_checked(
+def test_certificates_are_presented_to_etcd_and_verified(
     server_scratch: Path, certificates: Path, etcd_server: Etcd
 ) -> None:
     directory = server_scratch / "etcd"

@@ -1,4 +1,4 @@
-"""What the stores on servers ask of the network: how often, and what they do when it loses an answer."""
+"""Stores on servers and the network: the number of round trips, lost answers and outages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ONE = ISSUES.key("one")
 TRAIL = AuditTrail()
 
 
-class Line:
+class Link:
     """A store behind a proxy, and the same store without one."""
 
     def __init__(self, kind: str, server: Server, url: str) -> None:
@@ -52,7 +52,7 @@ class Line:
         self.proxy = Proxy(server.port)
         self.store = self.open(timeout=5.0)
         self.beside = self.make(url)
-        apply(self.store, Create(INDEX, Item(0)))  # connected, and the tables made
+        apply(self.store, Create(INDEX, Item(0)))  # connects, and creates the tables
 
     def make(self, url: str, timeout: float = 10.0) -> ServedStore:
         kind = PostgresStore if self.kind == "postgresql" else EtcdStore
@@ -67,10 +67,10 @@ class Line:
         self.proxy.close()
 
     def turns(self, act: Callable[[], object]) -> int:
-        """How many round trips something takes.
+        """The number of round trips that an action takes.
 
-        The fewest of several tries: if the answer to the first of two requests that are sent together overtakes the
-        second, that counts as a round trip more. What must wait for an answer counts every time.
+        This is the minimum of several tries: if two requests are sent together and the answer to the first overtakes
+        the second, the proxy counts one too many. A request that must wait for an answer counts in every try.
         """
         counts = []
         for _ in range(5):
@@ -81,11 +81,11 @@ class Line:
 
 
 @pytest.fixture(params=["postgresql", "etcd"])
-def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+def link(request: pytest.FixtureRequest) -> Iterator[Link]:
     kind = request.param
     names = ("postgres_server", "postgres_url") if kind == "postgresql" else ("etcd_server", "etcd_url")
     server, url = (request.getfixturevalue(each) for each in names)
-    made = Line(kind, server, url)
+    made = Link(kind, server, url)
     yield made
     made.close()
 
@@ -94,13 +94,13 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: Line, known: bool) -> None:
-    leases = LeaseService(line.store, TRAIL)
+def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(link: Link, known: bool) -> None:
+    leases = LeaseService(link.store, TRAIL)
     held = [(f"w{each}", leases.request(ttl=60)) for each in range(5)]
 
     def each_once(act: Callable[[str, LeaseRequest], object]) -> int:
         left = iter(held)
-        return line.turns(lambda: act(*next(left)))
+        return link.turns(lambda: act(*next(left)))
 
     if known:
         for worktree, _ in held:
@@ -110,73 +110,75 @@ def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: 
     assert each_once(lambda worktree, request: leases.release(worktree, request.lock_id)) <= 2
 
 
-def test_reading_takes_one_round_trip_and_a_commit_two(line: Line) -> None:
+def test_reading_takes_one_round_trip_and_a_commit_two(link: Link) -> None:
     keys = [INDEX, ONE, ISSUES.key("two")]
-    assert line.turns(lambda: line.store.read(INDEX)) == 1
-    assert line.turns(lambda: line.store.read_together(keys)) == 1
-    assert line.turns(lambda: increment(line.store, INDEX)) == 2
-    assert line.turns(lambda: increment(line.store, ONE, EVENTS)) == 2
-    assert line.turns(lambda: line.store.transact(keys, lambda view, now: Decision([], None))) == 1
+    assert link.turns(lambda: link.store.read(INDEX)) == 1
+    assert link.turns(lambda: link.store.read_together(keys)) == 1
+    assert link.turns(lambda: increment(link.store, INDEX)) == 2
+    assert link.turns(lambda: increment(link.store, ONE, EVENTS)) == 2
+    assert link.turns(lambda: link.store.transact(keys, lambda view, now: Decision([], None))) == 1
 
 
-def test_a_long_way_only_makes_it_slower(line: Line) -> None:
-    line.proxy.delay = 0.02
-    counted = run_threads(*[lambda: [increment(line.store, ONE, EVENTS) for _ in range(3)]] * 3)
+def test_latency_only_makes_commits_slower(link: Link) -> None:
+    link.proxy.delay = 0.02
+    counted = run_threads(*[lambda: [increment(link.store, ONE, EVENTS) for _ in range(3)]] * 3)
 
     assert sorted(each for some in counted for each in some) == list(range(1, 10))
 
 
-# --- Answers that get lost ------------------------------------------------------------------------
+# --- Lost answers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.sampled(1)
-def test_a_lost_answer_is_found_out_by_the_id_and_nothing_happens_twice(line: Line, when: str) -> None:
+def test_the_outcome_of_a_lost_answer_is_found_by_commit_id_and_nothing_happens_twice(link: Link, when: str) -> None:
     for each in range(1, 6):
-        cut = threading.Timer(0.15, lambda: setattr(line.proxy, "cut", "never"))
-        with _lossy_commits(line, when):
+        cut = threading.Timer(0.15, lambda: setattr(link.proxy, "cut", "never"))
+        with _lossy_commits(link, when):
             cut.start()
-            assert increment(line.store, ONE, EVENTS) == each
+            assert increment(link.store, ONE, EVENTS) == each
         cut.join()
-        assert number_of(line.beside, ONE) == each
-        assert [entry.record.number for entry in line.beside.entries(EVENTS)] == list(range(1, each + 1))
-    assert line.proxy.lost >= 5
+        assert number_of(link.beside, ONE) == each
+        assert [entry.record.number for entry in link.beside.entries(EVENTS)] == list(range(1, each + 1))
+    assert link.proxy.lost >= 5
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_outcome_that_cannot_be_asked_for_is_unknown_until_it_can(line: Line, when: str) -> None:
-    hasty = line.open(timeout=0.1)
+def test_an_outcome_is_unknown_until_the_server_can_be_reached(link: Link, when: str) -> None:
+    hasty = link.open(timeout=0.1)
     hasty.read(ONE)
-    with _lossy_commits(line, when, hasty), pytest.raises(OutcomeUnknown) as raised:
+    with _lossy_commits(link, when, hasty), pytest.raises(OutcomeUnknown) as raised:
         hasty.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id="mine")
-    line.proxy.cut = "never"
+    link.proxy.cut = "never"
 
     assert raised.value.commit_id == "mine"
-    assert (line.beside.read(ONE) is not None) == (when == "after")
-    assert line.beside.was_made("mine") == (when == "after")
-    with pytest.raises(UsageFailure, match="was used before"):  # made, or ruled out: not again under this id
-        line.beside.transact([INDEX], _setting_two, commit_id="mine")
+    assert (link.beside.read(ONE) is not None) == (when == "after")
+    assert link.beside.was_made("mine") == (when == "after")
+    with pytest.raises(
+        UsageFailure, match="was used before"
+    ):  # the id is used up, whether the commit was made or ruled out
+        link.beside.transact([INDEX], _setting_two, commit_id="mine")
     hasty.close()
 
 
-def test_a_commit_that_was_ruled_out_cannot_come_late(line: Line) -> None:
-    """Somebody is slow to commit; meanwhile its id is taken away; then it comes."""
+def test_a_commit_that_was_ruled_out_cannot_be_made_later(link: Link) -> None:
+    """The commit is ruled out by its id before the slow client sends it."""
 
     def rule_out_meanwhile(view: View, now: float) -> Decision[None]:
-        assert line.beside.was_made("slow") is False
+        assert link.beside.was_made("slow") is False
         return Decision([Create(ONE, Item(1)), Append(EVENTS, Event(1))], None)
 
     with pytest.raises(UsageFailure):
-        line.store.transact([ONE, EVENTS], rule_out_meanwhile, commit_id="slow")
+        link.store.transact([ONE, EVENTS], rule_out_meanwhile, commit_id="slow")
 
-    assert line.beside.read(ONE) is None
-    assert list(line.beside.entries(EVENTS)) == []
+    assert link.beside.read(ONE) is None
+    assert list(link.beside.entries(EVENTS)) == []
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_an_outcome_is_found_out_also_if_an_earlier_attempt_was_ruled_out(line: Line, sent: bool) -> None:
-    """The first attempt never got there, and that was found out; of the second one nothing was heard."""
-    original, attempts = line.store.engine.attempt, itertools.count(1)
+def test_an_outcome_is_found_even_if_an_earlier_attempt_was_ruled_out(link: Link, sent: bool) -> None:
+    """The first attempt never arrived and was ruled out; the answer to the second was lost."""
+    original, attempts = link.store.engine.attempt, itertools.count(1)
 
     @contextlib.contextmanager
     def attempt(*arguments: Any, **options: Any) -> Iterator[Any]:
@@ -192,28 +194,28 @@ def test_an_outcome_is_found_out_also_if_an_earlier_attempt_was_ruled_out(line: 
 
             yield made._replace(commit=lose)
 
-    unreachable = mock.patch.object(line.store.engine, "fate_of", side_effect=StoreUnavailable("it", "gone"))
-    with mock.patch.object(line.store.engine, "attempt", attempt), pytest.raises(OutcomeUnknown) as raised:
-        line.store.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id="mine")
+    unreachable = mock.patch.object(link.store.engine, "fate_of", side_effect=StoreUnavailable("it", "gone"))
+    with mock.patch.object(link.store.engine, "attempt", attempt), pytest.raises(OutcomeUnknown) as raised:
+        link.store.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id="mine")
     unreachable.stop()
 
-    assert line.beside.was_made(raised.value.commit_id) is sent
-    assert (line.beside.read(ONE) is not None) is sent
-    assert line.store.was_made(raised.value.commit_id) is sent  # whoever asks, and as often as you like
+    assert link.beside.was_made(raised.value.commit_id) is sent
+    assert (link.beside.read(ONE) is not None) is sent
+    assert link.store.was_made(raised.value.commit_id) is sent  # the same for every client, every time
 
 
-def test_who_asks_for_a_commit_under_way_waits_for_its_outcome(line: Line) -> None:
-    """In PostgreSQL a commit may have been sent and not be done: whoever asks waits for it."""
-    if line.kind == "etcd":
-        assert line.beside.was_made("none") is False  # there, a commit is one step
+def test_asking_for_a_commit_in_progress_waits_for_its_outcome(link: Link) -> None:
+    """In PostgreSQL, a commit may have been sent but not be complete: asking for its outcome waits for it."""
+    if link.kind == "etcd":
+        assert link.beside.was_made("none") is False  # a commit is a single step in etcd
         return
-    store = line.beside
+    store = link.beside
     assert isinstance(store.engine, PostgresEngine)
     with store.engine.connections.borrowed() as connection:
         connection.execute("BEGIN")
         connection.execute("INSERT INTO commits VALUES ('under-way', true, now())")
         threading.Timer(0.2, lambda: connection.execute("COMMIT")).start()
-        assert line.store.was_made("under-way") is True
+        assert link.store.was_made("under-way") is True
         time.sleep(0.05)
 
 
@@ -221,9 +223,9 @@ def _setting_two(view: View, now: float) -> Decision[None]:
     return Decision([Replace(INDEX, Item(2))], None)
 
 
-def _lossy_commits(line: Line, when: str, store: ServedStore | None = None) -> mock._patch[object]:
-    """The line is cut exactly when a commit is sent."""
-    engine = (store or line.store).engine
+def _lossy_commits(link: Link, when: str, store: ServedStore | None = None) -> mock._patch[object]:
+    """Cut the link exactly when a commit is sent."""
+    engine = (store or link.store).engine
     if isinstance(engine, PostgresEngine):
         name = "commit"
     else:
@@ -232,32 +234,32 @@ def _lossy_commits(line: Line, when: str, store: ServedStore | None = None) -> m
     original = getattr(engine, name)
 
     def send(*arguments: object) -> object:
-        if line.proxy.cut == "never" and not sent:
+        if link.proxy.cut == "never" and not sent:
             sent.append(True)
-            line.proxy.lost = 0 if store else line.proxy.lost
-            line.proxy.cut = when  # type: ignore[assignment]
+            link.proxy.lost = 0 if store else link.proxy.lost
+            link.proxy.cut = when  # type: ignore[assignment]
         return original(*arguments)
 
     sent: list[bool] = []
     return mock.patch.object(engine, name, send)
 
 
-# --- Servers that are away ------------------------------------------------------------------------
+# --- Outages --------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_away_is_a_failure_that_may_be_tried_again(line: Line) -> None:
-    line.proxy.close()
-    hasty = line.open(timeout=0.2)
+def test_an_unreachable_server_is_a_retryable_failure(link: Link) -> None:
+    link.proxy.close()
+    hasty = link.open(timeout=0.2)
     for act in (lambda: hasty.read(ONE), lambda: increment(hasty, ONE), hasty.now, lambda: hasty.watch(ONE)):
         with pytest.raises(StoreUnavailable) as raised:
             act()
         assert raised.value.retryable
 
 
-def test_a_server_that_does_not_answer_does_not_hold_up_anybody_for_ever(
+def test_a_server_that_does_not_answer_times_out(
     server_directory: Path, etcd_server: Etcd, postgres_server: Postgres
 ) -> None:
-    """It takes connections, but says nothing: as one that is stopped, or behind a dead line."""
+    """The server accepts connections but never answers, as if it were stopped or behind a dead link."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -270,26 +272,26 @@ def test_a_server_that_does_not_answer_does_not_hold_up_anybody_for_ever(
                 store.read(ONE)
 
 
-def test_a_standby_is_not_read_for_it_may_be_behind(postgres_url: str) -> None:
-    """What can only be read is taken for one; then it is waited for until it can be written."""
+def test_a_standby_is_not_read_because_it_may_lag_behind(postgres_url: str) -> None:
+    """A read-only server is taken for a standby; the store waits until it can write."""
     options = "options=-c%20default_transaction_read_only%3Don"
     with pytest.raises(StoreUnavailable, match="read-only"):
         PostgresStore(f"{postgres_url}&{options}", timeout=0.3).read(ONE)
 
 
 @pytest.mark.req("LC-12")
-def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(line: Line) -> None:
-    store = line.open(timeout=30.0)
+def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(link: Link) -> None:
+    store = link.open(timeout=30.0)
     held = acquire(LeaseService(store, TRAIL), "main", LeaseService(store, TRAIL).request(ttl=1.0)).beat()
-    line.proxy.delay = 60.0  # from now on nothing arrives
+    link.proxy.delay = 60.0  # from now on, nothing arrives in time
 
     assert held.lost.wait(30.0)
     with pytest.raises(LockExpired):
         held.check()
-    leases = LeaseService(line.beside, TRAIL)
+    leases = LeaseService(link.beside, TRAIL)
     after = acquire(leases, "main", leases.request(ttl=60), wait=30.0)
     assert after.token == held.token + 1
-    line.proxy.close()
+    link.proxy.close()
     held._ended.set()
     store.close()
 
@@ -297,18 +299,18 @@ def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(l
 # --- Watching -------------------------------------------------------------------------------------
 
 
-def test_a_watch_goes_on_after_its_line_was_cut(line: Line) -> None:
-    with line.store.watch(ISSUES) as watch:
-        apply(line.beside, Create(ONE, Item(1)))
+def test_a_watch_continues_after_its_connection_was_cut(link: Link) -> None:
+    with link.store.watch(ISSUES) as watch:
+        apply(link.beside, Create(ONE, Item(1)))
         assert watch.wait(30) == {ONE.name}
-        line.proxy.cut_all_lines()
-        apply(line.beside, Replace(ONE, Item(2)))  # while nobody could be told
+        link.proxy.cut_all_lines()
+        apply(link.beside, Replace(ONE, Item(2)))  # while the watch is disconnected
         assert watch.wait(30) == {ONE.name}
-        apply(line.beside, Create(ISSUES.key("two"), Item(2)))
+        apply(link.beside, Create(ISSUES.key("two"), Item(2)))
         assert watch.wait(30) == {"jit/issues/two"}
 
 
-def test_a_watch_that_slept_through_a_compaction_reports_all_there_is(etcd_url: str) -> None:
+def test_a_watch_that_missed_a_compaction_reports_everything(etcd_url: str) -> None:
     with EtcdStore(etcd_url) as store, store.watch(ISSUES) as watch, store.watch(INDEX) as single:
         apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
         commit = apply(store, Create(ISSUES.key("two"), Item(1)))
@@ -320,7 +322,7 @@ def test_a_watch_that_slept_through_a_compaction_reports_all_there_is(etcd_url: 
         assert single.wait(30) == {INDEX.name}
 
 
-def test_a_notification_that_is_too_long_is_made_up_for_by_looking(postgres_url: str) -> None:
+def test_changes_are_found_by_polling_if_a_notification_is_too_long(postgres_url: str) -> None:
     names = [f"{'x' * 100}{each}" for each in range(100)]
     with PostgresStore(postgres_url) as store, store.watch(ISSUES) as watch:
         apply(store, *(Create(ISSUES.key(each), Item(1)) for each in names))
@@ -331,18 +333,18 @@ def test_a_notification_that_is_too_long_is_made_up_for_by_looking(postgres_url:
 # --- Forks and threads ----------------------------------------------------------------------------
 
 
-def test_a_child_does_not_disturb_its_parents_connections(line: Line) -> None:
+def test_a_forked_child_does_not_disturb_the_connections_of_its_parent(link: Link) -> None:
     from tests.locks.workers import Line as Pipe
     from tests.locks.workers import Workers
 
-    increment(line.beside, ONE)
+    increment(link.beside, ONE)
 
     def work(pipe: Pipe) -> None:
-        pipe.say([increment(line.beside, ONE) for _ in range(5)])
+        pipe.say([increment(link.beside, ONE) for _ in range(5)])
 
     with Workers() as workers:
         worker = workers.start(work)
-        mine = [increment(line.beside, ONE) for _ in range(5)]
+        mine = [increment(link.beside, ONE) for _ in range(5)]
         assert sorted(worker.hear() + mine) == list(range(2, 12))
         worker.wait()
-    assert increment(line.beside, ONE) == 12
+    assert increment(link.beside, ONE) == 12

@@ -1,4 +1,4 @@
-"""The sweeps of the commits find what is wrong: here with each of the mistakes that can be made."""
+"""The crash sweeps find planted bugs in the commits of the file store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def erring(name: str) -> Sweep:
 
 
 def following(name: str, *, warm: bool = False, everything: bool = False) -> Sweep:
-    """A death, then a change of one thing, or of everything; then the power cut."""
+    """A death, then a change of one thing or of everything, then a power cut."""
     case = ALL[name]
     second = touching(case.named if everything else case.operation.named[:1])
     return lambda: after_deaths(case, second, set(), warm=warm)
@@ -65,7 +65,7 @@ def failing(name: str) -> Sweep:
     return lambda: after_faults(case, touching(case.operation.named[:1]), Fault(errno.EIO), set())
 
 
-# --- The mistakes ------------------------------------------------------------------------------------
+# --- The bugs ----------------------------------------------------------------------------------------
 
 
 def draft_without_fsync(plant: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "replace_in", replace)
 
 
-def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
+def intent_dropped_before_it_is_applied(plant: pytest.MonkeyPatch) -> None:
     apply, drop = Intents.apply, Intents._drop
 
     def dropping_first(self: Intents, intent: Intent) -> list[int]:
@@ -102,7 +102,7 @@ def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Intents, "apply", dropping_first)
 
 
-def intent_dropped_for_now(plant: pytest.MonkeyPatch) -> None:
+def intent_not_dropped_durably(plant: pytest.MonkeyPatch) -> None:
     def drop(self: Intents, intent: Intent) -> None:
         with self._root.beneath(INTENTS) as directory:
             durable.remove_in(directory, f"{intent.id}.json", durable=False)
@@ -111,7 +111,7 @@ def intent_dropped_for_now(plant: pytest.MonkeyPatch) -> None:
 
 
 def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
-    """Durably, but whoever comes by before it is durable sees nothing, and does not wait for it."""
+    """Durably, but before that, another process sees no intent and does not wait for the removal."""
 
     def drop(self: Intents, intent: Intent) -> None:
         with self._root.beneath(INTENTS) as directory:
@@ -124,7 +124,7 @@ def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(streams, "in_order", lambda planned: in_order(planned)[::-1])
 
 
-def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
+def names_synced_only_at_the_end(plant: pytest.MonkeyPatch) -> None:
     def publish(prepared: list[intents._Prepared]) -> list[object]:
         results = [each.publish() for each in prepared]
         for directory in {id(each.directory): each.directory for each in prepared}.values():
@@ -135,12 +135,12 @@ def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "_publish", publish)
 
 
-def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
+def readers_ignore_intents(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(FileStore, "_pending_steps", lambda self, name: [])
     plant.setattr(FileStore, "_pending_members", lambda self, family: {})
 
 
-def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
+def several_changes_without_an_intent(plant: pytest.MonkeyPatch) -> None:
     def commit(
         self: FileStore, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
     ) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(FileStore, "_commit", commit)
 
 
-def append_behind_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
+def append_after_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
     def append(directory: Directory, name: str, record: bytes, **options: Any) -> None:
         fd = calls.open(directory.at(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666, dir_fd=directory.fd)
         calls.write(fd, record + b"\n")
@@ -159,7 +159,7 @@ def append_behind_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "append_in", append)
 
 
-def unfinished_intents_left_alone(plant: pytest.MonkeyPatch) -> None:
+def unfinished_intents_ignored(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Intents, "unfinished", lambda self, names: [])
 
 
@@ -184,7 +184,7 @@ def settled_only_once(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(FileStore, "_settle", settle)
 
 
-def numbers_of_others_not_settled(plant: pytest.MonkeyPatch) -> None:
+def numbers_of_other_processes_not_settled(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(LastNumbers, "is_durable", lambda self, place: place.kind is Kind.NUMBERED)
 
 
@@ -192,15 +192,15 @@ def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "sync_in", lambda directory, name: None)
 
 
-def lines_of_the_dead_not_synced(plant: pytest.MonkeyPatch) -> None:
+def lines_of_dead_processes_not_synced(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "_write_again", lambda directory, place, lines, at: None)
 
 
-def line_taken_back_for_now(plant: pytest.MonkeyPatch) -> None:
+def truncation_of_a_line_not_durable(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "_cut_back", lambda fd, end, where: calls.ftruncate(fd, end))
 
 
-def failure_after_the_commit_point_is_a_failure(plant: pytest.MonkeyPatch) -> None:
+def error_after_the_commit_point_reported_as_failure(plant: pytest.MonkeyPatch) -> None:
     class Blind:
         perhaps_made = property(lambda self: False, lambda self, value: None)
         overtaken = False
@@ -208,7 +208,7 @@ def failure_after_the_commit_point_is_a_failure(plant: pytest.MonkeyPatch) -> No
     plant.setattr(files, "_Progress", Blind)
 
 
-def drafts_left_where_a_commit_fails(plant: pytest.MonkeyPatch) -> None:
+def drafts_left_by_a_failed_commit(plant: pytest.MonkeyPatch) -> None:
     prepare = intents._prepare
 
     def untidy(*arguments: Any, **options: Any) -> intents._Prepared:
@@ -217,8 +217,8 @@ def drafts_left_where_a_commit_fails(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "_prepare", untidy)
 
 
-def batch_published_before_it_is_decided_for_good(plant: pytest.MonkeyPatch) -> None:
-    """The name of the intent is not on the disk when the first records have their numbers."""
+def batch_published_before_its_intent_is_durable(plant: pytest.MonkeyPatch) -> None:
+    """The name of the intent is not durable yet when the first records get their numbers."""
 
     def publish(self: Batch) -> None:
         durable.publish_new(self._intents, self._draft_of_intent, intents.intent_name(self._id))
@@ -226,7 +226,7 @@ def batch_published_before_it_is_decided_for_good(plant: pytest.MonkeyPatch) -> 
     plant.setattr(Batch, "publish_intent", publish)
 
 
-def batch_decided_before_it_is_written_for_good(plant: pytest.MonkeyPatch) -> None:
+def batch_decided_before_its_drafts_are_durable(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "MOST_SINGLE_SYNCS", 1)
     plant.setattr(streams, "_sync_file_system", lambda directory: None)
 
@@ -257,30 +257,30 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (no_directory_sync, cutting("create"), "jit/issues/b is None"),
     (no_directory_sync, cutting("create an issue"), "jit/issues/b is None"),
     (rename_before_sync, cutting("replace"), "Corrupt"),
-    (intent_dropped_before_it_is_carried_out, dying("transfer"), "jvs/refs/alice"),
-    (intent_dropped_before_it_is_carried_out, killing("transfer"), "jvs/refs/alice"),
-    (intent_dropped_for_now, following("transfer"), "jvs/refs/alice"),
-    (intent_dropped_for_now, undoing("replace and tell"), "jit/gates"),
+    (intent_dropped_before_it_is_applied, dying("transfer"), "jvs/refs/alice"),
+    (intent_dropped_before_it_is_applied, killing("transfer"), "jvs/refs/alice"),
+    (intent_not_dropped_durably, following("transfer"), "jvs/refs/alice"),
+    (intent_not_dropped_durably, undoing("replace and tell"), "jit/gates"),
     (intent_dropped_without_a_mark, following("transfer"), "jvs/refs/alice"),
     (pointers_before_documents, dying("create an issue"), "the index lists b, which is not there"),
     (pointers_before_documents, killing("delete an issue"), "the index lists a, which is not there"),
-    (names_synced_at_the_end, cutting("create an issue"), "the index lists b, which is not there"),
-    (readers_that_ignore_intents, dying("transfer"), "jvs/refs/alice"),
-    (several_without_an_intent, dying("transfer"), "jvs/refs/alice"),
-    (several_without_an_intent, cutting("create an issue"), "jit/"),
-    (append_behind_a_torn_tail, dying("append a line"), "jit/events"),
-    (unfinished_intents_left_alone, dying("transfer"), "still to be finished"),
+    (names_synced_only_at_the_end, cutting("create an issue"), "the index lists b, which is not there"),
+    (readers_ignore_intents, dying("transfer"), "jvs/refs/alice"),
+    (several_changes_without_an_intent, dying("transfer"), "jvs/refs/alice"),
+    (several_changes_without_an_intent, cutting("create an issue"), "jit/"),
+    (append_after_a_torn_tail, dying("append a line"), "jit/events"),
+    (unfinished_intents_ignored, dying("transfer"), "still to be finished"),
     (intent_finished_before_it_is_durable, following("transfer"), "jvs/refs/alice"),
     (settled_only_once, following("append to the ledger", warm=True), "the numbers are"),
     (settled_only_once, following("create", warm=True, everything=True), "Corrupt"),
-    (numbers_of_others_not_settled, following("append to the ledger", warm=True), "the numbers are"),
+    (numbers_of_other_processes_not_settled, following("append to the ledger", warm=True), "the numbers are"),
     (lines_not_settled, following("append a line", everything=True), "jit/events"),
-    (lines_of_the_dead_not_synced, following("create an issue"), "jit/events"),
-    (line_taken_back_for_now, failing("append a line"), "jit/events"),
-    (failure_after_the_commit_point_is_a_failure, erring("append to the ledger"), "ledger/events"),
-    (drafts_left_where_a_commit_fails, erring("transfer"), "left ['.alice.json-"),
-    (batch_published_before_it_is_decided_for_good, cutting("append two to the ledger"), "ledger/events"),
-    (batch_decided_before_it_is_written_for_good, cutting("append two to the ledger"), "Corrupt"),
+    (lines_of_dead_processes_not_synced, following("create an issue"), "jit/events"),
+    (truncation_of_a_line_not_durable, failing("append a line"), "jit/events"),
+    (error_after_the_commit_point_reported_as_failure, erring("append to the ledger"), "ledger/events"),
+    (drafts_left_by_a_failed_commit, erring("transfer"), "left ['.alice.json-"),
+    (batch_published_before_its_intent_is_durable, cutting("append two to the ledger"), "ledger/events"),
+    (batch_decided_before_its_drafts_are_durable, cutting("append two to the ledger"), "Corrupt"),
     (batch_dropped_before_its_names_are_durable, dying("append two to the ledger"), "ledger/events"),
     (batch_without_its_last_sync, cutting("append two to the ledger"), "ledger/events"),
     (batch_leaves_its_drafts, erring("append two to the ledger"), "left ['.event-"),
@@ -288,7 +288,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
 
 
 @pytest.mark.parametrize("plant", list(dict.fromkeys(plant for plant, _, _ in PLANTED)))
-def test_every_mistake_can_be_planted(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bug_can_be_planted(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
 
@@ -298,7 +298,7 @@ def test_every_mistake_can_be_planted(plant: Plant, monkeypatch: pytest.MonkeyPa
     ids=[f"{plant.__name__}-{sweep.__qualname__.partition('.')[0]}" for plant, sweep, _ in PLANTED],
 )
 @pytest.mark.sampled(1)
-def test_a_planted_mistake_is_found(plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     problems = [violation.problem for violation in sweep().violations]
-    assert any(symptom in problem for problem in problems), f"of {len(problems)}: {problems[:3]}"
+    assert any(symptom in problem for problem in problems), f"not among {len(problems)} problems: {problems[:3]}"

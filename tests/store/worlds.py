@@ -1,7 +1,7 @@
-"""What a store holds, as plain values; seen through a store, and seen by a program that knows only files.
+"""The content of a store as plain values, seen through a store or by a program that knows only files.
 
 The keys are those of the real layout. An index points to issues and a worktree to a descriptor: such
-a pointer must never lead to nothing, for nobody and at no moment.
+a pointer must never dangle, for any reader at any moment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Named = Key[Any] | Stream[Any]
 
 
 class Text(msgspec.Struct, frozen=True):
-    """What most documents and all streams hold here. `head` points to a descriptor."""
+    """The record of most documents and all streams here. `head` points to a descriptor."""
 
     text: str
     head: str = ""
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What the index holds: it points to issues."""
+    """The record of the index: it points to issues."""
 
     ids: tuple[str, ...]
 
@@ -62,13 +62,13 @@ FAMILIES: Mapping[str, Family[Any]] = {each.name: each for each in (ISSUES, WORK
 
 
 class World(NamedTuple):
-    """The documents that are there, and the records of each stream, by name."""
+    """The documents that exist, and the records of each stream, by name."""
 
     documents: Mapping[str, object]
     streams: Mapping[str, tuple[object, ...]]
 
     def changed(self, changes: Iterable[Change]) -> World:
-        """The world after a commit."""
+        """The world after a commit of these changes."""
         documents, streams = dict(self.documents), dict(self.streams)
         for change in changes:
             if isinstance(change, Append):
@@ -80,7 +80,7 @@ class World(NamedTuple):
         return World(documents, streams)
 
     def view(self, named: Iterable[Named]) -> View:
-        """What a transaction that names these would read; positions only say whether a stream is empty."""
+        """The view of a transaction that names these. Positions only say whether a stream is empty."""
         documents: dict[Key[Any], Document[Any] | None] = {}
         tails: dict[Stream[Any], Tail] = {}
         for each in named:
@@ -102,7 +102,7 @@ class World(NamedTuple):
 
 
 def seen_by_readers(store: FileStore, named: Sequence[Named]) -> World:
-    """What those see who take no lock; what they find by scanning must be what they find by reading."""
+    """The world that readers without a lock see; scans must agree with reads."""
     documents: dict[str, object] = {}
     streams: dict[str, tuple[object, ...]] = {}
     for each in named:
@@ -122,7 +122,7 @@ def seen_by_readers(store: FileStore, named: Sequence[Named]) -> World:
 
 
 def seen_in_files(directory: Path, named: Sequence[Named]) -> World:
-    """What a program sees that knows the files, and nothing of intents."""
+    """The world that a program sees if it knows the files, but not the intents."""
     documents: dict[str, object] = {}
     streams: dict[str, tuple[object, ...]] = {}
     for each in named:
@@ -135,7 +135,7 @@ def seen_in_files(directory: Path, named: Sequence[Named]) -> World:
 
 
 def check_pointers(directory: Path) -> None:
-    """Whatever just happened, a pointer leads to something: also for a program that knows only files."""
+    """Assert that no pointer dangles, even for a program that knows only files."""
     content = _raw(directory, INDEX)
     for issue in INDEX.codec.decode(content, "the index").ids if content is not None else ():
         assert _raw(directory, ISSUES.key(issue)) is not None, f"the index lists {issue}, which is not there"
@@ -147,7 +147,7 @@ def check_pointers(directory: Path) -> None:
 
 
 def intents_left(directory: Path) -> list[str]:
-    """What is in the directory of intents, drafts left out."""
+    """The entries of the intents directory, without drafts."""
     return [name for name in _names(directory / INTENTS) if not name.startswith(".")]
 
 
@@ -183,4 +183,4 @@ def _raw_records(directory: Path, stream: Stream[Any]) -> list[bytes]:
         assert found == expected, f"the numbers are {found}"
         return [_content(f"{directory}/{place.directory}/{name}") or b"" for name in found]
     content = _content(f"{directory}/{place.path}") or b""
-    return content.split(b"\n")[:-1]  # what follows the last line break was torn by a crash
+    return content.split(b"\n")[:-1]  # the rest, after the last newline, was torn by a crash

@@ -1,4 +1,4 @@
-"""The contract finds what breaks it: stores with one planted bug each, and the test that must catch it."""
+"""The contract catches broken stores: each store here has one planted bug, and a test that must catch it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from holdfast.store.streams import Planned
 from holdfast.testing import Backend, StoreContract, contract_streams
 from holdfast.testing.backend import EVENTS, INDEX
 from proof.model import StoreSubject, run_state_machine
-from tests.store.test_file_store import FileBackend, WithoutLocks, WithoutLookingAtIntents
+from tests.store.test_file_store import FileBackend, IgnoresIntents, WithoutLocks
 from tests.store.test_memory_store import MemoryBackend
 
-# --- Stores that are almost right ------------------------------------------------------------------
+# --- Stores with one bug each ----------------------------------------------------------------------
 
 
-class ByHalves(FileStore):
-    """Makes the changes of a commit one after the other."""
+class CommitsOneByOne(FileStore):
+    """Commits each change by itself."""
 
     def _commit(
         self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
@@ -50,8 +50,8 @@ class ByHalves(FileStore):
         return tuple(each for step in planned for each in self._commit_one(step, opened))
 
 
-class ChecksOnlyWhatItWrites(MemoryStore):
-    """Decides on what was there a moment ago, and looks again only at what it changes."""
+class ValidatesOnlyWrites(MemoryStore):
+    """Decides on an earlier read, and validates only the documents that it writes."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         seen = {key: self.read(key) for key in keys}
@@ -71,14 +71,14 @@ class ChecksOnlyWhatItWrites(MemoryStore):
 
 
 class ReadsOneByOne(FileStore):
-    """Reads documents one by one and calls that together."""
+    """Reads documents one by one instead of together."""
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
         return View({key: self.read(key) for key in keys})
 
 
-class TriesAgain(FileStore):
-    """Makes a commit once more when it is not known whether it was made."""
+class RetriesUnknownOutcomes(FileStore):
+    """Retries a commit whose outcome is unknown."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         try:
@@ -87,8 +87,8 @@ class TriesAgain(FileStore):
             return super().transact(keys, decide)
 
 
-class SaysYes(FileStore):
-    """Reports a commit that failed as made."""
+class ReportsFailuresAsMade(FileStore):
+    """Reports a failed commit as made."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         try:
@@ -97,8 +97,8 @@ class SaysYes(FileStore):
             return Commit("", 0.0, (), None)  # type: ignore[arg-type]
 
 
-class StartsOverWhenDamaged(FileStore):
-    """Takes a document that cannot be read for one that is not there."""
+class TreatsDamageAsMissing(FileStore):
+    """Treats a document that cannot be read as missing."""
 
     def _document(self, key: Key[Record], location: Location, content: bytes | None) -> Document[Record] | None:
         try:
@@ -107,8 +107,8 @@ class StartsOverWhenDamaged(FileStore):
             return None
 
 
-class LosesOneOfTwo(MemoryStore):
-    """Keeps one of several records that are appended together."""
+class LosesRecords(MemoryStore):
+    """Keeps only the first of several records that are appended together."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         def forgetful(view: View, now: float) -> Decision[Result]:
@@ -119,8 +119,8 @@ class LosesOneOfTwo(MemoryStore):
         return super().transact(keys, forgetful, commit_id=commit_id)
 
 
-class CreatesOver(MemoryStore):
-    """Replaces what is there when it is to create."""
+class OverwritesOnCreate(MemoryStore):
+    """Overwrites a document that already exists instead of refusing to create it."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         def lax(view: View, now: float) -> Decision[Result]:
@@ -137,8 +137,8 @@ class CreatesOver(MemoryStore):
         return super().transact(keys, lax, commit_id=commit_id)
 
 
-class NamesForItself(MemoryStore):
-    """Allows changes of what was not named."""
+class AllowsUnnamedKeys(MemoryStore):
+    """Allows changes to keys that were not named."""
 
     def transact(self, keys: Any, decide: Decide[Result], *, commit_id: str | None = None) -> Commit[Result]:
         return super().transact([*keys, INDEX, EVENTS, *_ALL], decide, commit_id=commit_id)
@@ -155,22 +155,22 @@ class OneVersion(MemoryStore):
         return None if document is None else document._replace(version="1")
 
 
-class OutOfOrder(MemoryStore):
-    """Scans in no particular order."""
+class ScansInReverse(MemoryStore):
+    """Scans in reverse order."""
 
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         return iter(list(super().scan(family))[::-1])
 
 
-class FromTheBeginning(MemoryStore):
-    """Reads a stream from its beginning whatever the position."""
+class IgnoresPositions(MemoryStore):
+    """Reads a stream from its start, at any position."""
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         return super().entries(stream)
 
 
-class ListensLate(MemoryStore):
-    """Begins to watch at the first wait."""
+class WatchesLate(MemoryStore):
+    """Starts to watch at the first wait."""
 
     def watch(self, what: Watched) -> MemoryWatch:
         changed, log = self._changed, self._log
@@ -189,7 +189,7 @@ class ListensLate(MemoryStore):
         return Late(changed, log, what)
 
 
-class TellsAll(MemoryStore):
+class ReportsEverything(MemoryStore):
     """Reports every change to every watch."""
 
     def watch(self, what: Watched) -> MemoryWatch:
@@ -198,11 +198,11 @@ class TellsAll(MemoryStore):
         return watch
 
 
-# --- And what must catch them ----------------------------------------------------------------------
+# --- The tests that must catch them ----------------------------------------------------------------
 
 
 class Planted(NamedTuple):
-    """A store with a bug, and a test of the contract that it must fail. Races may need several attempts."""
+    """A store with a bug, and the contract test that must fail on it. Races may need several attempts."""
 
     store: Callable[..., Store]
     test: Callable[..., None]
@@ -214,67 +214,71 @@ C = StoreContract
 RACES = 20
 
 PLANTED: dict[str, Planted] = {
-    "a commit by halves is seen": Planted(ByHalves, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES),
+    "a commit by halves is seen": Planted(
+        CommitsOneByOne, C.test_a_commit_seen_in_one_document_is_seen_in_all, (), RACES
+    ),
     "a commit by halves is left": Planted(
-        ByHalves,
-        C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
+        CommitsOneByOne,
+        C.test_the_reported_outcome_matches_the_state_and_no_commit_is_made_twice,
         ("after", "two documents"),
     ),
-    "updates are lost without locks": Planted(WithoutLocks, C.test_threads_that_count_lose_nothing, (), RACES),
-    "records are lost without locks": Planted(WithoutLocks, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES),
-    "several win without locks": Planted(WithoutLocks, C.test_one_thread_wins_each_swap, (), RACES),
+    "updates are lost without locks": Planted(WithoutLocks, C.test_threads_that_increment_lose_no_update, (), RACES),
+    "records are lost without locks": Planted(
+        WithoutLocks, C.test_threads_that_append_lose_no_record, (EVENTS,), RACES
+    ),
+    "several win without locks": Planted(WithoutLocks, C.test_exactly_one_thread_wins_each_swap, (), RACES),
     "readers do not look at intents": Planted(
-        WithoutLookingAtIntents, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES
+        IgnoresIntents, C.test_a_commit_seen_in_one_document_is_seen_in_all, (), RACES
     ),
     "write skew": Planted(
-        ChecksOnlyWhatItWrites,
-        C.test_a_constraint_on_two_documents_holds_although_each_transaction_changes_one,
+        ValidatesOnlyWrites,
+        C.test_write_skew_cannot_break_a_constraint_on_two_documents,
         (),
         RACES,
     ),
-    "what is read together is not": Planted(ReadsOneByOne, C.test_what_is_read_together_is_of_one_moment, (5,), RACES),
+    "what is read together is not": Planted(ReadsOneByOne, C.test_documents_read_together_are_consistent, (5,), RACES),
     "a lost answer makes it happen twice": Planted(
-        TriesAgain,
-        C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
+        RetriesUnknownOutcomes,
+        C.test_the_reported_outcome_matches_the_state_and_no_commit_is_made_twice,
         ("after", "two documents"),
     ),
     "a lost answer is taken for a yes": Planted(
-        SaysYes,
-        C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
+        ReportsFailuresAsMade,
+        C.test_the_reported_outcome_matches_the_state_and_no_commit_is_made_twice,
         ("before", "one document"),
     ),
     "damage is taken for absence": Planted(
-        StartsOverWhenDamaged,
-        C.test_a_damaged_document_is_reported_with_its_place_and_not_overwritten,
+        TreatsDamageAsMissing,
+        C.test_a_damaged_document_is_reported_by_name_and_not_overwritten,
         ("not JSON",),
     ),
-    "one of two records is lost": Planted(LosesOneOfTwo, C.test_several_records_are_appended_together_in_order),
+    "one of two records is lost": Planted(LosesRecords, C.test_several_records_are_appended_together_in_order),
     "create replaces": Planted(
-        CreatesOver,
-        C.test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed,
+        OverwritesOnCreate,
+        C.test_an_invalid_change_is_refused_and_nothing_is_committed,
         ("create what is there",),
     ),
     "what was not named is changed": Planted(
-        NamesForItself,
-        C.test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed,
+        AllowsUnnamedKeys,
+        C.test_an_invalid_change_is_refused_and_nothing_is_committed,
         ("a document that was not named",),
     ),
-    "all versions are one": Planted(OneVersion, C.test_another_record_has_another_version),
-    "scans have no order": Planted(OutOfOrder, C.test_a_scan_gives_the_members_of_its_family_in_order),
-    "positions are ignored": Planted(FromTheBeginning, C.test_reading_goes_on_behind_any_position, (EVENTS,)),
+    "all versions are one": Planted(OneVersion, C.test_different_records_have_different_versions),
+    "scans have no order": Planted(ScansInReverse, C.test_a_scan_returns_the_members_of_a_family_in_order),
+    "positions are ignored": Planted(IgnoresPositions, C.test_reading_resumes_after_any_position, (EVENTS,)),
     "changes before the wait are missed": Planted(
-        ListensLate, C.test_a_change_by_another_client_is_reported, ("a family",)
+        WatchesLate, C.test_a_change_by_another_client_is_reported, ("a family",)
     ),
-    "all changes are reported": Planted(TellsAll, C.test_what_is_not_watched_is_not_reported),
+    "all changes are reported": Planted(ReportsEverything, C.test_changes_to_unwatched_keys_are_not_reported),
 }
 
 
 class MemoryContract(MemoryBackend, StoreContract):
-    """Not for pytest to find."""
+    """Named so that pytest does not collect it."""
 
 
 class FileContract(FileBackend, StoreContract):
-    """Not for pytest to find."""
+    """Named so that pytest does not collect it."""
 
 
 def is_in_memory(open_store: object) -> bool:
@@ -282,7 +286,7 @@ def is_in_memory(open_store: object) -> bool:
 
 
 def backend_for(open_store: Callable[..., Store], path: Path) -> Backend:
-    """The backend of the store that was broken, with the broken one in its place."""
+    """The backend of the sound store, but it opens the broken one."""
     if is_in_memory(open_store):
         memory = MemoryContract()
         memory.open_store = open_store  # type: ignore[method-assign, assignment]
@@ -294,7 +298,7 @@ def backend_for(open_store: Callable[..., Store], path: Path) -> Backend:
 
 
 def run(planted: Planted, path: Path) -> None:
-    """Run the test of the contract on the store once."""
+    """Run the contract test once on a new store."""
     backend = backend_for(planted.store, path)
     store = backend.open_store()
     try:
@@ -312,7 +316,7 @@ def test_a_planted_bug_is_caught(scratch: Path, monkeypatch: pytest.MonkeyPatch,
             run(planted, scratch / str(attempt))
         except (Exception, pytest.fail.Exception):
             return
-    raise AssertionError(f"the test passes, {planted.attempts} times")
+    raise AssertionError(f"the contract test passed, attempts: {planted.attempts}")
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -321,8 +325,8 @@ def test_a_store_without_the_bug_passes(scratch: Path, bug: str) -> None:
     run(planted._replace(store=MemoryStore if is_in_memory(planted.store) else FileStore), scratch / "store")
 
 
-@pytest.mark.parametrize("broken", [LosesOneOfTwo, CreatesOver, FromTheBeginning, OutOfOrder])
-def test_the_comparison_with_the_model_finds_it_too(broken: type[MemoryStore]) -> None:
+@pytest.mark.parametrize("broken", [LosesRecords, OverwritesOnCreate, IgnoresPositions, ScansInReverse])
+def test_the_comparison_with_the_model_finds_the_bug_too(broken: type[MemoryStore]) -> None:
     def fresh() -> StoreSubject:
         store = broken()
         return StoreSubject(store, lambda: store)
@@ -331,8 +335,8 @@ def test_the_comparison_with_the_model_finds_it_too(broken: type[MemoryStore]) -
         run_state_machine(fresh, examples=300, shrink=False)
 
 
-def test_a_member_of_the_contract_for_each_promise_is_there() -> None:
-    """A part that is left out of the contract, or a test that another one hides, would not be missed."""
+def test_the_contract_has_every_part_and_hides_no_test() -> None:
+    """Nothing else would notice a part that is left out, or a test that another of the same name hides."""
     parts = [
         part
         for part in StoreContract.__mro__

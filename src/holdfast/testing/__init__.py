@@ -1,13 +1,13 @@
-"""The contract of a store, for authors of other stores. Needs pytest.
+"""Contract tests for authors of other stores. Needs pytest.
 
-Subclass `Backend` to say how your store is opened, damaged and cut off; pytest runs the contract on it:
+Subclass `Backend` to describe how to open, damage and disconnect your store; pytest runs the contract against it:
 
     from holdfast.testing import Backend, StoreContract
 
     class MyBackend(Backend):
-        def open_store(self) -> MyStore: ...  # on fresh state
+        def open_store(self) -> MyStore: ...  # with fresh state
         def reopen(self, store): ...  # a second client of the same state
-        def losing_answers(self, store, when): ...  # the answer to the next commit is lost
+        def losing_answers(self, store, when): ...  # lose the answer to the next commit
         def damage(self, store, key, content): ...  # overwrite a document behind the store's back
         def stored(self, store, key): ...  # the stored bytes of a document
 

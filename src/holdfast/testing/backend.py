@@ -1,4 +1,4 @@
-"""The backend of the contract, which a store's author provides, and the operations of the contract's clients."""
+"""The `Backend` that a store's author provides, and the operations that the contract's clients run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from holdfast.store import model
 from holdfast.store.model import Append, Change, Create, Decision, Family, Key, Replace, Store, Stream, View
 
-PATIENCE = 60.0  # how long anything may take before a test fails instead of hanging
+PATIENCE = 60.0  # seconds before a test fails instead of hanging
 
 Answer = TypeVar("Answer")
 
@@ -56,7 +56,7 @@ def accounts(count: int) -> list[Key[Item]]:
 
 
 def apply(store: Store, *changes: Change) -> model.Commit[None]:
-    """Commit some changes unconditionally."""
+    """Commit changes unconditionally."""
     named = [each.stream if isinstance(each, Append) else each.key for each in changes]
     return store.transact(named, lambda view, now: Decision(changes, None))
 
@@ -102,7 +102,7 @@ def swap(store: Store, key: Key[Item], expected: int, new: Item) -> bool:
 
 
 def swap_rounds(store: Store, key: Key[Item], rounds: int, name: str) -> list[int]:
-    """Try to swap each number for the next; return the rounds that were won."""
+    """Try to swap each number for the next; return the rounds won."""
     return [each for each in range(rounds) if swap(store, key, each, Item(each + 1, name))]
 
 
@@ -128,7 +128,7 @@ def transfer_around(store: Store, keys: Sequence[Key[Item]], rounds: int) -> Non
 
 
 def sums_seen(store: Store, keys: Sequence[Key[Item]], rounds: int) -> set[int]:
-    """The sums of documents that are read together again and again."""
+    """Read documents together repeatedly; return the sums seen."""
     views = (store.read_together(keys) for _ in range(rounds))
     return {sum(item.number for key in keys if (item := view.get(key))) for view in views}
 
@@ -155,7 +155,7 @@ def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "a thread did not end"
+        assert not thread.is_alive(), "a thread did not finish"
     if problems:
         raise problems[0]
     return answers
@@ -169,7 +169,7 @@ class Recipe(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Work for a process: a function of a module that takes a store and these arguments."""
+    """Work for a process: an importable function, called with a store and these arguments."""
 
     do: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -187,7 +187,7 @@ def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
         there.close()
         running.append((process, here))
     try:
-        return [_hear(here) for _, here in running]
+        return [_receive(here) for _, here in running]
     finally:
         for process, here in running:
             here.close()
@@ -196,7 +196,10 @@ def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
 
 
 def _fresh_processes() -> Any:
-    """Processes that share nothing with this one; where possible forked from one that has loaded this module."""
+    """A context for processes that share no state with this one.
+
+    Where possible, they fork from a server process that has this module loaded.
+    """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -208,8 +211,8 @@ class _Raised(NamedTuple):
     trace: str
 
 
-def _hear(connection: Any) -> Any:
-    assert connection.poll(PATIENCE), "a process did not end"
+def _receive(connection: Any) -> Any:
+    assert connection.poll(PATIENCE), "a process did not finish"
     answer = connection.recv()
     assert not isinstance(answer, _Raised), f"a process failed:\n{answer.trace}"
     return answer
@@ -229,29 +232,29 @@ When = Literal["before", "after"]
 
 
 class Backend:
-    """Access to a store under test. Its author subclasses this."""
+    """Access to the store under test. Subclass this for your store."""
 
-    many: ClassVar[int] = 100_000  # how many documents the store can hold
+    many: ClassVar[int] = 100_000  # a number of documents that the store must hold
     many_within: ClassVar[float] = 60.0  # seconds to create, scan, read and change that many
 
     def seconds(self) -> float:
-        """The clock for `many_within`. A store that works in this process alone may use CPU time."""
+        """The clock for `many_within`. A store that does all its work in this process may use CPU time."""
         return time.monotonic()
 
     def open_store(self) -> Store:
-        """A store on fresh state."""
+        """Open a store with fresh state."""
         raise NotImplementedError
 
     def reopen(self, store: Store) -> Store:
-        """A second client of the same state."""
+        """Open a second client of the same state."""
         raise NotImplementedError
 
     def process_target(self, store: Store) -> Recipe | None:
-        """How another process opens the same state; None if it cannot, and threads take its place."""
+        """How another process opens the same state. None if it cannot: the contract then uses threads."""
         return None
 
     def losing_answers(self, store: Store, when: When) -> AbstractContextManager[None]:
-        """Within, the answer to the next commit is lost: before the commit was made, or after."""
+        """A context in which the answer to the next commit is lost, before or after the commit is made."""
         raise NotImplementedError
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
@@ -263,22 +266,21 @@ class Backend:
         raise NotImplementedError
 
     def disturbed(self) -> AbstractContextManager[None]:
-        """Within, random delays occur at the most critical points."""
+        """A context with random delays at the most critical points."""
         return contextlib.nullcontext()
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
-        """The store of one test."""
         with contextlib.closing(self.open_store()) as store:
             yield store
 
     def client(self, store: Store) -> AbstractContextManager[Store]:
-        """A second client for a while."""
+        """A context with a second client of the same state."""
         return contextlib.closing(self.reopen(store))
 
     @contextlib.contextmanager
     def clients(self, store: Store, count: int) -> Iterator[list[Store]]:
-        """Several more clients for a while."""
+        """A context with several more clients of the same state."""
         with contextlib.ExitStack() as opened:
             yield [opened.enter_context(self.client(store)) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""The contract: documents and limits here, the other parts in the modules beside it."""
+"""The store contract. Documents and limits are here; the modules beside this one have the rest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[model.Change, type[Failure]]] = {
 MEBIBYTE = 1 << 20
 BATCH = 1000
 
-STRANGE = ["", ".", "..", "a..b", "a/b", "/a", "a\\b", "a\0b", "a\nb", "a b", "é", "e\u0301", "*", "x" * 129]
+INVALID_NAMES = ["", ".", "..", "a..b", "a/b", "/a", "a\\b", "a\0b", "a\nb", "a b", "é", "e\u0301", "*", "x" * 129]
 
 DAMAGE = {
     "nothing": b"",
@@ -49,7 +49,7 @@ def record_of(document: model.Document[Item] | None) -> Item | None:
 
 
 class DocumentsContract(Backend):
-    """Creating, replacing, deleting, deciding, scanning; and refusals."""
+    """Creating, replacing, deleting and scanning documents; decisions; refused changes."""
 
     def test_a_store_is_healthy_and_a_closed_client_affects_no_other(self, store: Store) -> None:
         assert store.trouble is None
@@ -67,7 +67,7 @@ class DocumentsContract(Backend):
     @pytest.mark.parametrize(
         "key", [INDEX, ONE, backend.DESCRIPTORS.key("d"), backend.WORKTREES.key("w")], ids=lambda key: str(key.name)
     )
-    def test_every_client_sees_what_is_created_replaced_and_deleted(self, store: Store, key: Key[Item]) -> None:
+    def test_every_client_sees_documents_created_replaced_and_deleted(self, store: Store, key: Key[Item]) -> None:
         with self.client(store) as other:
             backend.apply(store, Create(key, Item(1, DIFFICULT)))
             assert record_of(other.read(key)) == Item(1, DIFFICULT)
@@ -81,7 +81,7 @@ class DocumentsContract(Backend):
             backend.apply(other, Create(key, Item(3)))
             assert record_of(store.read(key)) == Item(3)
 
-    def test_several_changes_are_made_together(self, store: Store) -> None:
+    def test_several_changes_are_committed_together(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
         backend.apply(store, Replace(INDEX, Item(2)), Delete(ONE), Create(TWO, Item(2)), Append(EVENTS, Event(2)))
 
@@ -91,7 +91,7 @@ class DocumentsContract(Backend):
             assert [each.record for each in other.entries(EVENTS)] == [Event(2)]
 
     @pytest.mark.parametrize("reason", REFUSED)
-    def test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed(self, store: Store, reason: str) -> None:
+    def test_an_invalid_change_is_refused_and_nothing_is_committed(self, store: Store, reason: str) -> None:
         change, failure = REFUSED[reason]
         backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
 
@@ -124,7 +124,7 @@ class DocumentsContract(Backend):
         self._assert_untouched(store)
         assert backend.increment(store, ONE) == 2
 
-    def test_a_decision_sees_what_was_named_and_nothing_else(self, store: Store) -> None:
+    def test_a_decision_sees_the_named_documents_and_no_others(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))
         expected = store.read(ONE)
 
@@ -139,7 +139,7 @@ class DocumentsContract(Backend):
 
         assert store.transact([ONE, TWO, ONE], decide).positions == ()
 
-    def test_a_decision_is_given_the_time_of_the_store(self, store: Store) -> None:
+    def test_a_decision_gets_the_time_of_the_store(self, store: Store) -> None:
         seen: list[float] = []
 
         def decide(view: View, now: float) -> Decision[None]:
@@ -152,11 +152,11 @@ class DocumentsContract(Backend):
         assert commit.at == seen[-1]
         assert before <= commit.at <= store.now()
 
-    def test_the_result_is_that_of_the_decision_that_was_committed(self, store: Store) -> None:
+    def test_the_result_is_that_of_the_committed_decision(self, store: Store) -> None:
         runs: list[int] = []
 
         def decide(view: View, now: float) -> Decision[int]:
-            runs.append(len(runs))  # a decision may be made more than once; the last one counts
+            runs.append(len(runs))  # a store may call `decide` more than once; the last call counts
             return Decision([Create(ONE, Item(runs[-1]))], runs[-1])
 
         assert store.transact([ONE], decide).result == runs[-1] == backend.number_of(store, ONE)
@@ -171,21 +171,21 @@ class DocumentsContract(Backend):
 
         assert record_of(store.read(ONE)) == Item(1)
         assert store.read(TWO) is None
-        backend.apply(store, Create(TWO, Item(2)))  # afterwards, transactions work again
+        backend.apply(store, Create(TWO, Item(2)))  # transactions work again afterwards
 
-    def test_a_decision_may_read(self, store: Store) -> None:
+    def test_a_decision_may_read_from_the_store(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))
         store.transact([TWO], lambda view, now: Decision([Create(TWO, Item(backend.number_of(store, ONE)))], None))
 
         assert record_of(store.read(TWO)) == Item(1)
 
-    def test_a_decision_to_change_nothing_is_a_commit_too(self, store: Store) -> None:
+    def test_a_decision_without_changes_is_a_commit_too(self, store: Store) -> None:
         commit = store.transact([ONE], lambda view, now: Decision([], "seen"))
 
         assert commit.result == "seen"
         assert store.read(ONE) is None
 
-    def test_a_commit_has_the_id_that_it_was_given_or_one_of_its_own(self, store: Store) -> None:
+    def test_a_commit_has_the_given_id_or_a_unique_one(self, store: Store) -> None:
         given = store.transact(
             [ONE, INDEX],
             lambda view, now: Decision([Create(ONE, Item(1)), Create(INDEX, Item(1))], None),
@@ -206,7 +206,7 @@ class DocumentsContract(Backend):
             )
         assert store.read(ONE) is None
 
-    def test_another_record_has_another_version(self, store: Store) -> None:
+    def test_different_records_have_different_versions(self, store: Store) -> None:
         versions = []
         for number in range(5):
             backend.increment(store, ONE)
@@ -217,7 +217,7 @@ class DocumentsContract(Backend):
 
         assert len(set(versions)) == 5
 
-    def test_one_state_has_one_version_however_it_is_read(self, store: Store) -> None:
+    def test_a_state_has_the_same_version_however_it_is_read(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))
         with self.client(store) as other:
             document = store.read(ONE)
@@ -226,7 +226,7 @@ class DocumentsContract(Backend):
             assert store.read_together([ONE]).document(ONE) == document
             assert dict(other.scan(ISSUES)) == {"one": document}
 
-    def test_a_scan_gives_the_members_of_its_family_in_order(self, store: Store) -> None:
+    def test_a_scan_returns_the_members_of_a_family_in_order(self, store: Store) -> None:
         names = ["b", "a", "a-b", "A", "10", "9", "a.b", "_"]
         backend.apply(store, *(Create(ISSUES.key(each), Item(1, each)) for each in names))
         backend.apply(store, Create(backend.DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
@@ -238,7 +238,7 @@ class DocumentsContract(Backend):
         assert all(document.record.text == name for name, document in found)
         assert [name for name, _ in store.scan(backend.DESCRIPTORS)] == ["other"]
 
-    def test_members_may_be_called_like_files_of_the_store(self, store: Store) -> None:
+    def test_members_may_be_named_like_files_of_the_store(self, store: Store) -> None:
         names = ["index", ".index", "a.json", "a.lock", "a.tmp", ".a-0123456789ab.tmp", "config.json", "-"]
         names.append("x" * 128)
         for family in (ISSUES, backend.WORKTREES, backend.DESCRIPTORS):
@@ -255,9 +255,9 @@ def _read_all(store: Store) -> list[Item]:
 
 
 class LimitsContract(Backend):
-    """Large and many documents, invalid names and records, damage."""
+    """Large records, many documents, invalid names and records, damage."""
 
-    def test_a_big_record_comes_back_whole(self, store: Store) -> None:
+    def test_a_large_record_round_trips(self, store: Store) -> None:
         text = "0123456789abcdé\n" * (MEBIBYTE // 16)
         backend.apply(store, Create(ONE, Item(1, text)))
         backend.apply(store, Create(TWO, Item(2, text)), *(Append(stream, Event(3, text)) for stream in STREAMS))
@@ -267,7 +267,7 @@ class LimitsContract(Backend):
             for stream in STREAMS:
                 assert [each.record for each in other.entries(stream)] == [Event(3, text)]
 
-    def test_a_record_may_be_as_large_as_the_limit_and_not_larger(self, store: Store) -> None:
+    def test_a_record_may_be_as_large_as_the_limit_but_no_larger(self, store: Store) -> None:
         room = model.MOST_BYTES - len(ONE.codec.encode(Item(1, "")))
         backend.apply(store, Create(ONE, Item(1, "x" * room)))
         assert backend.number_of(store, ONE) == 1
@@ -277,7 +277,7 @@ class LimitsContract(Backend):
         assert backend.number_of(store, ONE) == 1
 
     @pytest.mark.parametrize("beside", ["a document", "a stream"])
-    def test_of_a_commit_that_is_too_large_nothing_is_written(self, store: Store, beside: str) -> None:
+    def test_a_commit_that_is_too_large_writes_nothing(self, store: Store, beside: str) -> None:
         text = "x" * model.MOST_BYTES
         large = Append(EVENTS, Event(1, text)) if beside == "a stream" else Create(TWO, Item(1, text))
         with pytest.raises(TooLarge):
@@ -299,8 +299,8 @@ class LimitsContract(Backend):
 
         assert self.seconds() - started <= self.many_within
 
-    @pytest.mark.parametrize("name", STRANGE, ids=ascii)
-    def test_a_strange_name_is_refused(self, store: Store, name: str) -> None:
+    @pytest.mark.parametrize("name", INVALID_NAMES, ids=ascii)
+    def test_an_invalid_name_is_refused(self, store: Store, name: str) -> None:
         with pytest.raises(NameInvalid):
             store.read(ISSUES.key(name))
         if "/" not in name:
@@ -314,7 +314,7 @@ class LimitsContract(Backend):
         [Item("1"), Item(1.5), Item(1, "\ud800"), object()],  # type: ignore[arg-type]
         ids=["text for a number", "a fraction", "half a surrogate pair", "not a record"],
     )
-    def test_a_record_that_would_not_come_back_is_refused(self, store: Store, record: Any) -> None:
+    def test_a_record_that_would_not_round_trip_is_refused(self, store: Store, record: Any) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
         with pytest.raises(UsageFailure):
             backend.apply(store, Replace(INDEX, Item(2)), Replace(ONE, record))
@@ -325,7 +325,7 @@ class LimitsContract(Backend):
         assert list(store.entries(EVENTS)) == []
 
     @pytest.mark.parametrize("damage", DAMAGE)
-    def test_a_damaged_document_is_reported_with_its_place_and_not_overwritten(self, store: Store, damage: str) -> None:
+    def test_a_damaged_document_is_reported_by_name_and_not_overwritten(self, store: Store, damage: str) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(TWO, Item(2)), Create(INDEX, Item(3)))
         good = self.stored(store, ONE)
         self.damage(store, ONE, DAMAGE[damage])

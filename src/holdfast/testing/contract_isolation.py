@@ -21,23 +21,23 @@ FEW = 12
 
 
 class IsolationContract(Backend):
-    """Between threads and between processes."""
+    """Isolation between threads and between processes."""
 
-    def test_threads_that_count_lose_nothing(self, store: Store) -> None:
+    def test_threads_that_increment_lose_no_update(self, store: Store) -> None:
         with self.clients(store, CLIENTS) as clients, self.disturbed():
             counted = backend.run_threads(*(partial(backend.increment_often, c, ONE, None, FEW) for c in clients))
 
         assert sorted(chain.from_iterable(counted)) == list(range(1, CLIENTS * FEW + 1))
         assert backend.number_of(store, ONE) == CLIENTS * FEW
 
-    def test_threads_that_share_one_client_lose_nothing(self, store: Store) -> None:
+    def test_threads_that_share_one_client_lose_no_update(self, store: Store) -> None:
         with self.disturbed():
             counted = backend.run_threads(*[partial(backend.increment_often, store, ONE, EVENTS, FEW)] * 4)
 
         assert sorted(chain.from_iterable(counted)) == list(range(1, 4 * FEW + 1))
         assert [each.record.number for each in store.entries(EVENTS)] == list(range(1, 4 * FEW + 1))
 
-    def test_one_thread_wins_each_swap(self, store: Store) -> None:
+    def test_exactly_one_thread_wins_each_swap(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(0)))
         with self.clients(store, CLIENTS) as clients, self.disturbed():
             won = backend.run_threads(*(partial(backend.swap_rounds, c, ONE, FEW, "") for c in clients))
@@ -45,7 +45,7 @@ class IsolationContract(Backend):
         assert sorted(chain.from_iterable(won)) == list(range(FEW))
         assert backend.number_of(store, ONE) == FEW
 
-    def test_one_thread_creates(self, store: Store) -> None:
+    def test_exactly_one_thread_creates_each_document(self, store: Store) -> None:
         def create(client: Store) -> int:
             won = 0
             for each in range(FEW):
@@ -61,7 +61,7 @@ class IsolationContract(Backend):
 
         assert sum(won) == FEW == len(list(store.scan(ISSUES)))
 
-    def test_processes_that_count_and_swap_lose_nothing(self, store: Store) -> None:
+    def test_processes_that_increment_and_swap_lose_no_update(self, store: Store) -> None:
         backend.apply(store, Create(TWO, Item(0)))
         tasks = [Task(backend.increment_often, (ONE, EVENTS, ROUNDS)) for _ in range(CLIENTS // 2)]
         tasks += [Task(backend.swap_rounds, (TWO, ROUNDS, str(each))) for each in range(CLIENTS // 2)]
@@ -74,7 +74,7 @@ class IsolationContract(Backend):
         assert backend.number_of(store, TWO) == ROUNDS
         assert [each.record.number for each in store.entries(EVENTS)] == list(range(1, len(counted) + 1))
 
-    def test_a_refused_change_is_never_seen(self, store: Store) -> None:
+    def test_a_refused_change_is_never_visible(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)))
         done = threading.Event()
 
@@ -91,12 +91,12 @@ class IsolationContract(Backend):
         with self.clients(store, 2) as (first, second), self.disturbed():
             backend.run_threads(partial(refuse, first), partial(look, second))
 
-    def test_a_constraint_on_two_documents_holds_although_each_transaction_changes_one(self, store: Store) -> None:
+    def test_write_skew_cannot_break_a_constraint_on_two_documents(self, store: Store) -> None:
         def leave(client: Store, mine: Key[Item]) -> None:
             def decide(view: View, now: float) -> Decision[None]:
                 both = [view.get(key) for key in (ONE, TWO)]
                 if sum(each.number for each in both if each) < 2:
-                    return Decision([], None)  # the other one has left: one has to stay
+                    return Decision([], None)  # the other one has left, so this one stays
                 return Decision([Replace(mine, Item(0))], None)
 
             client.transact([ONE, TWO], decide)
@@ -109,7 +109,7 @@ class IsolationContract(Backend):
                 backend.apply(store, Replace(ONE, Item(1)), Replace(TWO, Item(1)))
 
     @pytest.mark.parametrize("count", [2, 5, 10])
-    def test_what_is_read_together_is_of_one_moment(self, store: Store, count: int) -> None:
+    def test_documents_read_together_are_consistent(self, store: Store, count: int) -> None:
         keys = backend.accounts(count)
         backend.apply(store, *(Create(key, Item(100)) for key in keys))
         with self.clients(store, 4) as clients, self.disturbed():
@@ -119,7 +119,7 @@ class IsolationContract(Backend):
 
         assert seen == [{100 * count}] * 2
 
-    def test_what_is_read_together_is_of_one_moment_across_processes(self, store: Store) -> None:
+    def test_documents_read_together_are_consistent_across_processes(self, store: Store) -> None:
         keys = backend.accounts(4)
         backend.apply(store, *(Create(key, Item(100)) for key in keys))
         tasks = [Task(backend.transfer_around, (keys, 4 * ROUNDS)) for _ in range(2)]
@@ -127,8 +127,8 @@ class IsolationContract(Backend):
 
         assert self.elsewhere(store, *tasks)[2:] == [{400}, {400}]
 
-    def test_what_was_seen_in_one_document_is_seen_in_all(self, store: Store) -> None:
-        """Without locks: once one document shows a commit, all later reads show it."""
+    def test_a_commit_seen_in_one_document_is_seen_in_all(self, store: Store) -> None:
+        """Single reads, too: once one document shows a commit, all later reads show it."""
         keys = [INDEX, ONE, GATES]
         backend.apply(store, *(Create(key, Item(0)) for key in keys))
         done = threading.Event()
@@ -149,7 +149,7 @@ class IsolationContract(Backend):
         with self.clients(store, 3) as (first, *others), self.disturbed():
             backend.run_threads(partial(write, first), *(partial(look, c) for c in others))
 
-    def test_what_was_seen_in_a_document_is_seen_in_the_stream_and_the_other_way_round(self, store: Store) -> None:
+    def test_a_commit_seen_in_a_document_is_seen_in_the_stream_and_vice_versa(self, store: Store) -> None:
         backend.increment(store, ONE, EVENTS)
         done = threading.Event()
 
@@ -167,7 +167,7 @@ class IsolationContract(Backend):
         with self.clients(store, 2) as (first, second), self.disturbed():
             backend.run_threads(partial(write, first), partial(look, second))
 
-    def test_a_transaction_sees_all_that_ended_before_it_began(self, store: Store) -> None:
+    def test_a_transaction_sees_every_commit_that_ended_before_it_began(self, store: Store) -> None:
         with self.clients(store, 3) as clients:
             for each in range(ROUNDS):
                 assert backend.increment(clients[each % 3], ONE, EVENTS if each % 2 else None) == each + 1
@@ -187,11 +187,11 @@ NAMED: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
 
 
 class OutcomesContract(Backend):
-    """Lost answers."""
+    """Commits whose answer is lost."""
 
     @pytest.mark.parametrize("kind", NAMED)
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice(
+    def test_the_reported_outcome_matches_the_state_and_no_commit_is_made_twice(
         self, store: Store, when: When, kind: str
     ) -> None:
         named = NAMED[kind]
@@ -209,8 +209,8 @@ class OutcomesContract(Backend):
                 self._count_up(store, named, f"next-{each}")
                 assert self._count(other, named) == after + 1
 
-    def test_the_answers_really_get_lost(self, store: Store) -> None:
-        """At least one commit fails in each case; otherwise, the other test would show nothing."""
+    def test_answers_are_really_lost(self, store: Store) -> None:
+        """A lost answer makes the commit fail; otherwise, the test above would prove nothing."""
         assert self._count_up_losing_the_answer(store, "before", [ONE, INDEX], "one") is not None
         assert self._count_up_losing_the_answer(store, "after", [ONE, INDEX], "two") is not None
 
@@ -237,9 +237,9 @@ class OutcomesContract(Backend):
         store.transact(named, decide, commit_id=commit_id)
 
     def _count(self, store: Store, named: Sequence[Key[Item] | Stream[Event]]) -> int:
-        """The count, which everything named must share."""
+        """The count, which must be the same in everything named."""
         counts = {_count(store, each) for each in named}
-        assert len(counts) == 1, f"a commit was made only in part: {counts}"
+        assert len(counts) == 1, f"a commit was applied only in part: {counts}"
         return counts.pop()
 
 

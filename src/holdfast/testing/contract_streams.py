@@ -26,16 +26,14 @@ def numbers(store: Store, stream: Stream[Event], *, after: int = 0) -> list[int]
 
 
 class StreamsContract(Backend):
-    """Appending and reading."""
+    """Appending to streams and reading them."""
 
     @each_stream
-    def test_a_stream_begins_empty(self, store: Store, stream: Stream[Event]) -> None:
+    def test_a_new_stream_is_empty(self, store: Store, stream: Stream[Event]) -> None:
         assert list(store.entries(stream)) == []
 
     @each_stream
-    def test_records_come_back_in_order_at_the_positions_that_were_returned(
-        self, store: Store, stream: Stream[Event]
-    ) -> None:
+    def test_records_are_read_in_order_at_the_returned_positions(self, store: Store, stream: Stream[Event]) -> None:
         appended = []
         for number, text in enumerate(DIFFICULT):
             commit = backend.apply(store, Append(stream, Event(number, text)))
@@ -48,7 +46,7 @@ class StreamsContract(Backend):
         assert positions[0] > 0
 
     @each_stream
-    def test_reading_goes_on_behind_any_position(self, store: Store, stream: Stream[Event]) -> None:
+    def test_reading_resumes_after_any_position(self, store: Store, stream: Stream[Event]) -> None:
         positions = backend.append_often(store, stream, "", APPENDS)
         with self.client(store) as other:
             for number, position in enumerate(positions):
@@ -59,7 +57,7 @@ class StreamsContract(Backend):
             assert numbers(other, stream, after=last) == []
 
     @each_stream
-    def test_a_position_below_zero_is_refused(self, store: Store, stream: Stream[Event]) -> None:
+    def test_a_negative_position_is_refused(self, store: Store, stream: Stream[Event]) -> None:
         backend.apply(store, Append(stream, Event(1)))
         with pytest.raises(UsageFailure):
             list(store.entries(stream, after=-1))
@@ -99,22 +97,22 @@ class StreamsContract(Backend):
         assert (numbers(store, EVENTS), numbers(store, LEDGER), backend.number_of(store, ONE)) == ([1, 3], [1], 3)
 
     @each_stream
-    def test_threads_that_append_lose_nothing(self, store: Store, stream: Stream[Event]) -> None:
+    def test_threads_that_append_lose_no_record(self, store: Store, stream: Stream[Event]) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
             appended = backend.run_threads(
                 *(partial(backend.append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients))
             )
 
-        self._assert_all_there(store, stream, appended)
+        self._assert_complete(store, stream, appended)
 
-    def test_threads_that_append_with_documents_lose_nothing(self, store: Store) -> None:
+    def test_threads_that_append_and_change_documents_lose_nothing(self, store: Store) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
             backend.run_threads(*(partial(backend.increment_often, c, ONE, AUDIT, APPENDS) for c in clients))
 
         assert numbers(store, AUDIT) == list(range(1, 4 * APPENDS + 1))
         assert backend.number_of(store, ONE) == 4 * APPENDS
 
-    def test_processes_that_append_lose_nothing(self, store: Store) -> None:
+    def test_processes_that_append_lose_no_record(self, store: Store) -> None:
         tasks = [
             backend.Task(backend.append_often, (stream, str(each), 2 * APPENDS))
             for each in range(2)
@@ -123,10 +121,10 @@ class StreamsContract(Backend):
         appended = self.elsewhere(store, *tasks)
 
         for index, stream in enumerate(STREAMS):
-            self._assert_all_there(store, stream, appended[index::3])
+            self._assert_complete(store, stream, appended[index::3])
 
-    def _assert_all_there(self, store: Store, stream: Stream[Event], appended: list[list[int]]) -> None:
-        """All records are at the positions that were returned, and there are no others."""
+    def _assert_complete(self, store: Store, stream: Stream[Event], appended: list[list[int]]) -> None:
+        """Every record is at the position that was returned for it, and there are no others."""
         found = {each.position: each.record for each in store.entries(stream)}
         assert found == {
             position: Event(number, str(name))
@@ -192,14 +190,14 @@ class WatchingContract(Backend):
     @pytest.mark.parametrize("what", WATCHED)
     def test_nothing_is_reported_when_nothing_happens(self, store: Store, what: str) -> None:
         subject, change, _ = WATCHED[what]
-        backend.apply(store, change)  # before the watch was made
+        backend.apply(store, change)  # before the watch begins
         with store.watch(subject) as watch:
             started = time.monotonic()
             assert watch.wait(0) == frozenset()
             assert watch.wait(SHORTLY) == frozenset()
             assert time.monotonic() - started >= SHORTLY
 
-    def test_what_is_not_watched_is_not_reported(self, store: Store) -> None:
+    def test_changes_to_unwatched_keys_are_not_reported(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))
         with store.watch(ONE) as watch, self.client(store) as other:
             for change in OTHERS:
@@ -207,7 +205,7 @@ class WatchingContract(Backend):
             backend.apply(other, Create(INDEX, Item(1)), Append(EVENTS, Event(1)))
             assert watch.wait(SHORTLY) == frozenset()
 
-    def test_every_member_that_changed_is_reported(self, store: Store) -> None:
+    def test_every_changed_member_is_reported(self, store: Store) -> None:
         names = [f"jit/issues/m{each}" for each in range(CHANGES)]
         with store.watch(ISSUES) as watch, self.client(store) as other:
             for each in range(CHANGES):
@@ -215,7 +213,7 @@ class WatchingContract(Backend):
 
             assert reported(watch, *names) == set(names)
 
-    def test_a_client_that_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
+    def test_a_client_that_alternates_reads_and_waits_misses_nothing(self, store: Store) -> None:
         """Changes may be reported together, but there is a report after the last one."""
         backend.apply(store, Create(ONE, Item(0)))
 
