@@ -1,4 +1,4 @@
-"""A tracker for each kind of store that needs no server."""
+"""Trackers on the stores that need no server: memory and files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> 
 
 @pytest.fixture
 def tracker(store: Store, clock: ManualClock) -> Tracker:
-    made = tracker_on(store, clock=clock)
-    assert made.initialise()
-    return made
+    tracker = tracker_on(store, clock=clock)
+    assert tracker.initialise()
+    return tracker

@@ -1,4 +1,4 @@
-"""One issue that cannot be read: the others go on, it is named, and nobody takes it for done or writes it."""
+"""One unreadable issue: it is named, never taken for done, never overwritten, and the others keep working."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents, Step
 from holdfast.store.layout import Layout
-from tests.issues.trackers import proof, tracker_at
+from tests.issues.trackers import claim_id_of, tracker_at
 
 BASE, BROKEN, WAITING, FREE = "base", "torn", "waiting", "free"
 DEAD = "dead"
@@ -28,10 +28,10 @@ DEAD = "dead"
 
 @pytest.fixture
 def tracker(scratch: Path) -> Tracker:
-    """waiting -> torn -> base; and one that has nothing to do with these."""
-    here = tracker_at(scratch)
-    here.initialise()
-    here.adopt(
+    """waiting -> torn -> base; and free, which is unrelated."""
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    tracker.adopt(
         [
             Issue(id=BASE, title="base"),
             Issue(id=BROKEN, title="torn", dependencies=(BASE,)),
@@ -39,7 +39,7 @@ def tracker(scratch: Path) -> Tracker:
             Issue(id=FREE, title="free"),
         ]
     )
-    return here
+    return tracker
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def file(scratch: Path) -> Path:
 
 
 def torn(path: Path) -> bytes:
-    """What is left of a file whose writer died."""
+    """Cut a file short, as a writer that dies may; return the rest."""
     content = path.read_bytes()[:40]
     path.write_bytes(content)
     return content
@@ -96,7 +96,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.req("FL-09")
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: str) -> None:
+def test_a_damaged_issue_is_named_and_the_others_keep_working(tracker: Tracker, file: Path, damage: str) -> None:
     DAMAGE[damage](file)
     before = None if file.is_dir() else file.read_bytes()
 
@@ -115,25 +115,25 @@ def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: 
     first, second = (claims.take_next(claims.request()) for _ in range(2))
     assert [each.issue.id for each in (first, second)] == [BASE, FREE]
     assert [each.issue_id for each in first.broken] == [BROKEN]
-    assert tracker.update(BASE, Update(state=State.DONE), claim=proof(first)).state is State.DONE
+    assert tracker.update(BASE, Update(state=State.DONE), claim=claim_id_of(first)).state is State.DONE
     assert tracker.create(NewIssue(title="another")).state is State.READY
     assert kinds(tracker) == ["unreadable"]
     assert [each.code for each in repair(tracker)] == ["unreadable"]
     assert before is None or file.read_bytes() == before
 
 
-def test_a_program_that_writes_in_place_disturbs_nobody_else(tracker: Tracker, file: Path) -> None:
-    """It writes without care: whoever reads meanwhile finds half a file."""
+def test_a_program_that_writes_in_place_disturbs_no_other_issue(tracker: Tracker, file: Path) -> None:
+    """Its writes are not atomic, so a reader may find half a file."""
     whole, stop = file.read_bytes(), threading.Event()
 
-    def write_carelessly() -> None:
+    def write_in_place() -> None:
         while not stop.is_set():
             file.write_bytes(whole[:40])
             file.write_bytes(whole)
 
     seen = set[int]()
     with ThreadPoolExecutor(1) as other:
-        writing = other.submit(write_carelessly)
+        writing = other.submit(write_in_place)
         try:
             for number in range(10_000):
                 if number >= 200 and seen == {0, 1}:
@@ -144,22 +144,22 @@ def test_a_program_that_writes_in_place_disturbs_nobody_else(tracker: Tracker, f
                 seen.add(len(snapshot.broken))
                 claimed = tracker.claims.take_next(tracker.claims.request())
                 assert claimed.issue.id in (BASE, FREE)
-                tracker.claims.release(claimed.issue.id, proof(claimed))
+                tracker.claims.release(claimed.issue.id, claim_id_of(claimed))
         finally:
             stop.set()
         writing.result()
-    assert seen == {0, 1}  # or nothing was shown by this
+    assert seen == {0, 1}  # otherwise the test proves nothing
     assert kinds(tracker) == []
 
 
-def test_a_merge_conflict_is_called_one(tracker: Tracker, file: Path) -> None:
+def test_a_merge_conflict_is_reported_as_one(tracker: Tracker, file: Path) -> None:
     conflict(file)
     [broken] = tracker.snapshot().broken
     assert broken.failure.message == f"{file} cannot be understood: it contains a merge conflict"
     assert "merge conflict" in broken.failure.hint
 
 
-def test_who_waits_for_it_is_not_ready_and_is_told_why(tracker: Tracker, file: Path) -> None:
+def test_a_dependent_of_an_unreadable_issue_is_blocked_and_the_error_says_why(tracker: Tracker, file: Path) -> None:
     whole = file.read_bytes()
     torn(file)
 
@@ -177,41 +177,39 @@ def test_who_waits_for_it_is_not_ready_and_is_told_why(tracker: Tracker, file: P
     assert tracker.claims.claim(WAITING, tracker.claims.request()).issue.id == WAITING
 
 
-def test_a_dependency_that_breaks_while_one_works_keeps_it_from_being_done_not_from_being_given_back(
-    tracker: Tracker, file: Path
-) -> None:
+def test_a_dependency_that_becomes_unreadable_blocks_finishing_but_not_releasing(tracker: Tracker, file: Path) -> None:
     for each in (BASE, BROKEN):
         tracker.update(each, Update(state=State.DONE))
     claimed = tracker.claims.claim(WAITING, tracker.claims.request())
     torn(file)
 
     with pytest.raises(Blocked, match="cannot be read"):
-        tracker.update(WAITING, Update(state=State.DONE), claim=proof(claimed))
-    tracker.claims.renew(proof(claimed))
-    tracker.update(WAITING, Update(description="so far"), claim=proof(claimed))
-    released = tracker.claims.release(WAITING, proof(claimed))
+        tracker.update(WAITING, Update(state=State.DONE), claim=claim_id_of(claimed))
+    tracker.claims.renew(claim_id_of(claimed))
+    tracker.update(WAITING, Update(description="so far"), claim=claim_id_of(claimed))
+    released = tracker.claims.release(WAITING, claim_id_of(claimed))
     assert (released.state, released.assignee) == (State.BACKLOG, None)
 
 
 @pytest.mark.req("FL-10")
-def test_a_circle_through_what_cannot_be_read_is_not_made(tracker: Tracker, file: Path) -> None:
+def test_no_cycle_can_be_made_through_an_unreadable_issue(tracker: Tracker, file: Path) -> None:
     torn(file)
 
     with pytest.raises(Corrupt, match=BROKEN):
-        tracker.dependencies.add(BASE, WAITING)  # waiting -> torn -> base: nobody sees the second half
+        tracker.dependencies.add(BASE, WAITING)  # waiting -> torn -> base: the second half is unreadable
     with pytest.raises(Corrupt, match=BROKEN):
         tracker.dependencies.add(FREE, BROKEN)
     with pytest.raises(Corrupt, match=BROKEN):
         tracker.create(NewIssue(title="new", depends_on=(BROKEN,)))
     with pytest.raises(Corrupt, match=BROKEN):
         tracker.adopt([Issue(id="new", title="new", dependencies=(WAITING,))])
-    assert tracker.dependencies.add(FREE, BASE).added  # which leads nowhere near it
+    assert tracker.dependencies.add(FREE, BASE).added  # no path leads through the unreadable issue
     assert tracker.dependencies.add(WAITING, FREE).added
     assert tracker.create(NewIssue(title="new", depends_on=(WAITING, FREE))).state is State.BACKLOG
     assert tracker.issue(BASE).dependencies == ()
 
 
-def test_what_it_may_rest_on_is_neither_reopened_nor_deleted(tracker: Tracker, file: Path) -> None:
+def test_a_dependency_of_an_unreadable_issue_is_neither_reopened_nor_deleted(tracker: Tracker, file: Path) -> None:
     tracker.update(BASE, Update(state=State.DONE))
     torn(file)
 
@@ -224,7 +222,7 @@ def test_what_it_may_rest_on_is_neither_reopened_nor_deleted(tracker: Tracker, f
     assert tracker.delete(FREE).id == FREE
 
 
-def test_a_dependency_on_it_can_be_removed(tracker: Tracker, file: Path) -> None:
+def test_a_dependency_on_an_unreadable_issue_can_be_removed(tracker: Tracker, file: Path) -> None:
     torn(file)
 
     freed = tracker.dependencies.remove(WAITING, BROKEN)
@@ -233,7 +231,7 @@ def test_a_dependency_on_it_can_be_removed(tracker: Tracker, file: Path) -> None
     assert tracker.delete(WAITING).id == WAITING
 
 
-def test_it_counts_as_one_that_may_depend_on_anything_while_that_is_not_on_record(
+def test_without_the_graph_an_unreadable_issue_counts_as_a_dependent_of_every_issue(
     tracker: Tracker, file: Path, scratch: Path
 ) -> None:
     torn(file)
@@ -248,19 +246,17 @@ def test_it_counts_as_one_that_may_depend_on_anything_while_that_is_not_on_recor
     assert {each.code for each in repair(tracker)} == found.keys()
 
 
-def test_an_export_is_all_of_them_or_none(tracker: Tracker, file: Path) -> None:
+def test_an_export_contains_every_issue_or_fails(tracker: Tracker, file: Path) -> None:
     torn(file)
     with pytest.raises(Corrupt, match=BROKEN):
         exported(tracker.snapshot(), None)
 
 
 @pytest.mark.parametrize("state", ["in_progress", "ready"])
-def test_an_issue_whose_claim_cannot_be_read_is_passed_over_and_named(
-    tracker: Tracker, scratch: Path, state: str
-) -> None:
+def test_an_issue_with_an_unreadable_claim_is_skipped_and_named(tracker: Tracker, scratch: Path, state: str) -> None:
     claimed = tracker.claims.claim(BASE, tracker.claims.request())
     if state == "ready":
-        tracker.claims.release(BASE, proof(claimed))
+        tracker.claims.release(BASE, claim_id_of(claimed))
     torn(scratch / f".jit/claims/{BASE}.json")
 
     next_one = tracker.claims.take_next(tracker.claims.request())
@@ -272,7 +268,7 @@ def test_an_issue_whose_claim_cannot_be_read_is_passed_over_and_named(
     assert kinds(tracker) == ["unreadable"]
 
 
-def test_who_waits_for_work_does_not_wait_for_what_cannot_be_read(tracker: Tracker, file: Path) -> None:
+def test_a_waiter_does_not_wait_for_an_unreadable_issue(tracker: Tracker, file: Path) -> None:
     tracker.delete(WAITING)
     for each in (BASE, FREE):
         tracker.update(each, Update(state=State.DONE))
@@ -283,7 +279,7 @@ def test_who_waits_for_work_does_not_wait_for_what_cannot_be_read(tracker: Track
 
 
 @pytest.mark.parametrize("name", ["graph.json", "gates.json", f"dependents/{BASE}.json"])
-def test_other_documents_that_cannot_be_read_are_found_and_left(tracker: Tracker, scratch: Path, name: str) -> None:
+def test_other_unreadable_documents_are_found_and_not_repaired(tracker: Tracker, scratch: Path, name: str) -> None:
     path = scratch / ".jit" / name
     path.write_text("{")
 
@@ -293,7 +289,7 @@ def test_other_documents_that_cannot_be_read_are_found_and_left(tracker: Tracker
     assert path.read_text() == "{"
 
 
-def test_what_else_is_damaged_is_still_repaired(tracker: Tracker, file: Path, scratch: Path) -> None:
+def test_other_damage_is_still_repaired(tracker: Tracker, file: Path, scratch: Path) -> None:
     torn(file)
     index = scratch / ".jit/index.json"
     index.write_text(json.dumps({"all_ids": [BASE, BROKEN, WAITING, "nothing"]}))
@@ -304,11 +300,11 @@ def test_what_else_is_damaged_is_still_repaired(tracker: Tracker, file: Path, sc
     assert json.loads(index.read_text())["all_ids"] == [BASE, BROKEN, WAITING, FREE]
 
 
-# --- Commits that were not carried out --------------------------------------------------------------
+# --- Unfinished commits -----------------------------------------------------------------------------
 
 
-def left_behind(tracker: Tracker, scratch: Path) -> None:
-    """A process decides to change two issues, and dies."""
+def leave_unfinished_commit(tracker: Tracker, scratch: Path) -> None:
+    """Leave the intent of a process that decided to change two issues and then died."""
     store = tracker.store
     assert isinstance(store, FileStore)
     steps = []
@@ -320,8 +316,8 @@ def left_behind(tracker: Tracker, scratch: Path) -> None:
     Intents(store._root, Layout()).publish(Intent(DEAD, tuple(steps)))
 
 
-def test_a_commit_whose_author_died_is_found_and_carried_out(tracker: Tracker, scratch: Path) -> None:
-    left_behind(tracker, scratch)
+def test_a_commit_whose_writer_died_is_found_and_finished(tracker: Tracker, scratch: Path) -> None:
+    leave_unfinished_commit(tracker, scratch)
 
     [found] = examine(tracker)
     assert (found.code, found.fixable) == ("commit unfinished", True)
@@ -331,8 +327,10 @@ def test_a_commit_whose_author_died_is_found_and_carried_out(tracker: Tracker, s
     assert '"priority": "high"' in (scratch / f".jit/issues/{FREE}.json").read_text()
 
 
-def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(tracker: Tracker, scratch: Path) -> None:
-    left_behind(tracker, scratch)
+def test_a_commit_that_conflicts_with_another_program_is_found_and_not_finished(
+    tracker: Tracker, scratch: Path
+) -> None:
+    leave_unfinished_commit(tracker, scratch)
     path = scratch / f".jit/issues/{FREE}.json"
     changed = path.read_text().replace('"title": "free"', '"title": "by hand"')
     path.write_text(changed)
@@ -353,10 +351,10 @@ def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(track
     assert tracker.issue(FREE).title == "by hand"
 
 
-def test_a_commit_that_was_carried_out_but_for_its_mark_is_no_obstacle(tracker: Tracker, scratch: Path) -> None:
-    left_behind(tracker, scratch)
+def test_a_commit_already_marked_as_done_blocks_nothing(tracker: Tracker, scratch: Path) -> None:
+    leave_unfinished_commit(tracker, scratch)
     repair(tracker)
-    left_behind(tracker, scratch)
+    leave_unfinished_commit(tracker, scratch)
     directory = scratch / ".holdfast/intents"
     (directory / f"{DEAD}.json").rename(directory / f"{DEAD}.done")
     tracker.update(FREE, Update(title="later"))

@@ -1,4 +1,4 @@
-"""Checkers: real commands, with a limit, of which nothing is left behind."""
+"""Checkers: real commands, with a timeout, that leave no processes behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.issues.gates import MOST_OUTPUT, Definition, run_checker
 from holdfast.issues.model import Checker, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
-from tests.issues.trackers import made
+from tests.issues.trackers import create_issues
 from tests.locks.workers import Line, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
@@ -30,7 +30,7 @@ def run(command: str, directory: Path, **other: object) -> tuple[bool, int | Non
     return outcome.passed, outcome.exit_code, outcome.stdout
 
 
-def test_it_passes_with_status_zero_and_fails_with_any_other(tmp_path: Path) -> None:
+def test_a_checker_passes_with_status_zero_and_fails_with_any_other(tmp_path: Path) -> None:
     assert run("echo yes", tmp_path) == (True, 0, "yes\n")
     assert run("echo no; exit 3", tmp_path) == (False, 3, "no\n")
     outcome = run_checker(checker("echo why >&2; kill -9 $$"), tmp_path, {})
@@ -38,7 +38,7 @@ def test_it_passes_with_status_zero_and_fails_with_any_other(tmp_path: Path) -> 
     assert "signal 9" in str(outcome.message)
 
 
-def test_it_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
+def test_a_checker_runs_in_its_directory_with_its_environment(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
 
     assert run("pwd; echo $X", tmp_path, working_dir="below", env={"X": "y"})[2] == f"{tmp_path}/below\ny\n"
@@ -47,7 +47,7 @@ def test_it_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("FL-11")
-def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
+def test_a_timeout_kills_the_whole_process_group(tmp_path: Path) -> None:
     command = "sleep 1000 & echo $! > child; sleep 1000"
     outcome = run_checker(checker(command, timeout=0.3), tmp_path, dict(os.environ))
 
@@ -56,12 +56,12 @@ def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not is_running(int((tmp_path / "child").read_text())))
 
 
-def test_what_it_leaves_running_is_killed_when_it_ends(tmp_path: Path) -> None:
+def test_background_processes_are_killed_when_their_checker_ends(tmp_path: Path) -> None:
     assert run("sleep 1000 & echo $! > child", tmp_path)[0]
     wait_until(lambda: not is_running(int((tmp_path / "child").read_text())))
 
 
-def test_of_much_output_the_end_is_kept(tmp_path: Path) -> None:
+def test_long_output_is_truncated_to_its_end(tmp_path: Path) -> None:
     outcome = run_checker(checker("yes x | head -c 1000000; printf '\\377end'"), tmp_path, dict(os.environ))
 
     assert outcome.stdout.endswith("x\n\\xffend")
@@ -76,20 +76,20 @@ def is_running(pid: int) -> bool:
     return status != "Z"
 
 
-# --- As gates ---------------------------------------------------------------------------------------
+# --- Checkers of gates ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tracker(scratch: Path) -> Tracker:
-    made_here = Tracker(FileStore(scratch, timeout=10.0), actor="agent:x", root=scratch)
-    made_here.initialise()
-    return made_here
+    tracker = Tracker(FileStore(scratch, timeout=10.0), actor="agent:x", root=scratch)
+    tracker.initialise()
+    return tracker
 
 
 @pytest.mark.req("FL-11")
 def test_a_checker_judges_its_gate_and_its_output_is_kept(tracker: Tracker, scratch: Path) -> None:
     tracker.gates.define(Definition("there", command="cat proof && echo $HOLDFAST_GATE $HOLDFAST_ISSUE_ID"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.gates.require(a, ["there"])
     tracker.update(a, Update(state=State.DONE))
 
@@ -106,7 +106,7 @@ def test_a_checker_judges_its_gate_and_its_output_is_kept(tracker: Tracker, scra
 @pytest.mark.req("FL-11")
 def test_no_lock_is_held_while_a_checker_runs(tracker: Tracker, scratch: Path) -> None:
     tracker.gates.define(Definition("slow", command="touch begun; while [ ! -e go ]; do sleep 0.01; done"))
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     tracker.gates.require(a, ["slow"])
 
     def work(line: Line) -> None:
@@ -119,7 +119,7 @@ def test_no_lock_is_held_while_a_checker_runs(tracker: Tracker, scratch: Path) -
         tracker.update(a, Update(title="changed meanwhile"))
         tracker.gates.define(Definition("other"))
         tracker.dependencies.add(b, a)
-        made(tracker, "c")
+        create_issues(tracker, "c")
         (scratch / "go").touch()
         assert worker.hear() == "passed"
     issue = tracker.issue(a)
@@ -131,7 +131,7 @@ def test_checkers_of_one_issue_may_run_at_the_same_time(tracker: Tracker, scratc
     gates = [f"g{number}" for number in range(4)]
     for gate in gates:
         tracker.gates.define(Definition(gate, command=f"sleep 0.0{gate[1:]}"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.gates.require(a, gates)
     tracker.update(a, Update(state=State.DONE))
 

@@ -1,4 +1,4 @@
-"""Claims: they end, they come back, and what is written under an old one is refused."""
+"""Claims: expiry, takeover, and the refusal of writes under an old claim."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from holdfast.issues.gates import Definition
 from holdfast.issues.model import ClaimId, GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
-from tests.issues.trackers import events_of, made, proof, tracker_at
+from tests.issues.trackers import claim_id_of, create_issues, events_of, tracker_at
 from tests.locks.workers import Line, Workers, wait_until
 
 DONE = Update(state=State.DONE)
 TTL = 60.0
 
 
-def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(tracker: Tracker, clock: ManualClock) -> None:
-    a, b, c = made(tracker, "a", "b", "c")
+def test_an_issue_that_keeps_failing_does_not_hold_up_the_others(tracker: Tracker, clock: ManualClock) -> None:
+    a, b, c = create_issues(tracker, "a", "b", "c")
     taken = []
     for _ in range(5):
         clock.advance(1)
@@ -48,7 +48,7 @@ def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(tracker: Tra
     assert taken == [a, b, c, a, a]
 
 
-def test_who_waits_for_work_gets_what_becomes_ready_and_is_told_when_nothing_is_left(scratch: Path) -> None:
+def test_a_waiter_gets_the_next_ready_issue_and_returns_when_none_is_left(scratch: Path) -> None:
     tracker = Tracker(FileStore(scratch))
     tracker.initialise()
     first = tracker.create(NewIssue(title="first")).id
@@ -71,8 +71,8 @@ def test_who_waits_for_work_gets_what_becomes_ready_and_is_told_when_nothing_is_
 
 
 @pytest.mark.req("FL-19")
-def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(tracker: Tracker, clock: ManualClock) -> None:
-    [a] = made(tracker, "a")
+def test_an_expired_claim_is_taken_over_with_a_greater_token(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = create_issues(tracker, "a")
     first = tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL))
     clock.advance(TTL - 1)
     with pytest.raises(IssueClaimed, match="agent:one"):
@@ -87,10 +87,10 @@ def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(tracker: Tracke
 
 @pytest.mark.req("FL-19")
 def test_late_writes_under_an_old_claim_are_refused(tracker: Tracker, clock: ManualClock) -> None:
-    [a] = made(tracker, "a")
-    old = proof(tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL)))
+    [a] = create_issues(tracker, "a")
+    old = claim_id_of(tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL)))
     clock.advance(TTL)
-    new = proof(tracker.claims.claim(a, tracker.claims.request("agent:two", ttl=TTL)))
+    new = claim_id_of(tracker.claims.claim(a, tracker.claims.request("agent:two", ttl=TTL)))
     before = tracker.document(a)
 
     for act in (
@@ -107,9 +107,9 @@ def test_late_writes_under_an_old_claim_are_refused(tracker: Tracker, clock: Man
     assert tracker.update(a, DONE, claim=new).state is State.DONE
 
 
-def test_a_claim_that_ran_out_writes_nothing_even_if_nobody_took_it(tracker: Tracker, clock: ManualClock) -> None:
-    [a] = made(tracker, "a")
-    claim = proof(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
+def test_an_expired_claim_cannot_write_even_if_nobody_took_it_over(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = create_issues(tracker, "a")
+    claim = claim_id_of(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
     clock.advance(TTL)
 
     with pytest.raises(LockExpired):
@@ -119,8 +119,8 @@ def test_a_claim_that_ran_out_writes_nothing_even_if_nobody_took_it(tracker: Tra
 
 
 def test_heartbeats_and_writes_keep_a_claim_alive(tracker: Tracker, clock: ManualClock) -> None:
-    [a] = made(tracker, "a")
-    claim = proof(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
+    [a] = create_issues(tracker, "a")
+    claim = claim_id_of(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
     for _ in range(3):
         clock.advance(TTL - 1)
         tracker.claims.renew(claim)
@@ -130,9 +130,9 @@ def test_heartbeats_and_writes_keep_a_claim_alive(tracker: Tracker, clock: Manua
     assert tracker.update(a, DONE, claim=claim).state is State.DONE
 
 
-def test_only_its_claim_moves_a_claimed_issue(tracker: Tracker) -> None:
-    [a] = made(tracker, "a")
-    claim = proof(tracker.claims.claim(a, tracker.claims.request("agent:one")))
+def test_only_the_holder_of_the_claim_moves_a_claimed_issue(tracker: Tracker) -> None:
+    [a] = create_issues(tracker, "a")
+    claim = claim_id_of(tracker.claims.claim(a, tracker.claims.request("agent:one")))
 
     moves: list[Callable[[], object]] = [
         lambda: tracker.update(a, DONE),
@@ -151,21 +151,21 @@ def test_only_its_claim_moves_a_claimed_issue(tracker: Tracker) -> None:
 
 
 def test_the_token_grows_across_releases(tracker: Tracker) -> None:
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tokens = []
     for _ in range(3):
         claimed = tracker.claims.claim(a, tracker.claims.request())
         tokens.append(claimed.claim.token)
-        tracker.claims.release(a, proof(claimed))
+        tracker.claims.release(a, claim_id_of(claimed))
 
     assert tokens == [1, 2, 3]
 
 
 def test_finishing_ends_the_claim_and_waiting_for_gates_keeps_it(tracker: Tracker) -> None:
     tracker.gates.define(Definition("review"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.gates.require(a, ["review"])
-    claim = proof(tracker.claims.claim(a, tracker.claims.request()))
+    claim = claim_id_of(tracker.claims.claim(a, tracker.claims.request()))
 
     assert tracker.update(a, DONE, claim=claim).state is State.GATED
     record = tracker.claims.state(a)
@@ -179,8 +179,8 @@ def test_finishing_ends_the_claim_and_waiting_for_gates_keeps_it(tracker: Tracke
         tracker.claims.claim(a, tracker.claims.request())
 
 
-def test_what_was_abandoned_can_be_put_back_once(tracker: Tracker, clock: ManualClock) -> None:
-    [a] = made(tracker, "a")
+def test_an_abandoned_issue_is_reclaimed_once(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = create_issues(tracker, "a")
     tracker.claims.claim(a, tracker.claims.request(ttl=TTL))
     assert not tracker.claims.reclaim(a)
     clock.advance(TTL)
@@ -191,8 +191,8 @@ def test_what_was_abandoned_can_be_put_back_once(tracker: Tracker, clock: Manual
     assert events_of(tracker)["issue_released"] == 1
 
 
-def test_an_issue_of_somebody_elses_is_not_claimed(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_an_issue_assigned_to_somebody_else_cannot_be_claimed(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
     tracker.update(a, Update(assignee="human:bob"))
     tracker.update(b, Update(state=State.IN_PROGRESS))
 
@@ -203,16 +203,16 @@ def test_an_issue_of_somebody_elses_is_not_claimed(tracker: Tracker) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "a.1", ".1.x", "a.1."])
-def test_what_is_no_claim_id_is_refused(text: str) -> None:
+def test_a_malformed_claim_id_is_refused(text: str) -> None:
     with pytest.raises(SettingInvalid):
         ClaimId.parse(text)
 
 
-def test_a_claim_id_says_its_issue_whatever_that_is_called() -> None:
+def test_a_claim_id_names_its_issue_even_if_that_contains_dots() -> None:
     assert ClaimId.parse(" a.b-1.12.0f ")[:2] == ("a.b-1", 12)
 
 
-def test_a_ttl_that_makes_no_sense_is_refused(tracker: Tracker) -> None:
+def test_an_invalid_ttl_is_refused(tracker: Tracker) -> None:
     for ttl in (0.0, -1.0, float("inf"), float("nan"), 1e9):
         with pytest.raises(SettingInvalid):
             tracker.claims.request(ttl=ttl)
@@ -224,7 +224,7 @@ def test_a_ttl_that_makes_no_sense_is_refused(tracker: Tracker) -> None:
 def test_a_held_claim_renews_itself_and_notices_when_it_is_lost(scratch: Path) -> None:
     tracker = tracker_at(scratch)
     tracker.initialise()
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     claimed = tracker.claims.claim(a, tracker.claims.request(ttl=0.3))
     with HeldIssueClaim(tracker.claims, claimed.claim) as held:
         wait_until(lambda: held.claim.renewed_at != claimed.claim.renewed_at)
@@ -237,10 +237,10 @@ def test_a_held_claim_renews_itself_and_notices_when_it_is_lost(scratch: Path) -
 
 @pytest.mark.req("FL-19")
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_the_work_of_a_killed_agent_comes_back(scratch: Path) -> None:
+def test_the_issue_of_a_killed_agent_becomes_ready_again(scratch: Path) -> None:
     tracker = tracker_at(scratch)
     tracker.initialise()
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
 
     def work(line: Line) -> None:
         here = tracker_at(scratch, "agent:doomed")

@@ -1,4 +1,4 @@
-"""Claims of issues and clocks that are set, or differ: judged as leases are."""
+"""Claims of issues when wall clocks are set or disagree: they expire as leases do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.model import Decision, Replace, Store, View
 from tests.cli.commands import data, error, holdfast
-from tests.issues.trackers import made, proof, tracker_on
+from tests.issues.trackers import claim_id_of, create_issues, tracker_on
 from tests.support.wall_clock import WallClock, settable_wall_clock
 
 TTL = 30.0
@@ -23,8 +23,8 @@ on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not 
 
 
 @pytest.fixture
-def there(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Tracker:
-    """The tracker of another machine, or of this one after a restart: its boot clock is another one."""
+def remote(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """A tracker on another machine, or on this one after a reboot: its boot clock differs."""
     other = tracker_on(store, "agent:there", clock=clock)
     reading = ClockReading("another boot", clock.boot() + 5000)
     monkeypatch.setattr(other.transactions, "reading", lambda: reading._replace(boot=clock.boot() + 5000), raising=True)
@@ -33,12 +33,12 @@ def there(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def issue_id(tracker: Tracker) -> str:
-    [made_here] = made(tracker, "work")
-    return made_here
+    [issue_id] = create_issues(tracker, "work")
+    return issue_id
 
 
 def attempt(tracker: Tracker, issue_id: str, ttl: float = TTL) -> ClaimId:
-    return proof(tracker.claims.claim(issue_id, tracker.claims.request(ttl=ttl)))
+    return claim_id_of(tracker.claims.claim(issue_id, tracker.claims.request(ttl=ttl)))
 
 
 @on_linux
@@ -78,31 +78,31 @@ def test_a_claim_is_renewed_as_if_the_wall_clock_had_not_been_set(
     assert tracker.update(issue_id, Update(state=State.DONE), claim=claim).state is State.DONE
 
 
-def test_from_elsewhere_a_claim_is_judged_by_the_store_with_a_margin(
-    tracker: Tracker, there: Tracker, clock: ManualClock, issue_id: str
+def test_another_machine_judges_a_claim_by_the_store_clock_plus_a_margin(
+    tracker: Tracker, remote: Tracker, clock: ManualClock, issue_id: str
 ) -> None:
     claim = attempt(tracker, issue_id)
     clock.advance(TTL)
-    with pytest.raises(LockExpired):  # its holder stops at once
+    with pytest.raises(LockExpired):  # the holder stops at once
         tracker.claims.renew(claim)
-    with pytest.raises(IssueClaimed):  # others wait as long as their clocks may be wrong
-        attempt(there, issue_id)
+    with pytest.raises(IssueClaimed):  # others wait for the allowed clock skew as well
+        attempt(remote, issue_id)
     clock.advance(SKEW)
-    assert attempt(there, issue_id).token == claim.token + 1
+    assert attempt(remote, issue_id).token == claim.token + 1
 
 
-def test_what_was_claimed_elsewhere_can_be_given_back_late(
-    tracker: Tracker, there: Tracker, clock: ManualClock, issue_id: str
+def test_an_expired_claim_can_be_released_from_another_machine(
+    tracker: Tracker, remote: Tracker, clock: ManualClock, issue_id: str
 ) -> None:
     claim = attempt(tracker, issue_id)
     clock.advance(TTL)
     with pytest.raises(IssueClaimed):
-        there.claims.release(issue_id)
-    assert there.claims.release(issue_id, claim).state is State.READY
+        remote.claims.release(issue_id)
+    assert remote.claims.release(issue_id, claim).state is State.READY
 
 
 @pytest.mark.parametrize("step", [0.0, -HOUR])
-def test_the_claim_of_an_earlier_version_counts_by_the_wall_clock(
+def test_a_claim_of_an_earlier_version_expires_by_the_wall_clock(
     tracker: Tracker, clock: ManualClock, issue_id: str, step: float
 ) -> None:
     claim, key = attempt(tracker, issue_id), CLAIMS.key(issue_id)
@@ -123,7 +123,7 @@ def test_the_claim_of_an_earlier_version_counts_by_the_wall_clock(
     assert attempt(tracker, issue_id).token == claim.token + 1
 
 
-def test_a_file_of_an_earlier_version_is_read() -> None:
+def test_a_claim_file_of_an_earlier_version_can_be_read() -> None:
     old = b"""{
   "issue_id": "x",
   "token": 3,
@@ -153,23 +153,25 @@ def wall_clock(tmp_path: Path) -> WallClock:
     return settable_wall_clock(tmp_path)
 
 
-def test_processes_whose_wall_clocks_are_set_agree_on_who_has_an_issue(tmp_path: Path, wall_clock: WallClock) -> None:
+def test_processes_with_different_wall_clocks_agree_on_the_holder_of_an_issue(
+    tmp_path: Path, wall_clock: WallClock
+) -> None:
     assert holdfast("issue", "init", cwd=tmp_path).returncode == 0
     issue = holdfast("issue", "create", "work", "--field", "id", cwd=tmp_path).stdout.strip()
     held = data(holdfast("issue", "claim", issue, "--ttl", "10m", "--json", cwd=tmp_path))
-    elsewhere = wall_clock.environment
+    shifted = wall_clock.environment
 
     wall_clock.set(HOUR)
-    refused = holdfast("issue", "claim", issue, "--json", cwd=tmp_path, env=elsewhere)
+    refused = holdfast("issue", "claim", issue, "--json", cwd=tmp_path, env=shifted)
     assert error(refused)["code"] == "E_ISSUE_CLAIMED"
     assert 0 < error(refused)["time_left"] <= 600
-    assert holdfast("ready", "--field", "id", cwd=tmp_path, env=elsewhere).stdout == ""
-    shown = data(holdfast("issue", "show", issue, "--json", cwd=tmp_path, env=elsewhere))["claim"]
+    assert holdfast("ready", "--field", "id", cwd=tmp_path, env=shifted).stdout == ""
+    shown = data(holdfast("issue", "show", issue, "--json", cwd=tmp_path, env=shifted))["claim"]
     assert (shown["expired"], 0 < shown["time_left"] <= 600) == (False, True)
     mine = ("--claim", held["claim_id"])
     beat = ("issue", "heartbeat", issue, "--ttl", "200ms", *mine)
-    assert holdfast(*beat, cwd=tmp_path, env=elsewhere).returncode == 0
+    assert holdfast(*beat, cwd=tmp_path, env=shifted).returncode == 0
 
     wall_clock.set(-HOUR)
-    again = holdfast("issue", "claim-next", "--wait", "60s", "--json", cwd=tmp_path, env=elsewhere)
+    again = holdfast("issue", "claim-next", "--wait", "60s", "--json", cwd=tmp_path, env=shifted)
     assert data(again)["token"] == held["token"] + 1

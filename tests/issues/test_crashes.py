@@ -1,6 +1,6 @@
-"""Operations on issues, killed at every call that they make: what is left is the old state or the new one.
+"""Operations on issues, killed at every call: the old state or the new one remains.
 
-After each kill somebody else comes, looks, and goes on working; nothing is in its way.
+After each kill another process examines the tracker, repairs it and keeps working.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.issues.trackers import problems, tracker_at
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 SWEPT = ("write", "link", "replace", "unlink")
-"""The calls that change what others see; the sweeps of the store itself kill at all the others too."""
+"""The calls that change what other processes see; the sweeps of the store cover the remaining ones."""
 
 A, B, C, D = "aaaa", "bbbb", "cccc", "dddd"
 Facts = tuple[object, ...]
 
 
 def facts(tracker: Tracker) -> Facts:
-    """All that there is, apart from what no two runs have in common: ids and instants."""
+    """The state of the tracker without ids and timestamps, which differ between runs."""
     snapshot = tracker.snapshot()
     issues = {
         issue.title: (
@@ -65,7 +65,7 @@ OPERATIONS: dict[str, Callable[[Tracker], object]] = {
 
 
 class Operation:
-    """One operation on a -> b -> c and d, which is gated by g."""
+    """One operation on the issues a -> b -> c, and on d, which waits for gate g."""
 
     def __init__(self, name: str, legal: tuple[Facts, Facts] | None = None) -> None:
         self._operate = OPERATIONS[name]
@@ -93,10 +93,10 @@ class Operation:
         seen = facts(tracker)
         assert seen in (old, new), f"neither the old state nor the new one: {seen}"
         if outcome.acknowledged or outcome.ending is Ending.SUCCEEDED:
-            assert seen == new, "what was acknowledged is lost"
+            assert seen == new, "an acknowledged change is lost"
         left = examine(tracker)
         assert {each.code for each in left} <= {"commit unfinished"}
-        if left:  # decided, and not carried out: it is found, and finished
+        if left:  # decided but not carried out: repair finishes it
             assert repair(tracker) == []
             assert facts(tracker) == seen
         tracker.update(A, Update(title="a"))
@@ -127,7 +127,7 @@ def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(name: str, scratch: 
     report.require_clean(at_least=16)
 
 
-def test_an_operation_of_two_transactions_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_split_into_two_transactions_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_two(tracker: Tracker) -> None:
         tracker.update(A, Update(increments={"n": 1}))
         tracker.update(B, Update(increments={"n": 1}))

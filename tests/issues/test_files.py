@@ -1,4 +1,4 @@
-"""What stands on the disk: the shape that the specification gives, byte by byte; and what others wrote."""
+"""The on-disk format: the exact bytes of the specification, and files written by other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.issues.model import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
-from tests.issues.trackers import events_of, made, problems, tracker_at
+from tests.issues.trackers import create_issues, events_of, problems, tracker_at
 from tests.locks.workers import Line, Workers, wait_until
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -27,9 +27,9 @@ INSTANT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 @pytest.fixture
 def tracker(scratch: Path) -> Tracker:
-    made_here = tracker_at(scratch)
-    made_here.initialise()
-    return made_here
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    return tracker
 
 
 def written(path: Path) -> Any:
@@ -42,7 +42,7 @@ def write(path: Path, value: object) -> None:
 
 
 @pytest.mark.req("FL-07")
-def test_an_empty_tracker_is_these_bytes(tracker: Tracker, scratch: Path) -> None:
+def test_an_empty_tracker_has_exactly_these_bytes(tracker: Tracker, scratch: Path) -> None:
     assert (scratch / ".jit/index.json").read_bytes() == (
         b'{\n  "schema_version": 2,\n  "all_ids": [],\n  "deleted_ids": []\n}\n'
     )
@@ -50,9 +50,9 @@ def test_an_empty_tracker_is_these_bytes(tracker: Tracker, scratch: Path) -> Non
 
 
 @pytest.mark.req("FL-07")
-def test_an_issue_is_these_bytes(tracker: Tracker, scratch: Path) -> None:
+def test_an_issue_file_has_exactly_these_bytes(tracker: Tracker, scratch: Path) -> None:
     tracker.gates.define(Definition("review"))
-    [on] = made(tracker, "other")
+    [on] = create_issues(tracker, "other")
     new = NewIssue(title="Ünïcode", depends_on=(on,), gates=("review",), labels=("a",), context={"k": "v"})
     issue = tracker.create(new)
     content = (scratch / f".jit/issues/{issue.id}.json").read_text()
@@ -72,9 +72,9 @@ def test_an_issue_is_these_bytes(tracker: Tracker, scratch: Path) -> None:
 
 
 @pytest.mark.req("FL-07")
-def test_gates_index_and_events_have_their_shape(tracker: Tracker, scratch: Path) -> None:
+def test_gates_index_and_events_have_the_specified_shape(tracker: Tracker, scratch: Path) -> None:
     tracker.gates.define(Definition("tests", "All tests", "they pass", command="make test", timeout=60.0))
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(a, b)
     tracker.delete(b)
 
@@ -109,7 +109,7 @@ def test_gates_index_and_events_have_their_shape(tracker: Tracker, scratch: Path
 @pytest.mark.req("FL-05", "FL-07")
 def test_the_lock_files_are_those_of_the_specification(tracker: Tracker, scratch: Path) -> None:
     tracker.gates.define(Definition("tests"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.claims.claim(a, tracker.claims.request())
     locks = {path.relative_to(scratch / ".jit").as_posix() for path in (scratch / ".jit").rglob("*.lock")}
 
@@ -117,7 +117,7 @@ def test_the_lock_files_are_those_of_the_specification(tracker: Tracker, scratch
     assert all((scratch / ".jit" / name).stat().st_size == 0 for name in locks)
 
 
-# --- What others wrote ------------------------------------------------------------------------------
+# --- Files of other programs ------------------------------------------------------------------------
 
 FOREIGN: dict[str, Any] = {
     "id": "11111111-1111-4111-8111-111111111111",
@@ -143,7 +143,7 @@ FOREIGN: dict[str, Any] = {
 
 @pytest.fixture
 def foreign(scratch: Path) -> Tracker:
-    """A directory as another program leaves it: no deleted ids, older states, files of its own."""
+    """A directory written by another program: no deleted ids, older states, extra files."""
     older = {
         "id": "old",
         "title": "t",
@@ -167,7 +167,7 @@ def foreign(scratch: Path) -> Tracker:
     return tracker_at(scratch)
 
 
-def test_a_directory_of_another_program_is_read(foreign: Tracker) -> None:
+def test_a_directory_of_another_program_can_be_read(foreign: Tracker) -> None:
     snapshot = foreign.snapshot()
 
     assert [snapshot.state(issue).value for issue in snapshot] == ["in_progress", "ready", "backlog"]
@@ -180,7 +180,7 @@ def test_unknown_fields_and_files_survive(foreign: Tracker, scratch: Path) -> No
     foreign.update(FOREIGN["id"], Update(title="changed", context={"n": "1"}))
     foreign.gates.define(Definition("more"))
     foreign.update("old", Update(state=State.DONE))
-    made(foreign, "new")
+    create_issues(foreign, "new")
 
     changed = written(scratch / f".jit/issues/{FOREIGN['id']}.json")
     assert changed.pop("updated_at") != FOREIGN["updated_at"]
@@ -214,10 +214,10 @@ def test_unknown_fields_and_files_survive(foreign: Tracker, scratch: Path) -> No
         b'{"id": "x", "title": 7}',
     ],
 )
-def test_an_issue_that_cannot_be_understood_is_reported_and_never_left_out(
+def test_an_unreadable_issue_is_reported_and_never_silently_skipped(
     tracker: Tracker, scratch: Path, content: bytes
 ) -> None:
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(a, b)
     (scratch / f".jit/issues/{b}.json").write_bytes(content)
 
@@ -238,12 +238,12 @@ def test_an_issue_that_cannot_be_understood_is_reported_and_never_left_out(
 
 @pytest.mark.req("FL-12")
 def test_a_torn_last_line_is_cut_off_before_the_next_event(tracker: Tracker, scratch: Path) -> None:
-    made(tracker, "a")
+    create_issues(tracker, "a")
     path = scratch / ".jit/events.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"type":"issue_cr')
     assert events_of(tracker) == {"issue_created": 1}
-    made(tracker, "b")
+    create_issues(tracker, "b")
 
     lines = path.read_bytes().splitlines(keepends=True)
     assert lines[0] == whole
@@ -252,11 +252,11 @@ def test_a_torn_last_line_is_cut_off_before_the_next_event(tracker: Tracker, scr
 
 
 @pytest.mark.req("FL-12")
-def test_a_line_that_is_no_event_is_shown_as_such(tracker: Tracker, scratch: Path) -> None:
-    made(tracker, "a")
+def test_a_line_that_is_not_an_event_is_listed_as_unreadable(tracker: Tracker, scratch: Path) -> None:
+    create_issues(tracker, "a")
     with (scratch / ".jit/events.jsonl").open("ab") as file:
         file.write(b"not json\n")
-    made(tracker, "b")
+    create_issues(tracker, "b")
 
     types = [entry.record.type for entry in tracker.events()]
     assert types == ["issue_created", "unreadable", "issue_created"]
@@ -275,14 +275,14 @@ def update_in_a_process(workers: Workers, directory: Path, issue_id: str) -> Any
 
 
 @pytest.mark.req("FL-08", "FL-20")
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
-def test_updates_of_different_issues_run_side_by_side(tracker: Tracker, scratch: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the holders of a lock")
+def test_updates_of_different_issues_run_concurrently(tracker: Tracker, scratch: Path) -> None:
     from holdfast.cli.lock import file_lock_state
 
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     lock = scratch / f".jit/issues/{a}.lock"
     with Workers() as workers:
-        with FileLocker(5.0).lock_exclusive(lock):  # as another program does that is busy with one issue
+        with FileLocker(5.0).lock_exclusive(lock):  # another program is busy with one issue
             waiting = update_in_a_process(workers, scratch, a)
             wait_until(lambda: file_lock_state(str(lock)).waiting)
             state = file_lock_state(str(lock))
@@ -292,7 +292,7 @@ def test_updates_of_different_issues_run_side_by_side(tracker: Tracker, scratch:
             )
             assert update_in_a_process(workers, scratch, b).hear() == "done"
             assert tracker.issue(a).context == {}
-            assert len(tracker.snapshot()) == 2  # and readers wait for nobody
+            assert len(tracker.snapshot()) == 2  # readers never block
         assert waiting.hear() == "done"
     assert tracker.issue(a).context == {"n": "1"}
 
@@ -303,7 +303,7 @@ def test_a_store_counts_its_locks(scratch: Path) -> None:
     tracker = Tracker(store, actor="agent:x")
     tracker.initialise()
     before = store.lock_statistics()
-    made(tracker, "a")
+    create_issues(tracker, "a")
     after = store.lock_statistics()
 
     assert after.acquired - before.acquired == 3  # index, the issue, events
@@ -313,7 +313,7 @@ def test_a_store_counts_its_locks(scratch: Path) -> None:
 
 
 @pytest.mark.req("FL-06")
-def test_whatever_is_done_locks_are_taken_in_the_one_order(
+def test_every_operation_takes_its_locks_in_the_global_order(
     tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
@@ -330,7 +330,7 @@ def test_whatever_is_done_locks_are_taken_in_the_one_order(
 
     monkeypatch.setattr(FileLocker, "lock_exclusive", lock)
     tracker.gates.define(Definition("g"))
-    ids = made(tracker, "a", "b", "c", "d")
+    ids = create_issues(tracker, "a", "b", "c", "d")
     for on in ids[1:]:
         tracker.dependencies.add(ids[0], on)
     tracker.gates.require(ids[1], ["g"])

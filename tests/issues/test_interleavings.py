@@ -1,8 +1,8 @@
-"""Two operations at once, at every point where one can come between the other's looking and committing.
+"""Two concurrent operations, interleaved at every call of the store.
 
-Operations look without locks before they commit. Here, one is stopped before each of its calls of the
-store in turn; another one runs from beginning to end; then the first goes on. Whatever comes of it must
-be what comes of doing one after the other, in one order or the other.
+Operations read without locks before they commit. Here one operation is paused before each of its store
+calls in turn, while another runs from start to finish. The result must equal that of running them in one
+order or the other.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _title(claimed: Claimed | None) -> str | None:
 
 
 class StoppingStore:
-    """A store that does something else before one of its calls."""
+    """A store that runs another operation before one of its calls."""
 
     def __init__(self, store: MemoryStore, stop_at: int, other: Operation) -> None:
         self._store = store
@@ -84,7 +84,7 @@ def tracker_on(store: Any) -> Tracker:
 
 
 def prepared() -> MemoryStore:
-    """a -> b -> c; d, which has passed no gate yet; e, which is done."""
+    """A store with a -> b -> c; d, whose gate is still open; and e, which is done."""
     store = MemoryStore(clock=ManualClock())
     tracker = tracker_on(store)
     tracker.initialise()
@@ -132,14 +132,14 @@ def facts(store: MemoryStore) -> object:
     }
 
 
-def one_after_the_other(first: Operation, second: Operation) -> tuple[object, object, object]:
+def sequential(first: Operation, second: Operation) -> tuple[object, object, object]:
     store = prepared()
     one, two = outcome(first, store), outcome(second, store)
     return one, two, facts(store)
 
 
 def interleaved(first: Operation, second: Operation) -> Iterator[tuple[int, tuple[object, object, object]]]:
-    """What comes of it, with the second one before each call of the first one in turn."""
+    """The results with the second operation before each call of the first in turn."""
     for stop_at in itertools.count(1):
         store = prepared()
         stopping = StoppingStore(store, stop_at, second)
@@ -151,20 +151,20 @@ def interleaved(first: Operation, second: Operation) -> Iterator[tuple[int, tupl
 
 def violations(first: str, second: str) -> list[str]:
     one, two = OPERATIONS[first], OPERATIONS[second]
-    forwards = one_after_the_other(one, two)
-    backwards_two, backwards_one, state = one_after_the_other(two, one)
+    forwards = sequential(one, two)
+    backwards_two, backwards_one, state = sequential(two, one)
     legal = [forwards, (backwards_one, backwards_two, state)]
     return [
         f"{second!r} before call {stop_at} of {first!r}: {found}"
         for stop_at, found in interleaved(one, two)
-        if found not in legal and first != "claim next"  # which may pass over one that was not ready then
+        if found not in legal and first != "claim next"  # may skip an issue that was not ready yet
     ]
 
 
 @pytest.mark.req("FL-08", "FL-10", "FL-17")
 @pytest.mark.parametrize("first", OPERATIONS)
 @pytest.mark.sampled(6)
-def test_two_at_once_come_to_what_one_after_the_other_comes_to(first: str) -> None:
+def test_two_concurrent_operations_are_serialisable(first: str) -> None:
     found = [each for second in OPERATIONS for each in violations(first, second)]
 
     assert found == []
@@ -175,13 +175,13 @@ def _on_another(operation: Operation, store: Any, tracker: Tracker) -> object:
 
 
 THREE = ("A -> D", "C -> D", "D -> A")
-"""Any two of these that are added make the third one a circle, by ways of different lengths."""
+"""Any two of these dependencies make the third one close a cycle, over paths of different lengths."""
 
 
 @pytest.mark.req("FL-10", "FL-17")
 @pytest.mark.parametrize("order", list(itertools.permutations(THREE)), ids=", ".join)
-def test_three_at_once_make_no_circle(order: tuple[str, str, str]) -> None:
-    """The first is stopped, the second too, the third runs through; then the others go on."""
+def test_three_concurrent_dependency_adds_make_no_cycle(order: tuple[str, str, str]) -> None:
+    """The first is paused, then the second; the third runs to its end; then the others continue."""
     legal = []
     for each in itertools.permutations(THREE):
         store = prepared()
@@ -199,12 +199,12 @@ def test_three_at_once_make_no_circle(order: tuple[str, str, str]) -> None:
                 break
             ended = False
             found = {first: one, second: stopping.meanwhile, third: middle.meanwhile}, facts(store)
-            assert found in legal, f"stopped before {outer} and {inner}: {found}"
+            assert found in legal, f"paused before calls {outer} and {inner}: {found}"
         if ended:
             return
 
 
-def test_a_missing_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cycle_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Walk, "check", lambda self, draft, walked: None)
 
     with pytest.raises(AssertionError, match="circle"):

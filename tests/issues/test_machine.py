@@ -1,4 +1,4 @@
-"""Any sequence of operations, against a model of a few lines; and any concurrent ones, by processes."""
+"""Random sequences of operations against a small model, and random concurrent operations by processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Store
-from tests.issues.trackers import circles, problems, tracker_at, tracker_on
+from tests.issues.trackers import cycles, problems, tracker_at, tracker_on
 from tests.locks.workers import Line, Worker, Workers
 
 GATES = ("g1", "g2")
@@ -42,16 +42,16 @@ MOVES = [State.READY, State.IN_PROGRESS, State.DONE, State.REJECTED]
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-# --- One after the other, against a model -----------------------------------------------------------
+# --- Sequences, against a model ---------------------------------------------------------------------
 
 
 class Modelled:
-    """What the model knows of an issue."""
+    """An issue as the model knows it."""
 
     def __init__(self, deps: set[str]) -> None:
         self.deps = deps
-        self.moved: str | None = None  # None: nobody has begun, it waits or is ready
-        self.gates: dict[str, bool | None] = {}  # None: nobody has judged it
+        self.moved: str | None = None  # None: not started, so backlog or ready
+        self.gates: dict[str, bool | None] = {}  # None: not judged yet
         self.claimed = False
 
     def finished(self) -> bool:
@@ -59,7 +59,7 @@ class Modelled:
 
 
 class Model:
-    """The rules once more, in the simplest way."""
+    """The rules again, in their simplest form."""
 
     def __init__(self) -> None:
         self.issues: dict[str, Modelled] = {}
@@ -118,7 +118,7 @@ class Model:
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """Each operation is done by the tracker and by the model, and must come to the same."""
+    """Runs each operation on the tracker and on the model, which must agree on the outcome."""
 
     ids = Bundle("ids")
     made_by = MemoryStore
@@ -155,7 +155,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(issue=ids, on=ids)
     def add_dependency(self, issue: str, on: str) -> None:
-        if self.there(issue, on):
+        if self.exist(issue, on):
             expected = self.model.add(issue, on)
             assert self.outcome(lambda: self._added(issue, on)) == expected
 
@@ -164,14 +164,14 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(issue=ids, on=ids)
     def remove_dependency(self, issue: str, on: str) -> None:
-        if self.there(issue, on):
+        if self.exist(issue, on):
             removed = self.tracker.dependencies.remove(issue, on) is not None
             assert removed is (on in self.model.issues[issue].deps)
             self.model.issues[issue].deps.discard(on)
 
     @rule(issue=ids, to=st.sampled_from(MOVES))
     def move(self, issue: str, to: State) -> None:
-        if self.there(issue):
+        if self.exist(issue):
             change = Update(state=to)
             claim = self.claims.get(issue)
             expected = self.model.move(issue, to.value)
@@ -182,7 +182,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(issue=ids, gate=st.sampled_from(GATES), passed=st.booleans())
     def judge(self, issue: str, gate: str, passed: bool) -> None:
-        if self.there(issue):
+        if self.exist(issue):
             status = GateStatus.PASSED if passed else GateStatus.FAILED
             expected = self.model.judge(issue, gate, passed)
             found = self.outcome(lambda: self.tracker.gates.judge(issue, gate, status))
@@ -192,7 +192,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(issue=ids)
     def claim(self, issue: str) -> None:
-        if not self.there(issue):
+        if not self.exist(issue):
             return
         state = self.model.state(issue)
         found = self.outcome(lambda: self.tracker.claims.claim(issue, self.tracker.claims.request()))
@@ -205,18 +205,18 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(issue=ids)
     def release(self, issue: str) -> None:
-        if self.there(issue) and self.model.state(issue) == "in_progress":
+        if self.exist(issue) and self.model.state(issue) == "in_progress":
             self.tracker.claims.release(issue, self.claims.pop(issue, None))
             self.model.issues[issue].moved = None
 
     @rule(issue=consumes(ids))
     def delete(self, issue: str) -> None:
-        if self.there(issue):
+        if self.exist(issue):
             self.tracker.delete(issue, claim=self.claims.pop(issue, None))
             self.model.delete(issue)
 
     @invariant()
-    def everything_is_as_in_the_model(self) -> None:
+    def tracker_agrees_with_the_model(self) -> None:
         if not self.model.issues:
             return
         snapshot = self.tracker.snapshot()
@@ -228,7 +228,7 @@ class TrackerMachine(RuleBasedStateMachine):
         }
         assert problems(self.tracker) == []
 
-    def there(self, *issues: str) -> bool:
+    def exist(self, *issues: str) -> bool:
         return all(issue in self.model.issues for issue in issues)
 
     def outcome(self, act: Any) -> Any:
@@ -256,18 +256,18 @@ def _memory() -> str | None:
 @pytest.mark.req("FL-17")
 @pytest.mark.parametrize(("machine", "examples"), [(TrackerMachine, 60), (FileTrackerMachine, 12)])
 @pytest.mark.sampled(1)
-def test_any_sequence_comes_to_the_same_as_in_the_model(machine: type[TrackerMachine], examples: int) -> None:
+def test_any_sequence_of_operations_agrees_with_the_model(machine: type[TrackerMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=QUIET),
     )
 
 
-# --- At the same time, by processes -----------------------------------------------------------------
+# --- Concurrent operations, by processes ------------------------------------------------------------
 
 
 class Order(NamedTuple):
-    """Something for a process to do with one or two of the issues, by their numbers."""
+    """An operation for a process, on one or two issues given by number."""
 
     what: str
     first: int = 0
@@ -275,7 +275,7 @@ class Order(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came of it: the ids it was about, or a code of failure."""
+    """The outcome of an order: the ids it was about, and a result or an error code."""
 
     what: str
     first: str
@@ -293,7 +293,6 @@ PROCESSES = 3
 
 
 def carry_out(tracker: Tracker, orders: list[Order], ids: list[str], claims: dict[str, str]) -> Iterator[Done]:
-    """Do what was ordered, one after the other."""
     for what, first, second in orders:
         a, b = ids[first % len(ids)], ids[second % len(ids)]
         claim = ClaimId.parse(claims[a]) if a in claims else None
@@ -308,7 +307,7 @@ def carry_out(tracker: Tracker, orders: list[Order], ids: list[str], claims: dic
 
 
 def act(tracker: Tracker, what: str, a: str, b: str, claim: ClaimId | None) -> str:
-    """One order, about issues that are there."""
+    """Carry out one order on existing issues."""
     if what == "add":
         return "yes" if tracker.dependencies.add(a, b).added else "no"
     if what == "remove":
@@ -327,7 +326,7 @@ def act(tracker: Tracker, what: str, a: str, b: str, claim: ClaimId | None) -> s
 
 
 class ProcessMachine(RuleBasedStateMachine):
-    """Each step: every process gets some orders, all begin at once, and then everything must fit together."""
+    """Each step gives every process some orders, starts all at once, and checks the result for consistency."""
 
     crew: list[Worker]
     base: Path
@@ -363,7 +362,7 @@ class ProcessMachine(RuleBasedStateMachine):
         return issue.id
 
     def _account(self, answers: list[Done]) -> None:
-        """What was acknowledged is there, and once."""
+        """Every acknowledged change took effect exactly once."""
         successes = [each for each in answers if not each.result.startswith(("E_", "no"))]
         self.created |= {each.first for each in successes if each.what == "create"}
         deletions = Counter(each.first for each in successes if each.what == "delete")
@@ -384,14 +383,14 @@ class ProcessMachine(RuleBasedStateMachine):
             assert (issue.state is State.IN_PROGRESS) is bool(record and record.claim)
 
     def _check_edges(self, answers: list[Done], before: set[tuple[str, str]]) -> None:
-        """An edge that was there or was added, and that nobody removed, is there; there is no circle."""
+        """Every edge that existed or was added, and was not removed, exists; and there is no cycle."""
         issues = list(self.tracker.snapshot())
         edges = {(issue.id, on) for issue in issues for on in issue.dependencies}
         added = {(each.first, each.second) for each in answers if each.what == "add" and each.result == "yes"}
         removed = {(each.first, each.second) for each in answers if each.what == "remove"}
         kept = {edge for edge in (before | added) - removed if not self.deleted & set(edge)}
         assert kept <= edges
-        assert circles(issues) == []
+        assert cycles(issues) == []
         assert problems(self.tracker) == []
 
 
@@ -405,7 +404,7 @@ def serve(line: Line) -> None:
 
 @pytest.mark.req("FL-17")
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_whatever_processes_do_at_once_nothing_is_lost_and_nothing_breaks(scratch: Path) -> None:
+def test_random_concurrent_operations_of_processes_lose_and_break_nothing(scratch: Path) -> None:
     with Workers() as workers:
         machine = type("Machine", (ProcessMachine,), {"crew": workers.start_many(PROCESSES, serve), "base": scratch})
         run_state_machine_as_test(

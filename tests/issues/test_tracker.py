@@ -1,4 +1,4 @@
-"""What the tracker does, one operation after the other, on every kind of store."""
+"""Operations of the tracker, one after the other, on every kind of store."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from holdfast.issues.gates import Definition
 from holdfast.issues.model import GateStatus, Issue, Priority, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.model import Store
-from tests.issues.trackers import events_of, made, problems, tracker_on
+from tests.issues.trackers import create_issues, events_of, problems, tracker_on
 
 DONE = Update(state=State.DONE)
 
 
 def states(tracker: Tracker, *ids: str) -> list[str]:
-    """As stored, which has to be as the rules have it."""
+    """The stored states, which must agree with the rules."""
     stored = [tracker.issue(each) for each in ids]
     assert [tracker.state(issue) for issue in stored] == [issue.state for issue in stored]
     return [issue.state.value for issue in stored]
@@ -38,7 +38,7 @@ def states(tracker: Tracker, *ids: str) -> list[str]:
 # --- Creating and finding ---------------------------------------------------------------------------
 
 
-def test_without_a_tracker_everything_says_so(store: Store) -> None:
+def test_every_operation_fails_without_an_initialised_tracker(store: Store) -> None:
     tracker = tracker_on(store)
 
     for act in (
@@ -53,13 +53,13 @@ def test_without_a_tracker_everything_says_so(store: Store) -> None:
 
 
 def test_initialising_again_changes_nothing(tracker: Tracker) -> None:
-    made(tracker, "a")
+    create_issues(tracker, "a")
 
     assert not tracker.initialise()
     assert len(tracker.snapshot()) == 1
 
 
-def test_an_issue_is_created_with_all_that_was_said(tracker: Tracker) -> None:
+def test_an_issue_is_created_with_every_given_field(tracker: Tracker) -> None:
     tracker.gates.define(Definition("review"))
     new = NewIssue(
         title="  Write it ",
@@ -88,13 +88,13 @@ def test_an_issue_is_created_with_all_that_was_said(tracker: Tracker) -> None:
         (NewIssue(title="x", gates=("nothing",)), NotFound),
     ],
 )
-def test_what_makes_no_sense_is_not_created(tracker: Tracker, new: NewIssue, failure: type[Exception]) -> None:
+def test_one_invalid_issue_fails_its_whole_batch(tracker: Tracker, new: NewIssue, failure: type[Exception]) -> None:
     with pytest.raises(failure):
         tracker.create_all([NewIssue(title="the other one of the batch"), new])
     assert len(tracker.snapshot()) == 0
 
 
-def test_a_batch_may_refer_to_itself_and_is_created_whole(tracker: Tracker) -> None:
+def test_issues_of_a_batch_may_depend_on_each_other(tracker: Tracker) -> None:
     created = tracker.create_all(
         [
             NewIssue(title="last", key="c", depends_on=("b", "a")),
@@ -110,7 +110,7 @@ def test_a_batch_may_refer_to_itself_and_is_created_whole(tracker: Tracker) -> N
     assert problems(tracker) == []
 
 
-def test_a_batch_with_a_circle_is_refused_and_the_circle_named(tracker: Tracker) -> None:
+def test_a_batch_with_a_cycle_or_a_duplicate_key_is_refused(tracker: Tracker) -> None:
     with pytest.raises(DependencyCycle):
         tracker.create_all(
             [NewIssue(title="a", key="a", depends_on=("b",)), NewIssue(title="b", key="b", depends_on=("a",))]
@@ -119,7 +119,7 @@ def test_a_batch_with_a_circle_is_refused_and_the_circle_named(tracker: Tracker)
         tracker.create_all([NewIssue(title="a", key="a"), NewIssue(title="b", key="a")])
 
 
-def test_an_id_may_be_shortened_as_long_as_it_is_one(tracker: Tracker) -> None:
+def test_an_id_may_be_shortened_to_a_unique_prefix(tracker: Tracker) -> None:
     tracker.adopt([Issue(id="abc1", title="1"), Issue(id="abc2", title="2"), Issue(id="xyz", title="3")])
 
     assert tracker.find_id("x") == tracker.find_id("xyz") == "xyz"
@@ -131,11 +131,11 @@ def test_an_id_may_be_shortened_as_long_as_it_is_one(tracker: Tracker) -> None:
             tracker.find_id(text)
 
 
-# --- Changing ---------------------------------------------------------------------------------------
+# --- Updates ----------------------------------------------------------------------------------------
 
 
 def test_an_update_changes_what_it_names_and_records_it(tracker: Tracker) -> None:
-    [issue_id] = made(tracker, "a")
+    [issue_id] = create_issues(tracker, "a")
     change = Update(title="b", add_labels=("x", "y"), context={"k": "v"}, increments={"n": 2}, assignee="human:bob")
     tracker.update(issue_id, change)
     issue = tracker.update(issue_id, Update(remove_labels=("x",), context={"k": None}, increments={"n": 3}))
@@ -151,7 +151,7 @@ def test_an_update_changes_what_it_names_and_records_it(tracker: Tracker) -> Non
 
 
 def test_an_update_that_changes_nothing_leaves_no_trace(tracker: Tracker) -> None:
-    [issue_id] = made(tracker, "a")
+    [issue_id] = create_issues(tracker, "a")
     before = tracker.document(issue_id)
     tracker.update(issue_id, Update(title="a"))
 
@@ -159,8 +159,8 @@ def test_an_update_that_changes_nothing_leaves_no_trace(tracker: Tracker) -> Non
     assert events_of(tracker) == {"issue_created": 1}
 
 
-def test_an_update_of_one_version_is_refused_for_another(tracker: Tracker) -> None:
-    [issue_id] = made(tracker, "a")
+def test_an_update_is_refused_if_the_version_has_changed(tracker: Tracker) -> None:
+    [issue_id] = create_issues(tracker, "a")
     version = tracker.document(issue_id).version
     tracker.update(issue_id, Update(title="b"), if_version=version)
 
@@ -170,8 +170,8 @@ def test_an_update_of_one_version_is_refused_for_another(tracker: Tracker) -> No
     assert tracker.issue(issue_id).title == "b"
 
 
-def test_an_edit_moves_nothing(tracker: Tracker) -> None:
-    [issue_id] = made(tracker, "a")
+def test_an_edit_changes_neither_state_nor_dependencies(tracker: Tracker) -> None:
+    [issue_id] = create_issues(tracker, "a")
     edited = tracker.edit(
         issue_id,
         lambda issue: msgspec.structs.replace(issue, title="b", state=State.DONE, dependencies=("x",)),
@@ -180,8 +180,8 @@ def test_an_edit_moves_nothing(tracker: Tracker) -> None:
     assert (edited.title, edited.state, edited.dependencies) == ("b", State.READY, ())
 
 
-def test_what_is_no_number_is_not_counted_up(tracker: Tracker) -> None:
-    [issue_id] = made(tracker, "a")
+def test_a_value_that_is_not_a_number_cannot_be_incremented(tracker: Tracker) -> None:
+    [issue_id] = create_issues(tracker, "a")
     tracker.update(issue_id, Update(context={"n": "many"}))
 
     with pytest.raises(SettingInvalid):
@@ -191,8 +191,8 @@ def test_what_is_no_number_is_not_counted_up(tracker: Tracker) -> None:
 # --- States -----------------------------------------------------------------------------------------
 
 
-def test_adding_a_dependency_sends_back_and_done_releases(tracker: Tracker) -> None:
-    a, b, c = made(tracker, "a", "b", "c")
+def test_an_open_dependency_sends_an_issue_to_the_backlog_and_done_unblocks_it(tracker: Tracker) -> None:
+    a, b, c = create_issues(tracker, "a", "b", "c")
     tracker.dependencies.add(a, b)
     tracker.dependencies.add(a, c)
     assert states(tracker, a, b, c) == ["backlog", "ready", "ready"]
@@ -205,8 +205,8 @@ def test_adding_a_dependency_sends_back_and_done_releases(tracker: Tracker) -> N
     assert states(tracker, a, c) == ["backlog", "in_progress"]
 
 
-def test_what_waits_cannot_be_begun_or_finished_and_is_told_for_whom(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_a_blocked_issue_cannot_start_or_finish_and_the_error_names_the_blocker(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(a, b)
 
     for state in (State.DONE, State.IN_PROGRESS, State.READY, State.GATED):
@@ -215,8 +215,8 @@ def test_what_waits_cannot_be_begun_or_finished_and_is_told_for_whom(tracker: Tr
     assert tracker.snapshot().blocked() == [(tracker.issue(a), [b])]
 
 
-def test_a_rejected_dependency_releases_nobody(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_a_rejected_dependency_does_not_unblock_its_dependents(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(a, b)
     tracker.update(b, Update(state=State.REJECTED))
 
@@ -225,8 +225,8 @@ def test_a_rejected_dependency_releases_nobody(tracker: Tracker) -> None:
     assert states(tracker, a) == ["ready"]
 
 
-def test_rejected_is_the_end(tracker: Tracker) -> None:
-    [a] = made(tracker, "a")
+def test_a_rejected_issue_stays_rejected(tracker: Tracker) -> None:
+    [a] = create_issues(tracker, "a")
     tracker.update(a, Update(state=State.REJECTED))
 
     for state in State:
@@ -235,8 +235,8 @@ def test_rejected_is_the_end(tracker: Tracker) -> None:
                 tracker.update(a, Update(state=state))
 
 
-def test_an_archived_issue_still_releases_if_it_was_done(tracker: Tracker) -> None:
-    a, b, c, d = made(tracker, "a", "b", "c", "d")
+def test_an_archived_issue_unblocks_its_dependents_only_if_it_was_done(tracker: Tracker) -> None:
+    a, b, c, d = create_issues(tracker, "a", "b", "c", "d")
     tracker.dependencies.add(a, b)
     tracker.dependencies.add(c, d)
     tracker.update(b, DONE)
@@ -249,8 +249,8 @@ def test_an_archived_issue_still_releases_if_it_was_done(tracker: Tracker) -> No
     assert "archived_from" not in tracker.issue(d).unknown
 
 
-def test_what_others_rest_on_is_not_reopened(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_a_dependency_of_a_finished_issue_cannot_be_reopened(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(a, b)
     tracker.update(b, DONE)
     tracker.update(a, DONE)
@@ -262,8 +262,8 @@ def test_what_others_rest_on_is_not_reopened(tracker: Tracker) -> None:
     assert states(tracker, a, b) == ["backlog", "ready"]
 
 
-def test_a_finished_issue_waits_for_nothing_new(tracker: Tracker) -> None:
-    a, b, c = made(tracker, "a", "b", "c")
+def test_a_finished_issue_accepts_no_unfinished_dependency(tracker: Tracker) -> None:
+    a, b, c = create_issues(tracker, "a", "b", "c")
     tracker.update(a, DONE)
     tracker.update(c, DONE)
 
@@ -276,8 +276,8 @@ def test_a_finished_issue_waits_for_nothing_new(tracker: Tracker) -> None:
 
 
 @pytest.mark.req("FL-10")
-def test_a_circle_is_refused_and_the_way_around_named(tracker: Tracker) -> None:
-    a, b, c = made(tracker, "a", "b", "c")
+def test_a_cycle_is_refused_and_its_path_named(tracker: Tracker) -> None:
+    a, b, c = create_issues(tracker, "a", "b", "c")
     tracker.dependencies.add(a, b)
     tracker.dependencies.add(b, c)
 
@@ -290,7 +290,7 @@ def test_a_circle_is_refused_and_the_way_around_named(tracker: Tracker) -> None:
 
 
 @pytest.mark.req("FL-10")
-def test_a_circle_is_found_however_long_it_is(tracker: Tracker) -> None:
+def test_a_long_cycle_is_found(tracker: Tracker) -> None:
     count = 150
     tracker.adopt(
         [
@@ -305,8 +305,8 @@ def test_a_circle_is_found_however_long_it_is(tracker: Tracker) -> None:
     assert len(tracker.dependencies.add("i000", "i149").implied_by) == count
 
 
-def test_a_dependency_that_follows_is_left_out_and_the_way_said(tracker: Tracker) -> None:
-    a, b, c = made(tracker, "a", "b", "c")
+def test_an_implied_dependency_is_skipped_and_the_implying_path_returned(tracker: Tracker) -> None:
+    a, b, c = create_issues(tracker, "a", "b", "c")
     tracker.dependencies.add(a, b)
     tracker.dependencies.add(b, c)
     version = tracker.document(a).version
@@ -316,8 +316,8 @@ def test_a_dependency_that_follows_is_left_out_and_the_way_said(tracker: Tracker
     assert tracker.document(a).version == version
 
 
-def test_removing_a_dependency_that_is_not_there_says_so(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_a_missing_dependency_is_not_removed_and_an_unknown_issue_is_not_linked(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
 
     assert tracker.dependencies.remove(a, b) is None
     with pytest.raises(NotFound):
@@ -326,8 +326,8 @@ def test_removing_a_dependency_that_is_not_there_says_so(tracker: Tracker) -> No
         tracker.dependencies.add("nothing", a)
 
 
-def test_deleting_takes_an_issue_out_of_everybodys_dependencies(tracker: Tracker) -> None:
-    a, b, c, d = made(tracker, "a", "b", "c", "d")
+def test_deleting_an_issue_removes_it_from_all_dependencies(tracker: Tracker) -> None:
+    a, b, c, d = create_issues(tracker, "a", "b", "c", "d")
     for waiting in (a, b):
         tracker.dependencies.add(waiting, c)
     tracker.dependencies.add(b, d)
@@ -342,10 +342,10 @@ def test_deleting_takes_an_issue_out_of_everybodys_dependencies(tracker: Tracker
         tracker.delete(c)
 
 
-def test_with_more_dependents_than_a_transaction_names_everything_is_still_told_right(
+def test_states_are_right_with_more_dependents_than_one_transaction_can_name(
     tracker: Tracker,
 ) -> None:
-    hub = made(tracker, "hub")[0]
+    hub = create_issues(tracker, "hub")[0]
     waiting = [
         each.issue.id for each in tracker.create_all([NewIssue(title=f"w{n}", depends_on=(hub,)) for n in range(150)])
     ]
@@ -357,8 +357,8 @@ def test_with_more_dependents_than_a_transaction_names_everything_is_still_told_
     assert all(tracker.issue(each).dependencies == () for each in waiting)
 
 
-def test_a_part_waits_for_what_the_whole_waited_for(tracker: Tracker) -> None:
-    before, whole, after = made(tracker, "before", "whole", "after")
+def test_the_parts_of_an_issue_inherit_its_dependencies(tracker: Tracker) -> None:
+    before, whole, after = create_issues(tracker, "before", "whole", "after")
     tracker.dependencies.add(whole, before)
     tracker.dependencies.add(after, whole)
     parts = [each.issue.id for each in tracker.break_down(whole, [NewIssue(title="1"), NewIssue(title="2")])]
@@ -373,10 +373,10 @@ def test_a_part_waits_for_what_the_whole_waited_for(tracker: Tracker) -> None:
 
 
 @pytest.mark.req("FL-11")
-def test_done_needs_all_gates_and_comes_with_the_last(tracker: Tracker) -> None:
+def test_an_issue_is_done_only_when_its_last_gate_passes(tracker: Tracker) -> None:
     for gate in ("one", "two"):
         tracker.gates.define(Definition(gate))
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     tracker.dependencies.add(b, a)
     tracker.gates.require(a, ["one", "two", "one"])
 
@@ -389,9 +389,9 @@ def test_done_needs_all_gates_and_comes_with_the_last(tracker: Tracker) -> None:
 
 
 @pytest.mark.req("FL-11")
-def test_a_gate_that_is_passed_before_the_work_is_done_counts(tracker: Tracker) -> None:
+def test_a_gate_passed_before_the_work_is_done_counts(tracker: Tracker) -> None:
     tracker.gates.define(Definition("one"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.gates.require(a, ["one"])
 
     assert tracker.gates.judge(a, "one", GateStatus.PASSED).state is State.READY
@@ -404,9 +404,9 @@ def test_a_gate_that_is_passed_before_the_work_is_done_counts(tracker: Tracker) 
 
 
 @pytest.mark.req("FL-11")
-def test_passing_the_last_gate_does_not_finish_what_waits_for_others(tracker: Tracker) -> None:
+def test_passing_the_last_gate_does_not_finish_a_blocked_issue(tracker: Tracker) -> None:
     tracker.gates.define(Definition("one"))
-    a, b = made(tracker, "a", "b")
+    a, b = create_issues(tracker, "a", "b")
     tracker.gates.require(a, ["one"])
     tracker.update(a, DONE)
     tracker.dependencies.add(a, b)
@@ -416,8 +416,8 @@ def test_passing_the_last_gate_does_not_finish_what_waits_for_others(tracker: Tr
     assert tracker.update(a, DONE).state is State.DONE
 
 
-def test_a_gate_is_defined_once_and_required_only_if_it_is(tracker: Tracker) -> None:
-    [a] = made(tracker, "a")
+def test_a_gate_is_defined_once_and_only_a_defined_gate_can_be_required(tracker: Tracker) -> None:
+    [a] = create_issues(tracker, "a")
     tracker.gates.define(Definition("one", title="first"))
 
     with pytest.raises(Exception, match="already exists"):
@@ -433,7 +433,7 @@ def test_a_gate_is_defined_once_and_required_only_if_it_is(tracker: Tracker) -> 
 
 def test_an_automatic_gate_is_judged_by_its_checker(tracker: Tracker) -> None:
     tracker.gates.define(Definition("auto", command="true"))
-    [a] = made(tracker, "a")
+    [a] = create_issues(tracker, "a")
     tracker.gates.require(a, ["auto"])
 
     with pytest.raises(TransitionRefused, match="checker"):
@@ -441,10 +441,10 @@ def test_an_automatic_gate_is_judged_by_its_checker(tracker: Tracker) -> None:
     assert tracker.gates.judge(a, "auto", GateStatus.FAILED, force=True).open_gates() == ["auto"]
 
 
-# --- The list of what is ready ----------------------------------------------------------------------
+# --- Ready issues -----------------------------------------------------------------------------------
 
 
-def test_ready_is_ordered_by_urgency_and_age(tracker: Tracker) -> None:
+def test_ready_issues_are_ordered_by_priority_and_age(tracker: Tracker) -> None:
     low, normal, critical, older = (
         tracker.create(NewIssue(title=title, priority=priority)).id
         for title, priority in (
@@ -461,8 +461,8 @@ def test_ready_is_ordered_by_urgency_and_age(tracker: Tracker) -> None:
     assert [issue.id for issue in snapshot.ready("human:bob")] == [critical, older, normal, low]
 
 
-def test_claiming_the_next_passes_over_what_cannot_be_had(tracker: Tracker) -> None:
-    a, b = made(tracker, "a", "b")
+def test_claim_next_skips_claimed_issues(tracker: Tracker) -> None:
+    a, b = create_issues(tracker, "a", "b")
     tracker.claims.claim(a, tracker.claims.request("agent:one"))
     claimed = tracker.claims.claim_next(tracker.claims.request("agent:two"))
 

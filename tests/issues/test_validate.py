@@ -1,4 +1,4 @@
-"""Damage is found, and put right if that can be done in one way only."""
+"""Damage is found, and repaired if there is only one way to repair it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.issues.rules import find_path, in_order, reachable
 from holdfast.issues.tracker import Query, Tracker, Update, find
 from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore
-from tests.issues.trackers import made, problems, tracker_on
+from tests.issues.trackers import create_issues, problems, tracker_on
 
 A, B, C = "aaaa", "bbbb", "cccc"
 
@@ -27,20 +27,20 @@ A, B, C = "aaaa", "bbbb", "cccc"
 @pytest.fixture
 def tracker(scratch: Path, clock: ManualClock) -> Tracker:
     """a -> b -> c, in files."""
-    here = tracker_on(FileStore(scratch, clock=clock), clock=clock)
-    here.initialise()
-    here.adopt(
+    tracker = tracker_on(FileStore(scratch, clock=clock), clock=clock)
+    tracker.initialise()
+    tracker.adopt(
         [
             Issue(id=A, title="a", dependencies=(B,)),
             Issue(id=B, title="b", dependencies=(C,)),
             Issue(id=C, title="c"),
         ]
     )
-    return here
+    return tracker
 
 
-def changed(path: Path, **fields: Any) -> None:
-    """Another program changes a file, knowing nothing of ours."""
+def edit_json(path: Path, **fields: Any) -> None:
+    """Change fields of a file, as a program unaware of Holdfast would."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
@@ -51,22 +51,22 @@ def issue_file(jit: Path, issue_id: str) -> Path:
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an index that lost an entry": (
         "unlisted",
-        lambda jit: changed(jit / "index.json", all_ids=[A, C]),
+        lambda jit: edit_json(jit / "index.json", all_ids=[A, C]),
     ),
     "an index with a name for nothing": (
         "missing",
-        lambda jit: changed(jit / "index.json", all_ids=[A, B, C, "dddd"]),
+        lambda jit: edit_json(jit / "index.json", all_ids=[A, B, C, "dddd"]),
     ),
-    "an index with a name twice": ("index", lambda jit: changed(jit / "index.json", all_ids=[A, B, C, A])),
+    "an index with a name twice": ("index", lambda jit: edit_json(jit / "index.json", all_ids=[A, B, C, A])),
     "a dependency on nothing": (
         "dangling",
-        lambda jit: changed(issue_file(jit, A), dependencies=[B, "gone"]),
+        lambda jit: edit_json(issue_file(jit, A), dependencies=[B, "gone"]),
     ),
     "a dependency on what cannot be": (
         "dangling",
-        lambda jit: changed(issue_file(jit, A), dependencies=[B, "no/such name"]),
+        lambda jit: edit_json(issue_file(jit, A), dependencies=[B, "no/such name"]),
     ),
-    "a state that does not follow": ("state", lambda jit: changed(issue_file(jit, B), state="ready")),
+    "a state that does not follow": ("state", lambda jit: edit_json(issue_file(jit, B), state="ready")),
     "an edge without its reverse": ("dependents", lambda jit: (jit / f"dependents/{B}.json").unlink()),
     "no graph at all": ("dependents", lambda jit: (jit / "graph.json").unlink()),
     "an issue that was removed by hand": ("dangling", lambda jit: issue_file(jit, B).unlink()),
@@ -87,13 +87,13 @@ def test_damage_is_found_and_repaired(tracker: Tracker, scratch: Path, name: str
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [
-        ("circle", lambda jit: changed(issue_file(jit, C), dependencies=[A])),
+        ("circle", lambda jit: edit_json(issue_file(jit, C), dependencies=[A])),
         ("unreadable", lambda jit: issue_file(jit, C).write_text("{")),
-        ("gate", lambda jit: changed(issue_file(jit, C), gates_required=["nothing"])),
-        ("done too early", lambda jit: changed(issue_file(jit, A), state="done")),
+        ("gate", lambda jit: edit_json(issue_file(jit, C), gates_required=["nothing"])),
+        ("done too early", lambda jit: edit_json(issue_file(jit, A), state="done")),
     ],
 )
-def test_what_needs_a_decision_is_found_and_left(
+def test_damage_that_needs_a_decision_is_found_and_not_repaired(
     tracker: Tracker, scratch: Path, kind: str, damage: Callable[[Path], object]
 ) -> None:
     damage(scratch / ".jit")
@@ -105,7 +105,7 @@ def test_what_needs_a_decision_is_found_and_left(
         assert found[0].message in "aaaa -> bbbb -> cccc -> aaaa -> bbbb -> cccc"
 
 
-def test_abandoned_work_is_put_back(tracker: Tracker, clock: ManualClock) -> None:
+def test_an_abandoned_issue_becomes_ready_again(tracker: Tracker, clock: ManualClock) -> None:
     tracker.claims.claim(C, tracker.claims.request(ttl=10))
     clock.advance(10)
 
@@ -114,10 +114,10 @@ def test_abandoned_work_is_put_back(tracker: Tracker, clock: ManualClock) -> Non
     assert tracker.issue(C).state is State.READY
 
 
-# --- Going out and coming in ------------------------------------------------------------------------
+# --- Export and import ------------------------------------------------------------------------------
 
 
-def test_what_is_exported_can_be_imported_elsewhere(tracker: Tracker, tmp_path: Path) -> None:
+def test_an_export_can_be_imported_into_another_tracker(tracker: Tracker, tmp_path: Path) -> None:
     tracker.gates.define(Definition("review"))
     tracker.gates.require(C, ["review"])
     tracker.update(B, Update(context={"k": "ü"}))
@@ -135,8 +135,8 @@ def test_what_is_exported_can_be_imported_elsewhere(tracker: Tracker, tmp_path: 
         import_text(other, text, "the export")
 
 
-def test_what_is_imported_closes_no_circle(tracker: Tracker, scratch: Path) -> None:
-    changed(issue_file(scratch / ".jit", C), dependencies=["dddd"])  # another program's, to nothing
+def test_an_import_that_would_close_a_cycle_is_refused(tracker: Tracker, scratch: Path) -> None:
+    edit_json(issue_file(scratch / ".jit", C), dependencies=["dddd"])  # dangling, from another program
 
     with pytest.raises(DependencyCycle):
         tracker.adopt([Issue(id="dddd", title="d", dependencies=(A,))])
@@ -146,7 +146,7 @@ def test_what_is_imported_closes_no_circle(tracker: Tracker, scratch: Path) -> N
         tracker.adopt([Issue(id="eeee", title="e"), Issue(id="eeee", title="e")])
 
 
-def test_more_issues_than_fit_into_one_transaction_are_brought_in(tracker: Tracker) -> None:
+def test_more_issues_than_fit_into_one_transaction_can_be_imported(tracker: Tracker) -> None:
     many = [Issue(id=f"i{n:04d}", title=str(n), dependencies=(f"i{n + 1:04d}",) if n < 599 else ()) for n in range(600)]
     tracker.adopt(many)
 
@@ -154,7 +154,7 @@ def test_more_issues_than_fit_into_one_transaction_are_brought_in(tracker: Track
     assert problems(tracker) == []
 
 
-def test_issues_come_one_per_line_too(tracker: Tracker) -> None:
+def test_issues_can_be_imported_as_json_lines(tracker: Tracker) -> None:
     lines = b'{"id":"x1","title":"1"}\n\n{"id":"x2","title":"2","dependencies":["x1"]}\n'
 
     assert [issue.id for issue in import_text(tracker, lines, "lines").issues] == ["x1", "x2"]
@@ -163,17 +163,17 @@ def test_issues_come_one_per_line_too(tracker: Tracker) -> None:
             import_text(tracker, text, "it")
 
 
-def test_a_batch_says_what_is_wrong_with_it() -> None:
+def test_a_malformed_batch_is_refused() -> None:
     assert read_batch(b'[{"title":"a","priority":"high"}]', "it") == [NewIssue(title="a", priority=Priority.HIGH)]
     for text in (b'[{"titel":"a"}]', b'[{"title":"a","priority":"urgent"}]', b'["a"]', b"nonsense"):
         with pytest.raises(UsageFailure):
             read_batch(text, "it")
 
 
-# --- Finding ----------------------------------------------------------------------------------------
+# --- Queries ----------------------------------------------------------------------------------------
 
 
-def test_everything_that_is_asked_for_must_fit(tracker: Tracker) -> None:
+def test_an_issue_must_match_every_part_of_a_query(tracker: Tracker) -> None:
     tracker.update(C, Update(title="Write the Parser", add_labels=("area:x",), assignee="human:bob"))
     snapshot = tracker.snapshot()
 
@@ -186,7 +186,7 @@ def test_everything_that_is_asked_for_must_fit(tracker: Tracker) -> None:
     assert len(ids()) == 3
 
 
-def test_a_word_is_looked_for_at_the_beginning_of_ids_only(tracker: Tracker) -> None:
+def test_a_word_matches_only_the_beginning_of_an_id(tracker: Tracker) -> None:
     issue = tracker.create(NewIssue(title="~"))
     snapshot = tracker.snapshot()
 
@@ -197,28 +197,28 @@ def test_a_word_is_looked_for_at_the_beginning_of_ids_only(tracker: Tracker) -> 
 # --- Graphs -----------------------------------------------------------------------------------------
 
 
-def test_paths_orders_and_circles() -> None:
+def test_paths_topological_order_and_cycles() -> None:
     graph = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": [], "x": ["y"], "y": ["x"], "z": ["x", "a"]}
     edges = graph.__getitem__
 
     assert find_path(edges, "a", "d") == ["a", "b", "d"]
     assert find_path(edges, "d", "a") is None
     assert reachable(edges, ["b"]) == {"b", "d"}
-    order, circles = in_order(graph)
+    order, cycles = in_order(graph)
     assert order.index("d") < order.index("b") < order.index("a")
-    assert circles == [["x", "y", "x"]]
+    assert cycles == [["x", "y", "x"]]
 
 
-def test_a_long_chain_is_no_trouble() -> None:
+def test_a_long_chain_does_not_overflow_the_stack() -> None:
     chain = {str(n): [str(n + 1)] if n < 50_000 else [] for n in range(50_001)}
 
     assert in_order(chain)[0][0] == "50000"
-    way = find_path(chain.__getitem__, "0", "50000")
-    assert way is not None
-    assert len(way) == 50_001
+    path = find_path(chain.__getitem__, "0", "50000")
+    assert path is not None
+    assert len(path) == 50_001
 
 
-def test_issues_are_listed_in_the_order_in_which_they_came(tracker: Tracker) -> None:
-    ids = made(tracker, "x", "y", "z")
+def test_issues_are_listed_in_order_of_creation(tracker: Tracker) -> None:
+    ids = create_issues(tracker, "x", "y", "z")
 
     assert [issue.id for issue in tracker.snapshot()] == [A, B, C, *ids]

@@ -1,4 +1,4 @@
-"""What the tests of issues share: trackers on real files, and questions that they ask of them."""
+"""Helpers shared by the tests of issues: trackers on files, and checks of their state."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from holdfast.locks.retry import RetryConfig
 from holdfast.store.files import FileStore
 from holdfast.store.model import Store
 
-PATIENT = RetryConfig(max_attempts=30, initial_delay=0.001, max_delay=0.05)
+RETRIES = RetryConfig(max_attempts=30, initial_delay=0.001, max_delay=0.05)
 
 
 def tracker_at(directory: Path, actor: str = "agent:tester") -> Tracker:
-    """A tracker on the files of a directory, patient with others."""
+    """A tracker on the files of a directory, with a long lock timeout and many retries."""
     return tracker_on(FileStore(directory, timeout=60.0), actor)
 
 
 def tracker_on(store: Store, actor: str = "agent:tester", *, clock: Clock = SYSTEM_CLOCK) -> Tracker:
-    return Tracker(store, actor=actor, retry=PATIENT, clock=clock)
+    return Tracker(store, actor=actor, retry=RETRIES, clock=clock)
 
 
-def made(tracker: Tracker, *titles: str) -> list[str]:
-    """The ids of new issues with these titles."""
+def create_issues(tracker: Tracker, *titles: str) -> list[str]:
+    """Create issues with these titles; return their ids."""
     return [each.issue.id for each in tracker.create_all([NewIssue(title=title) for title in titles])]
 
 
 def events_of(tracker: Tracker) -> Counter[str]:
-    """How often each type of event happened."""
+    """The number of events of each type."""
     return Counter(entry.record.type for entry in tracker.events())
 
 
-def proof(claimed: Claimed) -> ClaimId:
-    """What a claimer shows."""
+def claim_id_of(claimed: Claimed) -> ClaimId:
     return ClaimId.parse(claimed.claim.claim_id)
 
 
 def problems(tracker: Tracker) -> list[str]:
-    """All that is wrong with a tracker."""
+    """Every problem that `examine` finds, one line each."""
     return [f"{each.code} {each.subject}: {each.message}" for each in examine(tracker)]
 
 
-def circles(issues: list[Issue]) -> list[list[str]]:
-    """The circles among them."""
+def cycles(issues: list[Issue]) -> list[list[str]]:
+    """The dependency cycles among these issues."""
     return in_order({each.id: each.dependencies for each in issues})[1]

@@ -1,4 +1,4 @@
-"""Leases and clocks that are set, or differ: with a clock that tests move, and in real processes."""
+"""Leases when wall clocks are set or disagree: with a manual clock, and in real processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not 
 
 
 class Elsewhere(LeaseService):
-    """The service of another machine, or of this one after a restart: its boot clock is another one."""
+    """The service on another machine, or on this one after a reboot: its boot clock differs."""
 
     def reading(self) -> ClockReading:
         return super().reading()._replace(clock_id="another boot", boot=self._clock.boot() + 5000)
 
 
 class Machines:
-    """A store without a clock of its own, used from two machines whose clocks agree to begin with."""
+    """A store without its own clock, used from two machines whose wall clocks agree at first."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -88,13 +88,13 @@ def test_a_lease_is_renewed_as_if_the_wall_clock_had_not_been_set(machines: Mach
         service.steal("main", service.request())
 
 
-def test_from_elsewhere_a_lease_is_judged_by_the_store_with_a_margin(machines: Machines) -> None:
+def test_another_machine_judges_a_lease_by_the_store_clock_plus_a_margin(machines: Machines) -> None:
     service, thief, clock = machines.here, machines.there, machines.clock
     lease = service.acquire("main", service.request(ttl=TTL)).lease
     clock.advance(TTL)
-    with pytest.raises(LockExpired):  # its holder stops at once
+    with pytest.raises(LockExpired):  # the holder stops at once
         service.renew("main", lease.lock_id)
-    with pytest.raises(LockConflict):  # others wait as long as their clocks may be wrong
+    with pytest.raises(LockConflict):  # others wait for the allowed clock skew as well
         thief.acquire("main", thief.request())
     state = thief.state("main")
     assert state is not None
@@ -104,7 +104,7 @@ def test_from_elsewhere_a_lease_is_judged_by_the_store_with_a_margin(machines: M
     assert thief.acquire("main", thief.request()).stolen_from == lease
 
 
-def test_a_holder_that_moves_to_another_machine_is_judged_strictly(machines: Machines) -> None:
+def test_a_holder_that_moves_to_another_machine_gets_no_margin(machines: Machines) -> None:
     service, moved = machines.here, machines.there
     lease = service.acquire("main", service.request(ttl=TTL)).lease
     moved.renew("main", lease.lock_id)
@@ -117,7 +117,7 @@ def test_a_holder_that_moves_to_another_machine_is_judged_strictly(machines: Mac
 
 @on_linux
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines, step: float) -> None:
+def test_a_waiter_keeps_its_place_when_the_wall_clock_is_set(machines: Machines, step: float) -> None:
     service, clock = machines.here, machines.clock
     held = service.acquire("main", service.request(ttl=TTL)).lease
     first, second = service.request(ttl=TTL), service.request(ttl=TTL)
@@ -149,11 +149,11 @@ def repo(tmp_path: Path) -> Path:
 def test_the_shim_sets_the_wall_clock_of_a_process(wall_clock: WallClock) -> None:
     wall_clock.set(HOUR)
     program = [sys.executable, "-c", "import time; print(time.time())"]
-    told = subprocess.run(program, env=wall_clock.environment, capture_output=True, text=True, check=True)
-    assert HOUR / 2 < float(told.stdout) - time.time() < HOUR * 2
+    shown = subprocess.run(program, env=wall_clock.environment, capture_output=True, text=True, check=True)
+    assert HOUR / 2 < float(shown.stdout) - time.time() < HOUR * 2
 
 
-def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_held(
+def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_held_lease(
     repo: Path, wall_clock: WallClock
 ) -> None:
     lease = data(holdfast("lease", "acquire", "--repo", repo, "--ttl", "10m", "--json"))
@@ -166,7 +166,7 @@ def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_
     assert again.returncode == 0, again.stderr
 
 
-def test_a_process_whose_wall_clock_is_an_hour_behind_takes_over_what_has_expired(
+def test_a_process_whose_wall_clock_is_an_hour_behind_takes_over_an_expired_lease(
     repo: Path, wall_clock: WallClock
 ) -> None:
     old = data(holdfast("lease", "acquire", "--repo", repo, "--ttl", "200ms", "--json"))
@@ -175,7 +175,7 @@ def test_a_process_whose_wall_clock_is_an_hour_behind_takes_over_what_has_expire
     assert data(new)["token"] == old["token"] + 1
 
 
-def test_a_command_under_a_lease_lives_through_a_step_of_the_wall_clock(
+def test_a_command_under_a_lease_survives_a_step_of_the_wall_clock(
     repo: Path, wall_clock: WallClock, tmp_path: Path
 ) -> None:
     step = f"""

@@ -1,4 +1,4 @@
-"""Cycles of waits are found, whatever they lead through, and exactly one wait of each gives up."""
+"""Deadlock detection finds every cycle of waits, and exactly one wait of each cycle gives up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proof.effort import rounds
 
 
 def participant(name: str) -> Participant:
-    """One that is known by its process only, as those who hold leases are."""
+    """A participant known only by its process, as the holder of a lease is."""
     return Participant(name, processes=frozenset((name,)))
 
 
@@ -50,10 +50,10 @@ def waits_of(cycle: Cycle) -> tuple[WaitEdge, ...]:
     return tuple(link.wait for link in cycle)
 
 
-# --- What a cycle is -------------------------------------------------------------------------------------
+# --- Cycles ----------------------------------------------------------------------------------------------
 
 
-def test_two_that_wait_for_each_other_are_a_cycle() -> None:
+def test_two_agents_that_wait_for_each_other_form_a_cycle() -> None:
     waits = (wait("a", "y", 1), wait("b", "x", 2))
     seen = graph({"x": "a", "y": "b"}, *waits)
 
@@ -61,7 +61,7 @@ def test_two_that_wait_for_each_other_are_a_cycle() -> None:
     assert waits_of(find_cycle("b-x", seen)) == waits[::-1]
 
 
-def test_the_youngest_gives_up_and_names_the_cycle() -> None:
+def test_the_youngest_wait_gives_up_and_names_the_cycle() -> None:
     seen = graph({"x": "a", "y": "b", "z": "c"}, wait("a", "y", 1), wait("b", "z", 3), wait("c", "x", 2))
 
     check_deadlock("a-y", lambda: seen)
@@ -79,24 +79,24 @@ def test_the_youngest_gives_up_and_names_the_cycle() -> None:
     }
 
 
-def test_who_waits_for_what_it_holds_itself_may_still_release_it() -> None:
+def test_an_agent_that_waits_for_its_own_lease_is_not_deadlocked() -> None:
     check_deadlock("a-x", lambda: graph({"x": "a"}, wait("a", "x")))
     seen = graph({"x": "a", "y": "a"}, wait("a", "x", 1), wait("a", "y", 2))
     check_deadlock("a-y", lambda: seen)
 
 
-def test_a_wait_outside_the_cycle_goes_on() -> None:
+def test_a_wait_outside_the_cycle_continues() -> None:
     seen = graph({"x": "a", "y": "b"}, wait("a", "y", 1), wait("b", "x", 2), wait("c", "x", 3))
 
     assert find_cycle("c-x", seen) == ()
     check_deadlock("c-x", lambda: seen)
 
 
-def test_a_line_that_ends_somewhere_is_no_cycle() -> None:
+def test_a_chain_of_waits_that_ends_is_no_cycle() -> None:
     assert find_cycle("a-y", graph({"x": "a", "y": "b", "z": "c"}, wait("a", "y"), wait("b", "z"))) == ()
 
 
-def test_what_is_not_in_the_second_picture_too_is_no_cycle() -> None:
+def test_a_cycle_counts_only_if_both_readings_have_it() -> None:
     waits = (wait("a", "y", 1), wait("b", "x", 2))
     first = graph({"x": "a", "y": "b"}, *waits)
     again = Hold(resource("x"), participant("a"), "acquired again")
@@ -110,7 +110,7 @@ def test_what_is_not_in_the_second_picture_too_is_no_cycle() -> None:
         assert next(seen, None) is None
 
 
-# --- Who is the same --------------------------------------------------------------------------------------
+# --- Identity ---------------------------------------------------------------------------------------------
 
 CLAIM, LEASE = Resource("claim", "n"), Resource("lease", "w")
 
@@ -119,34 +119,34 @@ def is_of(mine: Participant, theirs: Participant, *, for_descendants: bool = Fal
     return WaitEdge(LEASE, mine, "", "").is_of(Hold(CLAIM, theirs, "", for_descendants))
 
 
-def test_who_has_a_name_is_known_by_it_and_not_by_its_process() -> None:
+def test_a_named_participant_is_identified_by_its_name_not_by_its_process() -> None:
     one, other = (Participant(name, name, frozenset(("p",))) for name in "ab")
     assert is_of(one, one._replace(processes=frozenset(("q",))))
     assert not is_of(one, other)  # two agents of one program
 
 
-def test_who_has_no_name_is_known_by_its_processes() -> None:
+def test_a_nameless_participant_is_identified_by_its_processes() -> None:
     named, nameless = Participant("a", "a", frozenset(("p",))), Participant("p", "", frozenset(("p", "q")))
     assert is_of(nameless, named)
     assert is_of(named, nameless)
     assert not is_of(named, Participant("r", "", frozenset(("r",))))
 
 
-def test_agents_of_one_process_that_say_in_whose_name_they_act_are_not_the_same() -> None:
+def test_agents_of_one_process_with_different_actors_are_distinct() -> None:
     one, other = (Participant("p", processes=frozenset(("p",)), actor=f"agent:{name}") for name in "ab")
     assert is_of(one, one)
     assert not is_of(one, other)
-    assert is_of(one, participant("p"))  # who does not say
+    assert is_of(one, participant("p"))  # no actor given
 
 
-def test_what_a_process_holds_for_those_that_it_runs_is_held_by_them() -> None:
+def test_a_hold_for_descendants_belongs_to_the_descendants_too() -> None:
     below = Participant("p", "", frozenset(("p",)), above=frozenset(("shell", "run")))
     assert is_of(below, participant("run"), for_descendants=True)
     assert not is_of(below, participant("run"))
     assert not is_of(participant("run"), below, for_descendants=True)
 
 
-def test_who_holds_by_one_name_and_waits_by_another_is_called_by_both() -> None:
+def test_a_participant_that_holds_and_waits_under_two_names_is_reported_with_both() -> None:
     b = Participant("b", "b", frozenset(("pb",)))
     holds = (Hold(CLAIM, b, "1"), Hold(LEASE, participant("pa"), "2"))
     waits = (
@@ -158,24 +158,24 @@ def test_who_holds_by_one_name_and_waits_by_another_is_called_by_both() -> None:
         check_deadlock("t2", lambda: WaitGraph((holds[1],), (waits[1],)), [lambda: WaitGraph(holds[:1], waits[:1])])
 
 
-def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
+def test_an_unreachable_store_ends_no_wait() -> None:
     def away() -> WaitGraph:
         raise StoreUnavailable("elsewhere", "it is away")
 
     check_deadlock("b-x", lambda: graph({"x": "a"}, wait("b", "x")), [away])
 
 
-# --- What several share -----------------------------------------------------------------------------------
+# --- Shared holds -----------------------------------------------------------------------------------------
 
 
 def shared_graph(*waits: WaitEdge) -> WaitGraph:
-    """Both a and b have x, shared."""
+    """A graph in which a and b hold x, shared."""
     holds = (Hold(resource("x"), participant(who), f"{who}+x", shared=True) for who in "ab")
     return WaitGraph((*holds, Hold(resource("y"), participant("c"), "c+y")), waits)
 
 
 @pytest.mark.parametrize("holder", ["a", "b"])
-def test_who_waits_for_what_others_share_waits_for_each_of_them(holder: str) -> None:
+def test_a_wait_for_a_shared_resource_is_a_wait_for_each_holder(holder: str) -> None:
     seen = shared_graph(wait(holder, "y", 1), wait("c", "x", 2))
     [mine, theirs] = find_cycle("c-x", seen)
     assert (mine.hold.holder.label, theirs.wait.waiter.label) == (holder, holder)
@@ -183,55 +183,55 @@ def test_who_waits_for_what_others_share_waits_for_each_of_them(holder: str) -> 
     assert not gives_up(f"{holder}-y", seen)
 
 
-def test_those_who_share_do_not_wait_for_each_other() -> None:
+def test_a_shared_wait_is_not_blocked_by_shared_holds() -> None:
     reader = wait("c", "x", 2)._replace(shared=True)
     assert not find_cycle("c-x", shared_graph(wait("a", "y", 1), reader))
     assert not find_cycle("a-y", shared_graph(wait("a", "y", 1), reader))
 
 
-def test_the_smallest_cycle_is_the_one_that_is_named() -> None:
+def test_the_shortest_cycle_is_reported() -> None:
     seen = shared_graph(wait("a", "y", 1), wait("b", "z", 2), wait("d", "y", 3), wait("c", "x", 4))
     longer = WaitGraph((*seen.holds, Hold(resource("z"), participant("d"), "d+z")), seen.waits)
     assert len(find_cycle("c-x", longer)) == 2
     assert len(find_cycle("b-z", longer)) == 3
 
 
-# --- What only a process is known of ----------------------------------------------------------------------
+# --- Holds known only by process --------------------------------------------------------------------------
 
 
-def test_of_agents_that_live_in_one_process_it_is_not_known_who_has_what_the_process_has() -> None:
+def test_a_hold_known_by_process_may_belong_to_any_agent_of_that_process() -> None:
     agent = Participant("p", processes=frozenset(("p",)), above=frozenset(("run",)), actor="agent:a")
     by_process = Hold(LEASE, participant("p"), "", for_descendants=True, by_process=True)
     mine = WaitEdge(CLAIM, agent, "", "")
     assert not mine.is_of(by_process), "it may be another agent's"
-    assert mine.may_be_of(by_process), "but perhaps it is its own, and no cycle"
+    assert mine.may_be_of(by_process), "but it may be its own, and then there is no cycle"
     assert not WaitEdge(LEASE, agent, "", "").is_blocked_by(by_process)
-    assert mine.is_of(by_process._replace(holder=participant("run"))), "it descends from who has it"
-    assert mine._replace(waiter=participant("p")).is_of(by_process), "without a name: known by its process"
+    assert mine.is_of(by_process._replace(holder=participant("run"))), "it descends from the holder"
+    assert mine._replace(waiter=participant("p")).is_of(by_process), "without a name it is known by its process"
 
 
-def test_who_can_prove_to_hold_something_holds_it_whoever_took_it() -> None:
+def test_a_participant_that_knows_the_proof_of_a_hold_is_its_holder() -> None:
     hold = Hold(LEASE, participant("a command that is gone"), "the lock id")
     assert not WaitEdge(CLAIM, participant("p"), "", "").is_of(hold)
     knows = participant("p")._replace(proofs=frozenset((proof_of("the lock id"),)))
     assert WaitEdge(CLAIM, knows, "", "").is_of(hold)
 
 
-def test_a_process_is_the_same_whatever_its_user_is_called() -> None:
+def test_a_process_id_does_not_depend_on_the_user_name() -> None:
     assert process_ids(["host:me:7:123"], "boot", "ns") == process_ids(["host:0:7:123"], "boot", "ns")
     assert process_ids(["host:me:7:123"], "boot", "ns") != process_ids(["host:me:8:123"], "boot", "ns")
     assert process_ids(["host:me:7:123"], "boot", "ns") != process_ids(["host:me:7:123"], "boot", "other")
 
 
-# --- Any number of them -----------------------------------------------------------------------------------
+# --- Random graphs ----------------------------------------------------------------------------------------
 
-things = st.sampled_from("uvwxyz")
-people = st.sampled_from("abcdef")
+resources = st.sampled_from("uvwxyz")
+agents = st.sampled_from("abcdef")
 
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
-@given(st.dictionaries(things, people), st.lists(st.tuples(people, things), unique=True, max_size=12))
-def test_when_the_chosen_ones_give_up_no_cycle_is_left(held_by: dict[str, str], pairs: list[tuple[str, str]]) -> None:
+@given(st.dictionaries(resources, agents), st.lists(st.tuples(agents, resources), unique=True, max_size=12))
+def test_no_cycle_remains_after_the_victims_give_up(held_by: dict[str, str], pairs: list[tuple[str, str]]) -> None:
     waits = [wait(who, what, number) for number, (who, what) in enumerate(pairs)]
     while found := [cycle for each in waits if (cycle := find_cycle(each.ticket, graph(held_by, *waits)))]:
         for cycle in found:
@@ -244,8 +244,8 @@ def test_when_the_chosen_ones_give_up_no_cycle_is_left(held_by: dict[str, str], 
 
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
-@given(st.dictionaries(things, people), st.dictionaries(people, things))
-def test_of_those_who_wait_for_one_thing_each_exactly_one_of_each_cycle_gives_up(
+@given(st.dictionaries(resources, agents), st.dictionaries(agents, resources))
+def test_with_one_wait_per_agent_exactly_one_wait_of_each_cycle_gives_up(
     held_by: dict[str, str], wants: dict[str, str]
 ) -> None:
     waits = [wait(who, what, number) for number, (who, what) in enumerate(wants.items())]
@@ -264,12 +264,12 @@ def gives_up(ticket: str, seen: WaitGraph) -> bool:
     return False
 
 
-# --- All orders -------------------------------------------------------------------------------------------
+# --- All interleavings ------------------------------------------------------------------------------------
 #
-# Agents that hold one thing each and wait for another one; some release what they have before, some by
-# another thread meanwhile. Who waits looks for cycles, and gives up or is served. A look reads the two
-# kinds of things one after the other, what is held before who waits, twice; between any two of these
-# readings anybody may move.
+# Each agent holds one resource and waits for another. Some release their own before they wait, some from
+# another thread while they wait. A waiter checks for cycles, and gives up or is served. A check reads the
+# two kinds of resources one after the other, holds before waits, and does so twice; between any two of
+# these readings any agent may move.
 
 READINGS = ("leases held", "leases waited for", "claims held", "claims waited for")
 FEWER = ("all held", "all waited for")
@@ -277,8 +277,8 @@ BACKWARDS = ("leases waited for", "leases held", "claims waited for", "claims he
 
 
 class Plan(NamedTuple):
-    """What an agent does. It releases what it holds `before` it waits, or perhaps `meanwhile`, or not; or
-    `and takes it again`, before it waits. A name in capitals is that of a file lock."""
+    """The plan of an agent. It releases its hold `before` it waits, or perhaps `meanwhile`, or not at all; or it
+    releases it `and takes it again` before it waits. A name in capitals is that of a file lock."""
 
     holds: str
     wants: str
@@ -286,19 +286,19 @@ class Plan(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """Where an agent is, and what it has read of its look by now.
+    """The progress of an agent, and the readings of its current check so far.
 
-    `stuck` is whether it really was in a cycle at the moment between its two graphs.
+    `stuck` says whether it really was in a cycle at the moment between its two graphs.
     """
 
     at: str = "begins"  # begins, released, again, waits, gives up, served, done
-    looks: int = 0
+    checks: int = 0
     read: tuple[tuple[object, ...], ...] = ()
     stuck: bool = False
 
 
 class World(NamedTuple):
-    """`held` and `waiting` have a number for each, so that one that came again is another one."""
+    """`held` and `waiting` number their entries, so that a repeated one is distinct from the first."""
 
     agents: tuple[Agent, ...]
     held: tuple[tuple[str, int, int], ...]
@@ -311,7 +311,7 @@ def kind_of(name: str) -> str:
 
 
 def hold_id_of(what: str, who: int, number: int) -> str:
-    """File locks have no ids of their own: of two holds of one process, nobody can tell which is which."""
+    """File locks have no ids of their own: successive holds of one process look the same."""
     return f"{who} {what}" if what.isupper() else str(number)
 
 
@@ -347,7 +347,7 @@ Judge = Callable[[str, WaitGraph, WaitGraph], bool]
 
 
 def judge(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
-    """What `check_deadlock` does with its two graphs."""
+    """Decide as `check_deadlock` does with its two graphs."""
     graphs = iter([first, second])
     try:
         check_deadlock(ticket, graphs.__next__)
@@ -357,17 +357,17 @@ def judge(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
 
 
 class Explorer:
-    """Every order of the moves of a few agents; says what goes wrong in any of them."""
+    """Explores every interleaving of the moves of a few agents, and collects the problems."""
 
     def __init__(
         self,
         plans: tuple[Plan, ...],
         judged_by: Judge,
-        looks: int,
+        checks: int,
         readings: tuple[str, ...] | None = None,
     ) -> None:
         self.plans = plans
-        self.looks = looks
+        self.checks = checks
         self.readings = readings or (READINGS if len(plans) < 3 else FEWER)
         self.judged_by = judged_by
         self.problems: set[str] = set()
@@ -418,7 +418,7 @@ class Explorer:
             )
         if plan.releases == "meanwhile" and dropped(world.held, who) != world.held:
             yield self.put(world, who, agent, held=dropped(world.held, who))
-        if agent.looks == self.looks:
+        if agent.checks == self.checks:
             return
         read = (*agent.read, reading(world, self.readings[len(agent.read) % len(self.readings)]))
         ticket = next(str(no) for _, waiter, no in world.waiting if waiter == who)
@@ -428,11 +428,11 @@ class Explorer:
                 stuck = bool(find_cycle(ticket, WaitGraph(as_holds(world), as_waits(world))))
             yield self.put(world, who, agent._replace(read=read, stuck=stuck))
             return
-        looked = Agent("waits", agent.looks + 1)
+        checked = Agent("waits", agent.checks + 1)
         if self.judged_by(ticket, drawn(read[: len(read) // 2]), drawn(read[len(read) // 2 :])):
             self.judge_victim(world, agent, ticket)
-            looked = Agent("gives up", agent.looks + 1)
-        yield self.put(world, who, looked)
+            checked = Agent("gives up", agent.checks + 1)
+        yield self.put(world, who, checked)
 
     def put(self, world: World, who: int, agent: Agent, **changes: object) -> World:
         agents = (*world.agents[:who], agent, *world.agents[who + 1 :])
@@ -447,18 +447,18 @@ class Explorer:
                 self.problems.add("two of one cycle gave up")
 
     def judge_end(self, world: World) -> None:
-        """Nobody can move any more: who has looked for the last time. A last look finds what is left."""
+        """No agent can move any more: all checks are used up. One more check must resolve any cycle that is left."""
         seen = WaitGraph(as_holds(world), as_waits(world))
         left = [each for each in as_waits(world) if find_cycle(each.ticket, seen)]
         if left and sum(self.judged_by(each.ticket, seen, seen) for each in left) != 1:
-            self.problems.add("a cycle in which not one gives up")
+            self.problems.add("a cycle in which not exactly one gives up")
 
 
 def dropped(held: tuple[tuple[str, int, int], ...], who: int) -> tuple[tuple[str, int, int], ...]:
     return tuple(each for each in held if each[1] != who)
 
 
-CIRCLE = (Plan("x", "y"), Plan("y", "x"))
+CYCLE = (Plan("x", "y"), Plan("y", "x"))
 LONGER = (Plan("x", "y"), Plan("y", "z"), Plan("z", "x"))
 ONE_RELEASES = (Plan("x", "y", "before"), Plan("y", "x"))
 ONE_LETS_GO = (Plan("x", "y", "meanwhile"), Plan("y", "x"))
@@ -473,16 +473,16 @@ FILE_TAKEN_AGAIN = (Plan("X", "Y", "and takes it again"), Plan("Y", "X"))
 BOTH_TAKEN_AGAIN = (Plan("X", "y", "and takes it again"), Plan("y", "X", "and takes it again"))
 
 
-def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) -> Explorer:
-    explorer = Explorer(plans, judged_by, looks)
+def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, checks: int = 2) -> Explorer:
+    explorer = Explorer(plans, judged_by, checks)
     explorer.run()
     return explorer
 
 
 @pytest.mark.parametrize(
-    ("plans", "looks", "states"),
+    ("plans", "checks", "states"),
     [
-        (CIRCLE, 2, 500),
+        (CYCLE, 2, 500),
         (ONE_RELEASES, 2, 500),
         (ONE_LETS_GO, 2, 500),
         (LONGER, 1, 2000),
@@ -500,27 +500,27 @@ def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) 
         *("a file taken again", "both taken again", "a longer one with files"),
     ],
 )
-def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a_cycle(
-    plans: tuple[Plan, ...], looks: int, states: int
+def test_in_every_interleaving_exactly_one_agent_gives_up_and_only_in_a_cycle(
+    plans: tuple[Plan, ...], checks: int, states: int
 ) -> None:
-    found = explored(plans, looks=looks)
+    found = explored(plans, checks=checks)
     assert not found.problems
     assert found.states > states
 
 
 @pytest.mark.parametrize("plans", [FILES, FILE_LET_GO, FILE_TAKEN_AGAIN, BOTH_TAKEN_AGAIN])
-def test_the_same_if_those_who_wait_are_read_before_what_is_held(plans: tuple[Plan, ...]) -> None:
+def test_exactly_one_gives_up_even_if_waits_are_read_before_holds(plans: tuple[Plan, ...]) -> None:
     explorer = Explorer(plans, judge, 1, BACKWARDS)
     explorer.run()
     assert not explorer.problems
     assert explorer.states > 200
 
 
-def after_one_look(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
+def after_one_reading(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
     return judge(ticket, first, first)
 
 
-def whoever_is_in_one(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
+def every_member_gives_up(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
     cycle = find_cycle(ticket, first)
     return bool(cycle) and is_in(cycle, second)
 
@@ -528,12 +528,12 @@ def whoever_is_in_one(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
 @pytest.mark.parametrize(
     ("plans", "planted", "problem"),
     [
-        (ONE_LETS_GO, after_one_look, "gave up without a cycle"),
-        (FILE_LET_GO, after_one_look, "gave up without a cycle"),
-        (CIRCLE, whoever_is_in_one, "two of one cycle gave up"),
-        (CIRCLE, lambda *seen: False, "a cycle in which not one gives up"),
+        (ONE_LETS_GO, after_one_reading, "gave up without a cycle"),
+        (FILE_LET_GO, after_one_reading, "gave up without a cycle"),
+        (CYCLE, every_member_gives_up, "two of one cycle gave up"),
+        (CYCLE, lambda *seen: False, "a cycle in which not exactly one gives up"),
     ],
     ids=["looks once", "looks once at files", "any victim", "no victim"],
 )
-def test_a_detector_that_is_wrong_is_found(plans: tuple[Plan, ...], planted: Judge, problem: str) -> None:
+def test_a_planted_bug_in_the_detector_is_found(plans: tuple[Plan, ...], planted: Judge, problem: str) -> None:
     assert problem in explored(plans, planted).problems

@@ -1,4 +1,4 @@
-"""While one waits another one looks: soon, seldom in the end, and never in the way."""
+"""The deadlock watch of a wait: it checks soon, then less often, and never blocks the waiter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.locks.workers import PATIENCE, Workers, wait_until
 
 
 class Wait:
-    """A wait that is looked at; `look` is what such a check comes to."""
+    """A wait that records the calls of its watch; each check runs the given function."""
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.seen: list[str] = []
@@ -40,80 +40,80 @@ def raising(problem: BaseException) -> Callable[[], None]:
     return check
 
 
-def test_a_wait_that_is_over_at_once_leaves_no_trace() -> None:
+def test_a_wait_that_ends_at_once_leaves_no_trace() -> None:
     watched = Wait()
     DeadlockWatch(lambda: watched, None).end()
     assert watched.seen == []
 
 
 @pytest.mark.parametrize("timeout", [0.0, queue.FIRST_CHECK])
-def test_who_will_not_wait_for_long_needs_no_one_to_check(timeout: float) -> None:
+def test_a_wait_with_a_short_timeout_starts_no_thread(timeout: float) -> None:
     before = threading.active_count()
     DeadlockWatch(Wait, timeout)
     assert threading.active_count() == before
 
 
-def test_a_wait_is_posted_once_looked_at_again_and_again_and_taken_down() -> None:
+def test_a_wait_is_posted_once_checked_repeatedly_and_taken_down() -> None:
     watched = Wait()
-    looking = DeadlockWatch(lambda: watched, None)
+    watch = DeadlockWatch(lambda: watched, None)
     wait_until(lambda: watched.seen.count("check") == 3)
-    looking.end()
-    assert looking.found is None
+    watch.end()
+    assert watch.found is None
     assert watched.seen[:2] == ["post", "check"]
     assert watched.seen.count("post") == 1
     assert set(watched.seen[watched.seen.index("take down") :]) == {"take down"}
 
 
-@pytest.mark.parametrize("problem", [Deadlock("in vain"), KeyError("a mistake")])
-def test_what_is_found_is_told(problem: BaseException) -> None:
-    told = threading.Event()
-    looking = DeadlockWatch(lambda: Wait(raising(problem)), None, told.set)
-    assert told.wait(PATIENCE)
-    looking.end()
-    assert looking.found is problem
+@pytest.mark.parametrize("problem", [Deadlock("in vain"), KeyError("a bug")])
+def test_a_deadlock_or_bug_that_a_check_finds_is_reported(problem: BaseException) -> None:
+    cancelled = threading.Event()
+    watch = DeadlockWatch(lambda: Wait(raising(problem)), None, cancelled.set)
+    assert cancelled.wait(PATIENCE)
+    watch.end()
+    assert watch.found is problem
 
 
 @pytest.mark.parametrize(
     "problem", [StoreUnavailable("elsewhere", "it is away"), FileNotFoundError("the current directory")]
 )
-def test_what_cannot_be_seen_ends_nothing(problem: Exception) -> None:
+def test_a_check_that_cannot_reach_its_store_does_not_end_the_wait(problem: Exception) -> None:
     watched = Wait(raising(problem))
-    looking = DeadlockWatch(lambda: watched, None)
+    watch = DeadlockWatch(lambda: watched, None)
     wait_until(lambda: watched.seen.count("check") == 2)
-    looking.end()
-    assert looking.found is None
+    watch.end()
+    assert watch.found is None
 
 
-def test_what_cannot_be_prepared_is_tried_again() -> None:
+def test_a_failed_preparation_is_retried() -> None:
     tried: list[int] = []
 
     def prepare() -> Wait:
         tried.append(1)
         raise StoreUnavailable("elsewhere", "it is away")
 
-    looking = DeadlockWatch(prepare, None)
+    watch = DeadlockWatch(prepare, None)
     wait_until(lambda: len(tried) == 2)
-    looking.end()
+    watch.end()
 
 
-def test_a_look_that_hangs_holds_up_nobody_and_is_not_seen_afterwards() -> None:
-    answer, looked = threading.Event(), threading.Event()
+def test_a_hanging_check_does_not_delay_the_end_of_the_wait() -> None:
+    answer, checked = threading.Event(), threading.Event()
 
     def check() -> None:
-        looked.set()
+        checked.set()
         answer.wait(PATIENCE)
 
     watched = Wait(check)
-    looking = DeadlockWatch(lambda: watched, None)
+    watch = DeadlockWatch(lambda: watched, None)
     try:
-        assert looked.wait(PATIENCE)
-        looking.end()
+        assert checked.wait(PATIENCE)
+        watch.end()
         assert watched.seen[-1] == "take down"
     finally:
         answer.set()
 
 
-def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
+def test_a_slow_preparation_posts_nothing_after_the_wait_has_ended() -> None:
     answer, asked, watched = threading.Event(), threading.Event(), Wait()
 
     def prepare() -> Wait:
@@ -121,26 +121,24 @@ def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
         answer.wait(PATIENCE)
         return watched
 
-    looking = DeadlockWatch(prepare, None)
+    watch = DeadlockWatch(prepare, None)
     assert asked.wait(PATIENCE)
-    looking.end()
+    watch.end()
     answer.set()
     wait_until(lambda: not any(each.name == "holdfast-deadlock" for each in threading.enumerate()))
     assert watched.seen == []
 
 
-def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None:
-    """Ctrl-C at a bad moment: `end` is never called."""
+def test_a_wait_whose_end_was_missed_is_taken_down_when_it_times_out() -> None:
+    """If Ctrl-C comes at a bad moment, `end` is never called."""
     watched = Wait()
     DeadlockWatch(lambda: watched, 0.1)
     wait_until(lambda: watched.seen[-1:] == ["take down"])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 @pytest.mark.parametrize("forks", [True, False])
-def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
-    forks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_waits_for_a_running_check_if_no_exec_follows(forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "POLL", PATIENCE)
     begun, answer = threading.Event(), threading.Event()
     ended: list[int] = []
@@ -150,7 +148,7 @@ def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
         answer.wait(PATIENCE)
         ended.append(1)
 
-    looking = DeadlockWatch(lambda: Wait(check), None, forks=forks)
+    watch = DeadlockWatch(lambda: Wait(check), None, forks=forks)
     try:
         assert begun.wait(PATIENCE)
         if forks:
@@ -160,28 +158,28 @@ def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
             assert bool(ended) is forks
     finally:
         answer.set()
-        looking.end()
+        watch.end()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_hanging_check_delays_a_fork_only_briefly() -> None:
     begun, answer = threading.Event(), threading.Event()
 
     def check() -> None:
         begun.set()
         answer.wait(PATIENCE)
 
-    looking = DeadlockWatch(lambda: Wait(check), None)
+    watch = DeadlockWatch(lambda: Wait(check), None)
     try:
         assert begun.wait(PATIENCE)
         with Workers() as workers:
             assert workers.start(lambda line: None).wait() == 0
     finally:
         answer.set()
-        looking.end()
+        watch.end()
 
 
-def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_further_check_starts_while_the_maximum_number_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MOST_CHECKS", 1)
     begun, answer, later = threading.Event(), threading.Event(), Wait()
 
@@ -205,21 +203,21 @@ def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPa
             second.end()
 
 
-def test_where_no_thread_can_be_had_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_is_not_checked_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    looking = DeadlockWatch(Wait, None)
-    looking.end()
-    assert looking.found is None
+    watch = DeadlockWatch(Wait, None)
+    watch.end()
+    assert watch.found is None
 
 
-def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_become_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "FIRST_CHECK", 0.001)
     monkeypatch.setattr(queue, "LAST_CHECK", 0.05)
     watched = Wait()
-    looking = DeadlockWatch(lambda: watched, None)
+    watch = DeadlockWatch(lambda: watched, None)
     time.sleep(0.4)
-    looking.end()
+    watch.end()
     assert watched.seen.count("check") <= 14

@@ -1,4 +1,4 @@
-"""A lease that is held keeps itself alive, also when it is to last for another time than before."""
+"""A held lease renews itself, even after its TTL has changed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def was_renewed_after(service: LeaseService, instant: str) -> bool:
     return renewed_at(service) > instant
 
 
-def test_a_heart_that_sleeps_is_woken_when_the_lease_becomes_shorter(scratch: Path) -> None:
+def test_shortening_a_lease_wakes_its_sleeping_heartbeat(scratch: Path) -> None:
     service = LeaseService(FileStore(scratch), AuditTrail())
     with acquire(service, "main", service.request(ttl=3600.0)) as held:
-        held.renew(3.0)  # the heart would sleep for 20 minutes
+        held.renew(3.0)  # the heartbeat would sleep for 20 minutes
         seen = renewed_at(service)
-        for _ in range(3):  # at once, and then as often as the new time demands
+        for _ in range(3):  # at once, then as often as the new TTL requires
             wait_until(partial(was_renewed_after, service, seen))
             seen = renewed_at(service)
         held.check()
 
 
-def test_who_waits_in_line_and_is_told_to_stop_stops_at_once_and_leaves_the_line(scratch: Path) -> None:
+def test_a_waiter_that_is_cancelled_stops_at_once_and_leaves_the_queue(scratch: Path) -> None:
     service = LeaseService(FileStore(scratch), AuditTrail())
     cancelled = threading.Event()
     ended: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What is held is kept alive in time; who has lost it is told, at once, and why."""
+"""Held leases and claims are renewed in time; a holder that loses one learns at once, and why."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ TTL = 0.6
 KINDS = ["lease", "claim", "issue"]
 
 
-class Kept(Held[int]):
-    """Something of which only the number of its renewals is of interest."""
+class FakeLease(Held[int]):
+    """A fake lease whose record is the number of its renewals."""
 
     def __init__(self, clock: Clock, ttl: float, problem: BaseException | None = None) -> None:
         super().__init__(Subject("the thing", "renewed", {}), 0, ttl, clock=clock)
         self.fails_with = problem
-        self.given_back = 0
+        self.release_calls = 0
 
     def _renew(self, ttl: float | None) -> tuple[int, float]:
         if self.fails_with is not None:
@@ -49,28 +49,28 @@ class Kept(Held[int]):
         return self.record + 1, self.ttl if ttl is None else ttl
 
     def _release(self) -> None:
-        self.given_back += 1
+        self.release_calls += 1
 
 
 @pytest.fixture
-def wakeful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hearts that look up often, so that nobody has to wait for them."""
+def short_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heartbeats wake often, so that tests need not wait for them."""
     monkeypatch.setattr(heartbeat, "LONGEST_SLEEP", 0.02)
 
 
-def threads_of_hearts() -> list[threading.Thread]:
+def heartbeat_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("holdfast-")]
 
 
-def turn(kept: Kept) -> float | None:
-    """Let the heart do what is due, and wait until it is done."""
-    pause = kept.turn()
+def turn(held: FakeLease) -> float | None:
+    """Run one turn of the heartbeat, and wait until its renewal has ended."""
+    pause = held.turn()
     wait_until(lambda: not any(each.name == "holdfast-renewal" for each in threading.enumerate()))
     return pause
 
 
 def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Held[Any]:
-    """Something of this kind that nobody had, on files."""
+    """Acquire a free lease, claim or issue, on files."""
     store = FileStore(root, timeout=timeout)
     if kind == "lease":
         service = LeaseService(store, AuditTrail())
@@ -85,33 +85,33 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
 
 @contextlib.contextmanager
 def guard_taken(root: Path) -> Iterator[None]:
-    """The guard of the lease is in other hands: whoever needs it waits, as for a store that is slow."""
+    """Hold the guard of the lease, so that renewals block as on a slow store."""
     with FileLocker(PATIENCE).lock_exclusive(root / ".jvs/guards/worktree-main.lock"):
         yield
 
 
-# --- In time ----------------------------------------------------------------------------------------------
+# --- Renewal ----------------------------------------------------------------------------------------------
 
 
-def test_it_is_renewed_a_little_before_each_third_of_its_time() -> None:
+def test_a_lease_is_renewed_shortly_before_each_third_of_its_ttl() -> None:
     clock = ManualClock()
-    kept = Kept(clock, 30.0)
+    held = FakeLease(clock, 30.0)
     for beats in range(1, 50):
         clock.advance(30.0 / BEATS * (1 - JITTER) - 0.001)
-        turn(kept)
-        assert kept.record == beats - 1
+        turn(held)
+        assert held.record == beats - 1
         clock.advance(30.0 / BEATS * JITTER + 0.002)
-        turn(kept)
-        assert kept.record == beats
-    kept.check()
+        turn(held)
+        assert held.record == beats
+    held.check()
 
 
-def test_those_who_began_together_do_not_go_on_together() -> None:
+def test_jitter_spreads_renewals_of_leases_acquired_together() -> None:
     clock = ManualClock()
     pauses = set()
     for _ in range(20):
-        kept = Kept(clock, 3.0)
-        pause = kept.turn()
+        held = FakeLease(clock, 3.0)
+        pause = held.turn()
         assert pause is not None
         assert 1.0 * (1 - JITTER) <= pause <= 1.0
         pauses.add(round(pause, 6))
@@ -119,7 +119,7 @@ def test_those_who_began_together_do_not_go_on_together() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_lives_beyond_its_time_and_ends_with_its_block(kind: str, scratch: Path) -> None:
+def test_a_held_lease_or_claim_outlives_its_ttl_and_ends_with_its_block(kind: str, scratch: Path) -> None:
     with hold(kind, scratch, TTL) as held:
         first = held.record
         for _ in range(2 * BEATS):
@@ -127,15 +127,15 @@ def test_it_lives_beyond_its_time_and_ends_with_its_block(kind: str, scratch: Pa
             wait_until(lambda before=before: held.record != before)  # type: ignore[misc]
             held.check()
         assert held.record != first
-    wait_until(lambda: not threads_of_hearts())
+    wait_until(lambda: not heartbeat_threads())
     with pytest.raises(LockNotHeld, match="was released"):
         held.check()
     with pytest.raises(LockNotHeld):
         held.renew()
-    held.release()  # twice is fine
+    held.release()  # releasing twice is fine
 
 
-def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
+def test_a_lease_held_by_a_coroutine_is_renewed_too(scratch: Path) -> None:
     async def work() -> HeldLease:
         service = LeaseService(FileStore(scratch), AuditTrail())
         async with acquire(service, "main", service.request(ttl=TTL)) as held:
@@ -151,12 +151,12 @@ def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
     assert LeaseService(FileStore(scratch), AuditTrail()).state("main") is None
 
 
-# --- Too late ---------------------------------------------------------------------------------------------
+# --- Expiry -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_process_that_was_stopped_for_too_long_is_told_when_it_goes_on(kind: str, scratch: Path) -> None:
+def test_a_process_stopped_beyond_its_ttl_learns_of_the_loss_when_it_resumes(kind: str, scratch: Path) -> None:
     def work(line: Line) -> None:
         with hold(kind, scratch, TTL) as held:
             line.say(held.ttl)
@@ -177,40 +177,40 @@ def test_a_process_that_was_stopped_for_too_long_is_told_when_it_goes_on(kind: s
         assert worker.hear() in ("E_LOCK_EXPIRED", "E_LOCK_NOT_HELD", "E_FENCING_MISMATCH")
 
 
-def test_a_machine_that_slept_for_too_long_is_told_soon_after_it_wakes(wakeful: None) -> None:
+def test_a_machine_that_slept_beyond_the_ttl_learns_of_the_loss_soon_after_waking(short_sleeps: None) -> None:
     clock = ManualClock()
-    with Kept(clock, LONG) as kept:
-        clock.advance(LONG)  # the boot clock has gone on, all other threads and timers have not
-        assert kept.lost.wait(PATIENCE)
+    with FakeLease(clock, LONG) as held:
+        clock.advance(LONG)  # the boot clock has advanced, threads and timers have not
+        assert held.lost.wait(PATIENCE)
         with pytest.raises(LockExpired, match="the thing was not renewed in time"):
-            kept.check()
+            held.check()
 
 
 @pytest.mark.parametrize("step", [-LONG, LONG])
 def test_setting_the_wall_clock_changes_nothing(step: float) -> None:
     clock = ManualClock()
-    kept = Kept(clock, 30.0)
+    held = FakeLease(clock, 30.0)
     clock.step_wall(step)
-    kept.check()
+    held.check()
     clock.advance(30.0 - 0.001)
-    kept.check()
+    held.check()
     clock.advance(0.001)
     with pytest.raises(LockExpired):
-        kept.check()
+        held.check()
 
 
-def test_a_store_that_does_not_answer_does_not_keep_the_holder_from_being_told(scratch: Path) -> None:
+def test_a_holder_learns_of_the_expiry_even_if_the_store_does_not_answer(scratch: Path) -> None:
     held = hold("lease", scratch, TTL)
     with guard_taken(scratch):
         held.beat()
-        assert held.lost.wait(PATIENCE)  # while a renewal is on its way, and cannot come back
+        assert held.lost.wait(PATIENCE)  # although a renewal is blocked
         with pytest.raises(LockExpired):
             held.check()
     held.release()
 
 
-class RenewsInTheHeart(Kept):
-    """A planted fault: the heart itself waits for the store, and for nothing else meanwhile."""
+class RenewsInTheHeartbeat(FakeLease):
+    """Planted bug: the heartbeat thread itself blocks on the store."""
 
     asked, answer = threading.Event(), threading.Event()
 
@@ -223,25 +223,25 @@ class RenewsInTheHeart(Kept):
         return super()._renew(ttl)
 
 
-def test_a_heart_that_waits_for_the_store_itself_would_be_found(wakeful: None) -> None:
+def test_a_heartbeat_that_blocks_on_the_store_would_be_found(short_sleeps: None) -> None:
     clock = ManualClock()
-    kept = RenewsInTheHeart(clock, 30.0).beat()
+    held = RenewsInTheHeartbeat(clock, 30.0).beat()
     clock.advance(15.0)
-    assert kept.asked.wait(PATIENCE)
+    assert held.asked.wait(PATIENCE)
     clock.advance(30.0)
-    assert not kept.lost.wait(0.3)  # longer than any heart sleeps here
-    kept.answer.set()
-    kept.release()
+    assert not held.lost.wait(0.3)  # longer than a heartbeat sleeps here
+    held.answer.set()
+    held.release()
 
 
-# --- Problems ---------------------------------------------------------------------------------------------
+# --- Failures ---------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_away_for_a_while_is_asked_again_until_it_is_back(scratch: Path) -> None:
+def test_a_renewal_is_retried_until_the_store_is_back(scratch: Path) -> None:
     with hold("lease", scratch, 6.0, timeout=0.05) as held:
         with guard_taken(scratch):
             wait_until(lambda: isinstance(held.problem, LockTimeout))
-            held.check()  # its time is not up
+            held.check()  # not expired yet
         before = held.record
         wait_until(lambda: held.record != before)
         assert held.problem is None
@@ -249,68 +249,68 @@ def test_a_store_that_is_away_for_a_while_is_asked_again_until_it_is_back(scratc
 
 
 @pytest.mark.parametrize("problem", [LockTimeout("the guard", 1.0, "1s"), ZeroDivisionError("a bug")])
-def test_what_kept_it_from_being_renewed_is_told_in_the_end(problem: Exception) -> None:
+def test_an_expired_lease_reports_why_its_renewal_failed(problem: Exception) -> None:
     clock = ManualClock()
-    kept = Kept(clock, 30.0, problem)
+    held = FakeLease(clock, 30.0, problem)
     tries = 0
-    while not kept.lost.is_set():
+    while not held.lost.is_set():
         clock.advance(0.5)
-        turn(kept)
+        turn(held)
         tries += 1
-    assert kept.problem is problem
+    assert held.problem is problem
     with pytest.raises(LockExpired, match="the last attempt failed: ") as raised:
-        kept.check()
+        held.check()
     assert raised.value.__cause__ is problem
     assert tries == 60  # not earlier
 
 
-def test_a_renewal_that_was_refused_is_not_tried_again_and_says_so_for_ever() -> None:
+def test_a_refused_renewal_is_final() -> None:
     clock = ManualClock()
-    kept = Kept(clock, 30.0, LockNotHeld("somebody else has it"))
+    held = FakeLease(clock, 30.0, LockNotHeld("somebody else has it"))
     clock.advance(15.0)
-    turn(kept)
-    assert kept.lost.is_set()
-    assert kept.turn() is None
-    kept.fails_with = None
+    turn(held)
+    assert held.lost.is_set()
+    assert held.turn() is None
+    held.fails_with = None
     for _ in range(2):
         with pytest.raises(LockNotHeld, match="somebody else has it"):
-            kept.check()
+            held.check()
         with pytest.raises(LockNotHeld, match="somebody else has it"):
-            kept.renew()
-    assert kept.record == 0
+            held.renew()
+    assert held.record == 0
 
 
-def test_a_heart_that_cannot_be_started_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_that_cannot_start_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    kept = Kept(ManualClock(), 30.0)
+    held = FakeLease(ManualClock(), 30.0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError), kept:
-        pytest.fail("entered without a heart")
-    assert kept.given_back == 1
+    with pytest.raises(RuntimeError), held:
+        pytest.fail("entered without a heartbeat")
+    assert held.release_calls == 1
 
 
-def test_where_no_thread_can_be_had_for_a_renewal_another_attempt_is_made(
+def test_a_renewal_is_retried_if_no_thread_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     clock = ManualClock()
-    kept = Kept(clock, 30.0)
+    held = FakeLease(clock, 30.0)
     clock.advance(10.0)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert kept.turn() is not None
-    assert isinstance(kept.problem, RuntimeError)
+        assert held.turn() is not None
+    assert isinstance(held.problem, RuntimeError)
     clock.advance(1.0)
-    turn(kept)
-    assert kept.record == 1
-    assert kept.problem is None
+    turn(held)
+    assert held.record == 1
+    assert held.problem is None
 
 
-# --- Others -----------------------------------------------------------------------------------------------
+# --- Forks, threads and signals ---------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
@@ -318,7 +318,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> Non
     with hold("lease", scratch, TTL) as held:
 
         def work(line: Line) -> None:
-            found: list[object] = [threads_of_hearts()]
+            found: list[object] = [heartbeat_threads()]
             held.beat()
             for call in (held.check, held.renew):
                 try:
@@ -329,7 +329,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> Non
             held.hand_on()
             with held:
                 held.release()
-            found.append([each.name for each in threads_of_hearts()])
+            found.append([each.name for each in heartbeat_threads()])
             line.say(found)
 
         with Workers() as workers:
@@ -339,7 +339,7 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> Non
         held.check()
 
 
-def test_what_nobody_has_any_more_is_not_kept_alive(scratch: Path) -> None:
+def test_an_unreferenced_lease_is_not_kept_alive(scratch: Path) -> None:
     def hold_for_a_while() -> weakref.ref[Held[Any]]:
         held = hold("lease", scratch, TTL).beat()
         before = held.record
@@ -349,33 +349,33 @@ def test_what_nobody_has_any_more_is_not_kept_alive(scratch: Path) -> None:
     gone = hold_for_a_while()
     gc.collect()
     wait_until(lambda: gone() is None)
-    wait_until(lambda: not threads_of_hearts())
+    wait_until(lambda: not heartbeat_threads())
     state = LeaseService(FileStore(scratch), AuditTrail()).state("main")
-    assert state is not None  # it was not released: its time ends it
+    assert state is not None  # not released: it will expire
 
 
-def test_each_thing_has_one_thread_and_a_second_one_only_while_it_is_renew() -> None:
+def test_each_lease_has_one_thread_while_it_is_not_being_renewed() -> None:
     clock = ManualClock()
-    with contextlib.ExitStack() as all_of_them:
+    with contextlib.ExitStack() as leases:
         for _ in range(8):
-            all_of_them.enter_context(Kept(clock, LONG))
-        assert [each.name for each in threads_of_hearts()] == ["holdfast-heartbeat"] * 8
+            leases.enter_context(FakeLease(clock, LONG))
+        assert [each.name for each in heartbeat_threads()] == ["holdfast-heartbeat"] * 8
 
 
-def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
-    class Interrupted(Kept):
+def test_a_signal_handler_may_release_during_a_renewal() -> None:
+    class Interrupted(FakeLease):
         def _renew(self, ttl: float | None) -> tuple[int, float]:
-            self.release()  # as the handler of a signal may
+            self.release()  # as a signal handler may
             return super()._renew(ttl)
 
-    kept = Interrupted(ManualClock(), 30.0)
+    held = Interrupted(ManualClock(), 30.0)
     with pytest.raises(LockNotHeld):
-        kept.renew()
-    assert kept.given_back == 1
-    assert not kept.lost.is_set()
+        held.renew()
+    assert held.release_calls == 1
+    assert not held.lost.is_set()
 
 
-def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() -> None:
+def test_concurrent_renewals_and_a_release_leave_nothing_held() -> None:
     service = LeaseService(MemoryStore(), AuditTrail())
     for _ in range(30):
         held = acquire(service, "main", service.request(ttl=TTL)).beat()

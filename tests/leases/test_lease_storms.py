@@ -1,6 +1,6 @@
-"""Many processes and one lease: who gets it, and what the trail says about it afterwards.
+"""Many processes race for one lease: exactly one wins, and the audit trail agrees.
 
-Each round: the stage is set, all workers are told at once, all answer, the answers are judged.
+Each round sets up a lease, starts all workers at once, and judges their answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRAIL = AuditTrail()
 
 
 class Answer(NamedTuple):
-    """What a worker got: a code of failure, or what it did, and with which lease."""
+    """The answer of a worker: an error code, or its action and the lease."""
 
     what: str
     lock_id: str = ""
@@ -58,7 +58,7 @@ def act(service: LeaseService, action: str, lock_id: str) -> Answer:
 
 
 class Stage:
-    """One store, eight workers on it, and the means to set up a round."""
+    """One store with eight workers, and helpers that set up a round."""
 
     def __init__(self, directory: Path, workers: Workers) -> None:
         def work(line: Line) -> None:
@@ -69,8 +69,8 @@ class Stage:
         self.service = service_at(directory)
         self.workers: list[Worker] = workers.start_many(PROCESSES, work)
 
-    def everybody(self, *orders: tuple[str, str]) -> list[Answer]:
-        """Tell all workers at once, the orders dealt out in turn; their answers in the same order."""
+    def run_all(self, *orders: tuple[str, str]) -> list[Answer]:
+        """Give the workers the orders in turn, all at once; return their answers in the same order."""
         for number, worker in enumerate(self.workers):
             worker.say(orders[number % len(orders)])
         return [Answer(*worker.hear()) for worker in self.workers]
@@ -85,7 +85,7 @@ class Stage:
             self.service.release("main", lease.lock_id)
 
     def expired_lease(self) -> Lease:
-        """Put an expired lease there, as one whose holder has died long ago."""
+        """Leave an expired lease, as a holder that died long ago does."""
         self.clear()
         lease = self.service.acquire("main", self.service.request(ttl=LONG)).lease
 
@@ -107,7 +107,7 @@ class Stage:
         return self.service.store.transact(KEYS.all(), expire).result
 
     def stolen(self) -> int:
-        """How many steals the trail has; reading it checks the chain."""
+        """The number of steals in the trail; reading it verifies the chain."""
         entries = verify(self.service.store.entries(TRAIL.stream))
         return sum(entry.event == "lock_stolen" for entry in entries)
 
@@ -119,11 +119,11 @@ def stage(scratch: Path) -> Iterator[Stage]:
 
 
 @pytest.mark.req("LC-02", "LC-07", "LC-08")
-def test_of_eight_who_acquire_one_wins_and_seven_are_refused(stage: Stage) -> None:
+def test_one_of_eight_acquirers_wins_and_seven_are_refused(stage: Stage) -> None:
     tokens = [0]
     for _ in range(ROUNDS):
         stage.clear()
-        answers = stage.everybody(("acquire", ""))
+        answers = stage.run_all(("acquire", ""))
         counted = Counter(answer.what for answer in answers)
         assert counted == {"granted": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
         winner = next(answer for answer in answers if answer.what == "granted")
@@ -136,12 +136,12 @@ def test_of_eight_who_acquire_one_wins_and_seven_are_refused(stage: Stage) -> No
 
 @pytest.mark.req("LC-09", "LC-14", "LC-15")
 @pytest.mark.parametrize("how", ["acquire", "steal"])
-def test_of_eight_who_go_for_an_expired_lease_one_wins_with_the_next_token_and_one_record(
+def test_one_of_eight_racers_for_an_expired_lease_wins_with_the_next_token_and_one_record(
     stage: Stage, how: str
 ) -> None:
     for number in range(1, ROUNDS + 1):
         expired = stage.expired_lease()
-        answers = stage.everybody((how, ""))
+        answers = stage.run_all((how, ""))
         assert Counter(answer.what for answer in answers) == {"granted": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
         winner = next(answer for answer in answers if answer.what == "granted")
         assert winner.token == expired.fencing_token + 1
@@ -150,10 +150,10 @@ def test_of_eight_who_go_for_an_expired_lease_one_wins_with_the_next_token_and_o
 
 
 @pytest.mark.req("LC-11", "LC-13")
-def test_a_renewal_against_steals_never_brings_the_old_lease_back(stage: Stage) -> None:
+def test_a_renewal_that_races_steals_never_revives_the_old_lease(stage: Stage) -> None:
     for _ in range(ROUNDS):
         expired = stage.expired_lease()
-        answers = stage.everybody(("renew", expired.lock_id), ("steal", ""))
+        answers = stage.run_all(("renew", expired.lock_id), ("steal", ""))
         granted = [answer for answer in answers if answer.what == "granted"]
         assert len(granted) == 1
         assert not [answer for answer in answers if answer.what == "renewed"]
@@ -163,10 +163,10 @@ def test_a_renewal_against_steals_never_brings_the_old_lease_back(stage: Stage) 
 
 
 @pytest.mark.req("LC-16")
-def test_a_release_against_steals_never_removes_the_lease_of_the_thief(stage: Stage) -> None:
+def test_a_release_that_races_steals_never_removes_the_new_lease(stage: Stage) -> None:
     for _ in range(ROUNDS):
         expired = stage.expired_lease()
-        answers = stage.everybody(("release", expired.lock_id), ("acquire", ""))
+        answers = stage.run_all(("release", expired.lock_id), ("acquire", ""))
         granted = [answer for answer in answers if answer.what == "granted"]
         released = [answer for answer in answers if answer.what == "released"]
         assert len(granted) == 1

@@ -1,4 +1,4 @@
-"""Leases on files, PostgreSQL and etcd alike: one winner, growing tokens, a line that moves when woken."""
+"""Leases on files, PostgreSQL and etcd: one winner, growing tokens, a queue that moves when notified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def service(tmp_path: Path, store_url: str) -> LeaseService:
     return LeaseService(open_address(tmp_path, store_url), TRAIL)
 
 
-def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
+def test_exactly_one_concurrent_acquirer_wins_with_the_next_token(
     tmp_path: Path, store_url: str, service: LeaseService
 ) -> None:
     def work(line: Line) -> None:
@@ -62,7 +62,7 @@ def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
     assert events == ["lock_acquired", "lock_released"] * ROUNDS
 
 
-def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_order(
+def test_releasing_a_lease_wakes_the_waiters_in_queue_order(
     tmp_path: Path, store_url: str, service: LeaseService
 ) -> None:
     def work(line: Line) -> None:
@@ -79,7 +79,7 @@ def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_ord
     first = service.acquire("main", service.request(ttl=LONG)).lease
     with Workers() as workers:
         crew = []
-        for _ in range(PROCESSES):  # one after the other, so that their order is known
+        for _ in range(PROCESSES):  # one at a time, so that their order is known
             crew.append(workers.start(work))
             assert crew[-1].hear() == "waiting"
         service.release("main", first.lock_id)
@@ -89,7 +89,7 @@ def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_ord
             assert worker.ask("release") == "released"
 
 
-def test_what_was_held_before_cannot_commit_any_more(service: LeaseService) -> None:
+def test_a_lease_that_was_released_cannot_commit(service: LeaseService) -> None:
     leases = []
     for _ in range(3):
         leases.append(service.acquire("main", service.request(ttl=LONG)).lease)

@@ -1,9 +1,9 @@
-"""Every state that three holders can reach, with crashes and clock steps, by the functions of production.
+"""Every reachable state of three holders, with crashes and clock steps, under the production rules.
 
 A holder may acquire, renew, release, steal, begin to publish (it notes its token, as a snapshot does
-before it copies) and commit; it may crash at any point and come back with nothing; time may pass and
-the wall clock may be set between any two steps. Everything that the protocol allows is tried from
-everywhere. The tick is the true time, and it is what the boot clocks show.
+before it copies) and commit. It may crash at any point and restart without its memory. Time may pass
+and the wall clock may be set between any two steps. Every step that the protocol allows is tried from
+every state. The tick is the true time, which the boot clocks show.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MOST_TOKENS = 4
 START = 1_700_000_000.0
 
 
-class Mind(NamedTuple):
-    """What one holder remembers: its lease, and the token with which it has begun to publish.
+class Memory(NamedTuple):
+    """The memory of one holder: its lease, and the token with which it has begun to publish.
 
-    `checked` exists only in the broken variant: it has validated, and publishes in a second step.
+    Only the planted bug uses `checked`: the holder has validated, and publishes in a second step.
     """
 
     lock_id: str = ""
@@ -44,8 +44,11 @@ class Mind(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Where the holders are and what their clocks do. `steps` is where the wall clocks may be set to,
-    `ahead` how far each holder's is ahead of them, `skew` how far apart they are allowed to be."""
+    """The machines of the holders and their clocks.
+
+    The wall clocks may be set to any of `steps`, each holder's is `ahead` by some seconds, and `skew` is
+    the difference that the rules allow for.
+    """
 
     boots: tuple[str, ...] = ("boot",) * HOLDERS
     steps: tuple[int, ...] = (0,)
@@ -54,18 +57,18 @@ class Setting(NamedTuple):
     last_tick: int = LAST_TICK
     most_tokens: int = MOST_TOKENS
     clocks_are_sane: bool = True
-    """Whether nobody's clock is further off than allowed: only then nobody is let in too early."""
+    """Whether all clocks stay within the allowed skew; only then is no lease granted too early."""
 
 
 class World(NamedTuple):
-    """One state. `published` are the tokens of what was committed, in order."""
+    """One state. `published` holds the tokens of all commits, in order."""
 
     setting: Setting
     tick: int
     step: int
     lease: Lease | None
     counter: TokenCounter | None
-    minds: tuple[Mind, ...]
+    memories: tuple[Memory, ...]
     published: tuple[int, ...]
 
     def moment(self, who: int) -> Now:
@@ -73,7 +76,7 @@ class World(NamedTuple):
         return Now(wall, self.setting.boots[who], float(self.tick), self.setting.skew)
 
     def is_over(self) -> bool:
-        """Whether the lease has run out by the true time."""
+        """Whether the lease has expired by the true time."""
         assert self.lease is not None
         assert self.lease.boot_expires_at is not None
         return self.tick >= self.lease.boot_expires_at.at
@@ -88,7 +91,7 @@ class World(NamedTuple):
         )
 
     def after(self, changes: list[Change]) -> World:
-        """The world with these changes made, all at once."""
+        """The world after these changes, applied at once."""
         lease, counter = self.lease, self.counter
         for change in changes:
             if isinstance(change, Delete):
@@ -100,10 +103,10 @@ class World(NamedTuple):
                     counter = change.record
         return self._replace(lease=lease, counter=counter)
 
-    def remembering(self, who: int, mind: Mind) -> World:
-        minds = list(self.minds)
-        minds[who] = mind
-        return self._replace(minds=tuple(minds))
+    def remembering(self, who: int, memory: Memory) -> World:
+        memories = list(self.memories)
+        memories[who] = memory
+        return self._replace(memories=tuple(memories))
 
 
 def request(world: World, who: int) -> LeaseRequest:
@@ -117,41 +120,41 @@ Commit = Callable[[World, int], Iterator[World]]
 
 
 def commit_in_one_step(world: World, who: int) -> Iterator[World]:
-    """What production does: validate and publish in one transaction."""
-    mind = world.minds[who]
-    rules.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
-    done = world._replace(published=(*world.published, mind.publishing))
-    yield done.remembering(who, mind._replace(publishing=0))
+    """Validate and publish in one transaction, as production does."""
+    memory = world.memories[who]
+    rules.validate(world.view(), world.moment(who), KEYS, memory.lock_id, memory.publishing)
+    done = world._replace(published=(*world.published, memory.publishing))
+    yield done.remembering(who, memory._replace(publishing=0))
 
 
 def validate_then_publish(world: World, who: int) -> Iterator[World]:
-    """The planted mistake: validate now, publish at some later time."""
-    mind = world.minds[who]
-    if not mind.checked:
-        rules.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
-        yield world.remembering(who, mind._replace(checked=True))
+    """Planted bug: validate now, publish later."""
+    memory = world.memories[who]
+    if not memory.checked:
+        rules.validate(world.view(), world.moment(who), KEYS, memory.lock_id, memory.publishing)
+        yield world.remembering(who, memory._replace(checked=True))
     else:
-        done = world._replace(published=(*world.published, mind.publishing))
-        yield done.remembering(who, mind._replace(publishing=0, checked=False))
+        done = world._replace(published=(*world.published, memory.publishing))
+        yield done.remembering(who, memory._replace(publishing=0, checked=False))
 
 
 def steps(world: World, commit: Commit) -> Iterator[World]:
-    """Every state that is one step away."""
+    """All states that are one step away."""
     if world.tick < world.setting.last_tick:
         yield world._replace(tick=world.tick + 1)
     for step in world.setting.steps:
         yield world._replace(step=step)
-    for who, mind in enumerate(world.minds):
-        if mind != Mind():
-            yield world.remembering(who, Mind())  # a crash: it forgets, what is stored stays
+    for who, memory in enumerate(world.memories):
+        if memory != Memory():
+            yield world.remembering(who, Memory())  # a crash loses the memory, not the store
         for action in (_acquire, _steal, _renew, _release, _begin):
-            with contextlib.suppress(Failure):  # refused: nothing changed
+            with contextlib.suppress(Failure):  # refused: no change
                 yield from action(world, who)
-        if mind.publishing:
+        if memory.publishing:
             try:
                 yield from commit(world, who)
             except Failure:
-                yield world.remembering(who, Mind())  # fenced out: it gives up
+                yield world.remembering(who, Memory())  # fenced out: it gives up
 
 
 def _acquire(world: World, who: int) -> Iterator[World]:
@@ -160,8 +163,8 @@ def _acquire(world: World, who: int) -> Iterator[World]:
     ruling = rules.acquire(world.view(), world.moment(who), KEYS, request(world, who), wait=False)
     assert isinstance(ruling.result, LeaseGranted)
     lease = ruling.result.lease
-    mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
-    yield world.after(ruling.changes).remembering(who, mind)
+    memory = world.memories[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
+    yield world.after(ruling.changes).remembering(who, memory)
 
 
 def _steal(world: World, who: int) -> Iterator[World]:
@@ -169,28 +172,28 @@ def _steal(world: World, who: int) -> Iterator[World]:
         return
     ruling = rules.steal(world.view(), world.moment(who), KEYS, request(world, who))
     lease = ruling.result.lease
-    mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
-    yield world.after(ruling.changes).remembering(who, mind)
+    memory = world.memories[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
+    yield world.after(ruling.changes).remembering(who, memory)
 
 
 def _renew(world: World, who: int) -> Iterator[World]:
-    ruling = rules.renew(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
+    ruling = rules.renew(world.view(), world.moment(who), KEYS, world.memories[who].lock_id)
     yield world.after(ruling.changes)
 
 
 def _release(world: World, who: int) -> Iterator[World]:
-    ruling = rules.release(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
-    yield world.after(ruling.changes).remembering(who, Mind())
+    ruling = rules.release(world.view(), world.moment(who), KEYS, world.memories[who].lock_id)
+    yield world.after(ruling.changes).remembering(who, Memory())
 
 
 def _begin(world: World, who: int) -> Iterator[World]:
-    mind = world.minds[who]
-    if mind.token and not mind.publishing and len(world.published) < 3:
-        yield world.remembering(who, mind._replace(publishing=mind.token))
+    memory = world.memories[who]
+    if memory.token and not memory.publishing and len(world.published) < 3:
+        yield world.remembering(who, memory._replace(publishing=memory.token))
 
 
 def check(before: World, after: World) -> None:
-    """What must hold between any two states that follow each other."""
+    """Check the invariants of one step."""
     counted_before = before.counter.fencing_token if before.counter else 0
     counted = after.counter.fencing_token if after.counter else 0
     assert counted >= counted_before, "the token counter went back (LC-06)"
@@ -204,13 +207,13 @@ def check(before: World, after: World) -> None:
         lease = before.lease
         assert lease is not None
         assert after.published[-1] == lease.fencing_token, "published without the lease (LC-17)"
-        assert not before.is_over(), "published after the lease had run out (LC-18)"
+        assert not before.is_over(), "published after the lease had expired (LC-18)"
         assert list(after.published) == sorted(after.published), "a stale token published (LC-18)"
 
 
 def explore(commit: Commit, setting: Setting = PLAIN) -> int:
-    """Go everywhere; return how many distinct states there are."""
-    first = World(setting, 0, setting.steps[0], None, None, (Mind(),) * HOLDERS, ())
+    """Visit every reachable state; return the number of states."""
+    first = World(setting, 0, setting.steps[0], None, None, (Memory(),) * HOLDERS, ())
     seen, waiting = {first}, deque([first])
     while waiting:
         world = waiting.popleft()
@@ -232,7 +235,7 @@ def test_no_reachable_state_has_two_writers_or_a_stale_commit(
 
 
 @pytest.mark.req("LC-30")
-def test_validating_first_and_publishing_later_is_found_out() -> None:
+def test_validating_first_and_publishing_later_is_found() -> None:
     with pytest.raises(AssertionError, match="LC-1"):
         explore(validate_then_publish)
 
@@ -261,7 +264,7 @@ TWO_BOOTS = ("here", "here", "there")
 )
 @pytest.mark.sampled(1)
 @pytest.mark.long
-def test_setting_clocks_lets_no_stale_commit_through_and_within_one_boot_nobody_in_early(
+def test_clock_steps_allow_no_stale_commit_and_within_the_margin_no_early_grant(
     setting: Setting, record_property: Callable[[str, object], None]
 ) -> None:
     states = explore(commit_in_one_step, setting)
@@ -270,6 +273,6 @@ def test_setting_clocks_lets_no_stale_commit_through_and_within_one_boot_nobody_
 
 
 @pytest.mark.req("LC-30")
-def test_clocks_that_are_further_apart_than_allowed_are_what_the_margin_is_for() -> None:
+def test_without_a_margin_clocks_that_disagree_allow_two_holders_at_once() -> None:
     with pytest.raises(AssertionError, match="LC-02"):
         explore(commit_in_one_step, Setting(boots=TWO_BOOTS, ahead=(0, 0, 1), last_tick=3, most_tokens=2))

@@ -1,4 +1,4 @@
-"""Waiting in line ends when it is one's turn, when the time is up, when one is told to stop, or in vain."""
+"""A wait in the queue ends with a grant, a timeout, a cancellation or an error from a deadlock check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.locks.workers import PATIENCE
 
 
 class Bell(Watch):
-    """A watch that is rung by hand."""
+    """A watch that tests trigger by hand."""
 
     def __init__(self) -> None:
         self._rung = threading.Event()
@@ -35,7 +35,7 @@ def no_cycle() -> None: ...
 
 
 class Counter:
-    """Something that is free when it is said so; `asked` is how often it was asked for."""
+    """A resource that becomes free on demand; `asked` counts the attempts to get it."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -50,7 +50,7 @@ class Counter:
         return "got it" if self.free.is_set() else NotYet(PATIENCE, [{"shown": "somebody"}])
 
 
-def wish(wait: float | None = PATIENCE, cancelled: threading.Event | None = None) -> QueueWait:
+def queue_wait(wait: float | None = PATIENCE, cancelled: threading.Event | None = None) -> QueueWait:
     return QueueWait("the thing", wait, cancelled, SYSTEM_CLOCK)
 
 
@@ -58,80 +58,80 @@ def soon(call: Callable[[], object]) -> None:
     threading.Timer(0.05, call).start()
 
 
-def test_who_waits_is_served_when_something_changes() -> None:
+def test_a_waiter_is_served_when_something_changes() -> None:
     counter, bell = Counter(), Bell()
     soon(lambda: counter.release(bell))
-    assert wait_in_queue(wish(), counter, bell, no_cycle) == "got it"
+    assert wait_in_queue(queue_wait(), counter, bell, no_cycle) == "got it"
     assert counter.asked == 2
 
 
-def test_who_waits_too_long_is_told_who_has_it() -> None:
+def test_a_waiter_that_times_out_is_told_who_holds_the_lock() -> None:
     with pytest.raises(LockTimeout, match="somebody"):
-        wait_in_queue(wish(0.05), Counter(), Bell(), no_cycle)
+        wait_in_queue(queue_wait(0.05), Counter(), Bell(), no_cycle)
 
 
-def test_who_is_told_to_stop_stops_soon() -> None:
+def test_a_waiter_that_is_cancelled_stops_soon() -> None:
     cancelled = threading.Event()
     soon(cancelled.set)
     with pytest.raises(LockTimeout):
-        wait_in_queue(wish(None, cancelled), Counter(), Bell(), no_cycle)
+        wait_in_queue(queue_wait(None, cancelled), Counter(), Bell(), no_cycle)
 
 
 @pytest.mark.parametrize("problem", [Deadlock("in vain"), StoreUnavailable("here", "away"), KeyError("a bug")])
-def test_what_a_look_finds_is_told_to_the_one_who_waits(problem: Exception) -> None:
-    def look() -> None:
+def test_a_problem_that_a_check_finds_is_raised_in_the_waiter(problem: Exception) -> None:
+    def check() -> None:
         raise problem
 
     with pytest.raises(type(problem)):
-        wait_in_queue(wish(None), Counter(), Bell(), look)
+        wait_in_queue(queue_wait(None), Counter(), Bell(), check)
 
 
-def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_become_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "FIRST_CHECK", 0.001)
     monkeypatch.setattr(queue, "LAST_CHECK", 0.05)
-    looks: list[float] = []
+    checks: list[float] = []
     with pytest.raises(LockTimeout):
-        wait_in_queue(wish(0.5), Counter(), Bell(), lambda: looks.append(time.monotonic()))
-    assert 3 <= len(looks) <= 16
+        wait_in_queue(queue_wait(0.5), Counter(), Bell(), lambda: checks.append(time.monotonic()))
+    assert 3 <= len(checks) <= 16
 
 
-def test_a_look_that_takes_long_keeps_nobody_from_being_served_or_from_giving_up() -> None:
-    """What is kept elsewhere may be on a server that is away."""
+def test_a_slow_check_delays_neither_a_grant_nor_a_timeout() -> None:
+    """A check may have to read from a server that does not answer."""
     answer = threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         answer.wait(PATIENCE)
         raise Deadlock("too late")
 
     try:
         counter, bell = Counter(), Bell()
         threading.Timer(0.3, counter.release, (bell,)).start()
-        assert wait_in_queue(wish(), counter, bell, look) == "got it"
+        assert wait_in_queue(queue_wait(), counter, bell, check) == "got it"
         with pytest.raises(LockTimeout):
-            wait_in_queue(wish(0.3), Counter(), Bell(), look)
+            wait_in_queue(queue_wait(0.3), Counter(), Bell(), check)
     finally:
         answer.set()
 
 
-def test_what_a_look_finds_after_a_long_time_is_told_all_the_same() -> None:
+def test_a_deadlock_that_a_slow_check_finds_is_still_raised() -> None:
     answer = threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         answer.wait(PATIENCE)
         raise Deadlock("at last")
 
     threading.Timer(0.3, answer.set).start()
     with pytest.raises(Deadlock, match="at last"):
-        wait_in_queue(wish(None), Counter(), Bell(), look)
+        wait_in_queue(queue_wait(None), Counter(), Bell(), check)
 
 
-def test_where_no_thread_can_be_had_the_waiter_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_checks_by_itself_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def look() -> None:
+    def check() -> None:
         raise Deadlock("in vain")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(Deadlock):
-        wait_in_queue(wish(None), Counter(), Bell(), look)
+        wait_in_queue(queue_wait(None), Counter(), Bell(), check)

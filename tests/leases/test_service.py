@@ -1,4 +1,4 @@
-"""Leases asked for at the service, on a store in memory and on files, with a clock that tests move."""
+"""The lease service, on a memory store and on files, with a manual clock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from holdfast.store.model import Decision, Store, View
 TTL = 30.0
 
 
-class Office:
-    """A store, its clock and its services: one for each holder."""
+class Harness:
+    """A store, its clock, and a lease service for each holder."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store = store
@@ -56,27 +56,27 @@ class Office:
 
 
 @pytest.fixture(params=["memory", "files"])
-def office(request: pytest.FixtureRequest, scratch: Path) -> Office:
+def harness(request: pytest.FixtureRequest, scratch: Path) -> Harness:
     clock = ManualClock()
     store: Store = MemoryStore(clock=clock) if request.param == "memory" else FileStore(scratch, clock=clock)
-    return Office(store, clock)
+    return Harness(store, clock)
 
 
-def test_a_free_lease_is_given_with_everything_that_its_record_must_have(office: Office) -> None:
-    service = office.service()
+def test_a_free_lease_is_granted_with_every_required_field(harness: Harness) -> None:
+    service = harness.service()
     lease = service.acquire("main", service.request(ttl=TTL, purpose="tests")).lease
     assert lease.worktree_id == "main"
     assert lease.holder_id.count(":") == 3
     assert lease.fencing_token == 1
     assert lease.purpose == "tests"
     assert lease.created_at == lease.last_renewed_at < lease.lease_expires_at
-    assert office.events() == ["lock_acquired"]
+    assert harness.events() == ["lock_acquired"]
 
 
-def test_a_held_lease_is_refused_naming_the_holder_and_the_time_left(office: Office) -> None:
-    service, other = office.service(), office.service("other")
+def test_a_held_lease_is_refused_naming_the_holder_and_the_time_left(harness: Harness) -> None:
+    service, other = harness.service(), harness.service("other")
     held = service.acquire("main", service.request(ttl=TTL, purpose="long work")).lease
-    office.clock.advance(10)
+    harness.clock.advance(10)
     with pytest.raises(LockConflict, match="long work; leased 10s ago, expires in 20s") as refused:
         other.acquire("main", other.request())
     assert refused.value.facts["holder_id"] == held.holder_id
@@ -84,21 +84,21 @@ def test_a_held_lease_is_refused_naming_the_holder_and_the_time_left(office: Off
     assert refused.value.facts["liveness"] == Liveness.ALIVE.value
 
 
-def test_an_expired_lease_is_taken_over_by_the_steal_flow_with_a_greater_token(office: Office) -> None:
-    service, thief = office.service("first"), office.service("thief")
+def test_acquiring_an_expired_lease_steals_it_with_a_greater_token(harness: Harness) -> None:
+    service, thief = harness.service("first"), harness.service("thief")
     old = service.acquire("main", service.request(ttl=TTL)).lease
-    office.clock.advance(TTL)
+    harness.clock.advance(TTL)
     granted = thief.acquire("main", thief.request(ttl=TTL))
     assert granted.stolen_from == old
     assert granted.lease.fencing_token == old.fencing_token + 1
-    assert office.events() == ["lock_acquired", "lock_stolen"]
-    last = list(office.store.entries(office.trail.stream))[-1].record.facts
+    assert harness.events() == ["lock_acquired", "lock_stolen"]
+    last = list(harness.store.entries(harness.trail.stream))[-1].record.facts
     assert last["old"] != last["new"]
     assert last["expired_at"] == old.lease_expires_at
 
 
-def test_a_lease_that_has_not_expired_cannot_be_stolen(office: Office) -> None:
-    service, thief = office.service("first"), office.service("thief")
+def test_a_lease_that_has_not_expired_cannot_be_stolen(harness: Harness) -> None:
+    service, thief = harness.service("first"), harness.service("thief")
     service.acquire("main", service.request(ttl=TTL))
     with pytest.raises(LockConflict):
         thief.steal("main", thief.request())
@@ -106,22 +106,22 @@ def test_a_lease_that_has_not_expired_cannot_be_stolen(office: Office) -> None:
         thief.steal("free", thief.request())
 
 
-def test_only_the_holder_renews_and_only_in_time(office: Office) -> None:
-    service, other = office.service("first"), office.service("other")
+def test_only_the_holder_renews_and_only_in_time(harness: Harness) -> None:
+    service, other = harness.service("first"), harness.service("other")
     lease = service.acquire("main", service.request(ttl=TTL)).lease
-    office.clock.advance(TTL - 1)
+    harness.clock.advance(TTL - 1)
     renewed = service.renew("main", lease.lock_id)
-    assert renewed.expiry() == pytest.approx(office.clock.wall() + TTL)
+    assert renewed.expiry() == pytest.approx(harness.clock.wall() + TTL)
     assert renewed.last_renewed_at > lease.last_renewed_at
     with pytest.raises(LockNotHeld):
         other.renew("main", "another-id")
-    office.clock.advance(TTL)
+    harness.clock.advance(TTL)
     with pytest.raises(LockExpired):
         service.renew("main", lease.lock_id)
 
 
-def test_only_the_holder_releases_and_a_stranger_touches_nothing(office: Office) -> None:
-    service = office.service()
+def test_only_the_holder_releases_a_lease(harness: Harness) -> None:
+    service = harness.service()
     lease = service.acquire("main", service.request(ttl=TTL)).lease
     with pytest.raises(LockNotHeld):
         service.release("main", "another-id")
@@ -134,44 +134,44 @@ def test_only_the_holder_releases_and_a_stranger_touches_nothing(office: Office)
         service.release("main", lease.lock_id)
 
 
-def test_tokens_grow_over_release_and_steal_and_never_start_again(office: Office) -> None:
-    service = office.service()
+def test_tokens_grow_across_releases_and_steals(harness: Harness) -> None:
+    service = harness.service()
     tokens: list[int] = []
     for step in range(6):
         lease = service.acquire("main", service.request(ttl=TTL)).lease
         tokens.append(lease.fencing_token)
         if step % 2:
-            office.clock.advance(TTL)
+            harness.clock.advance(TTL)
         else:
             service.release("main", lease.lock_id)
     assert tokens == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_stale_token_is_fenced_out(office: Office) -> None:
-    service, thief = office.service("first"), office.service("thief")
+def test_a_stale_token_is_fenced_out(harness: Harness) -> None:
+    service, thief = harness.service("first"), harness.service("thief")
     lease = service.acquire("main", service.request(ttl=TTL)).lease
-    office.validate(lease.lock_id, lease.fencing_token)
+    harness.validate(lease.lock_id, lease.fencing_token)
     with pytest.raises(FencingMismatch):
-        office.validate(lease.lock_id, lease.fencing_token + 1)
-    office.clock.advance(TTL)
+        harness.validate(lease.lock_id, lease.fencing_token + 1)
+    harness.clock.advance(TTL)
     with pytest.raises(LockExpired):
-        office.validate(lease.lock_id, lease.fencing_token)
+        harness.validate(lease.lock_id, lease.fencing_token)
     thief.acquire("main", thief.request(ttl=TTL))
     with pytest.raises(FencingMismatch) as refused:
-        office.validate(lease.lock_id, lease.fencing_token)
+        harness.validate(lease.lock_id, lease.fencing_token)
     assert refused.value.facts["current_token"] == 2
 
 
-def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office: Office) -> None:
-    service = office.service("first")
+def test_waiters_are_served_by_priority_and_then_in_order_of_arrival(harness: Harness) -> None:
+    service = harness.service("first")
     held = service.acquire("main", service.request(ttl=TTL)).lease
     waiting = {}
     for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("c", 0)):
-        each = office.service(name)
+        each = harness.service(name)
         waiting[name] = (each, each.request(ttl=TTL, priority=priority))
         assert isinstance(each.join_queue("main", waiting[name][1]), rules.LeaseWaiting)
     service.release("main", held.lock_id)
-    passer_by = office.service("passer-by")
+    passer_by = harness.service("passer-by")
     with pytest.raises(LockConflict, match="comes first"):
         passer_by.acquire("main", passer_by.request())
     served = []
@@ -185,48 +185,48 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
     assert served == ["urgent", "a", "b", "c"]
 
 
-def test_a_waiter_that_no_longer_shows_itself_is_passed(office: Office) -> None:
-    service, silent, patient = office.service("first"), office.service("silent"), office.service("patient")
+def test_a_waiter_without_heartbeats_is_skipped(harness: Harness) -> None:
+    service, silent, patient = harness.service("first"), harness.service("silent"), harness.service("patient")
     held = service.acquire("main", service.request(ttl=TTL)).lease
     silent.join_queue("main", silent.request(ttl=TTL))
-    office.clock.advance(1)
+    harness.clock.advance(1)
     request = patient.request(ttl=TTL)
     for _ in range(8):
         answer = patient.join_queue("main", request)
         assert isinstance(answer, rules.LeaseWaiting)
-        office.clock.advance(rules.WAITER_HEARTBEAT)
+        harness.clock.advance(rules.WAITER_HEARTBEAT)
         service.renew("main", held.lock_id)
     service.release("main", held.lock_id)
     assert isinstance(patient.join_queue("main", request), rules.LeaseGranted)
 
 
-def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> None:
-    here = office.service().holder
+def test_a_waiter_whose_process_is_dead_is_skipped_at_once(harness: Harness) -> None:
+    here = harness.service().holder
     dead = here._replace(pid=2**22 + 7, start_time="1")
-    gone = LeaseService(office.store, office.trail, holder=dead, clock=office.clock)
-    service, patient = office.service("first"), office.service("patient")
+    gone = LeaseService(harness.store, harness.trail, holder=dead, clock=harness.clock)
+    service, patient = harness.service("first"), harness.service("patient")
     held = service.acquire("main", service.request(ttl=TTL)).lease
     gone.join_queue("main", gone.request(ttl=TTL))
     service.release("main", held.lock_id)
     assert isinstance(patient.join_queue("main", patient.request(ttl=TTL)), rules.LeaseGranted)
 
 
-def test_who_leaves_the_line_is_not_waited_for(office: Office) -> None:
-    service, impatient = office.service("first"), office.service("impatient")
+def test_a_waiter_that_times_out_leaves_the_queue(harness: Harness) -> None:
+    service, impatient = harness.service("first"), harness.service("impatient")
     held = service.acquire("main", service.request(ttl=TTL)).lease
     with pytest.raises(LockTimeout, match="held by"):
         acquire(impatient, "main", impatient.request(ttl=TTL), wait=0.01)
     service.release("main", held.lock_id)
-    assert office.store.read(LeaseKeys.of("main").queue) is None
+    assert harness.store.read(LeaseKeys.of("main").queue) is None
     service.acquire("main", service.request(ttl=TTL))
 
 
-def test_a_clock_that_was_set_back_does_not_let_anybody_pass_the_line(office: Office) -> None:
-    service, first, second = office.service("holder"), office.service("first"), office.service("second")
+def test_setting_the_clock_back_lets_nobody_jump_the_queue(harness: Harness) -> None:
+    service, first, second = harness.service("holder"), harness.service("first"), harness.service("second")
     held = service.acquire("main", service.request(ttl=TTL)).lease
     early = first.request(ttl=TTL)
     first.join_queue("main", early)
-    office.clock.step_wall(-10)
+    harness.clock.step_wall(-10)
     late = second.request(ttl=TTL)
     answer = second.join_queue("main", late)
     assert isinstance(answer, rules.LeaseWaiting)
@@ -236,33 +236,33 @@ def test_a_clock_that_was_set_back_does_not_let_anybody_pass_the_line(office: Of
     assert isinstance(first.join_queue("main", early), rules.LeaseGranted)
 
 
-def test_a_precondition_can_refuse_a_grant_and_nothing_is_changed(office: Office) -> None:
+def test_a_grant_refused_by_a_precondition_changes_nothing(harness: Harness) -> None:
     def refuse(view: View, worktree: str) -> None:
         raise NotFound(f"there is no worktree {worktree}")
 
-    service = LeaseService(office.store, office.trail, precondition=refuse)
+    service = LeaseService(harness.store, harness.trail, precondition=refuse)
     with pytest.raises(NotFound):
         service.acquire("main", service.request())
-    assert office.events() == []
+    assert harness.events() == []
 
 
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_ttl_that_makes_no_sense_is_refused(office: Office, ttl: float) -> None:
+def test_an_invalid_ttl_is_refused(harness: Harness, ttl: float) -> None:
     with pytest.raises(SettingInvalid):
-        office.service().request(ttl=ttl)
+        harness.service().request(ttl=ttl)
 
 
-# --- Holding one ------------------------------------------------------------------------------------
+# --- Held leases ------------------------------------------------------------------------------------
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is so; fail if that takes absurdly long."""
+    """Wait for a condition; fail if that takes absurdly long."""
     pause = threading.Event()
     for _ in range(6000):
         if condition():
             return
         pause.wait(0.005)
-    pytest.fail("it never came")
+    pytest.fail("the condition never became true")
 
 
 def test_a_heartbeat_keeps_a_lease_alive_beyond_its_ttl(scratch: Path) -> None:
@@ -276,12 +276,12 @@ def test_a_heartbeat_keeps_a_lease_alive_beyond_its_ttl(scratch: Path) -> None:
     assert service.state("main") is None
 
 
-def test_a_lease_that_was_stolen_is_lost_to_its_holder(office: Office) -> None:
-    service, thief = office.service("first"), office.service("thief")
-    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=office.clock)
-    own = ManualClock()  # by which it has not expired yet
+def test_the_holder_of_a_stolen_lease_learns_that_it_is_lost(harness: Harness) -> None:
+    service, thief = harness.service("first"), harness.service("thief")
+    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=harness.clock)
+    own = ManualClock()  # by this clock the lease has not expired yet
     held = HeldLease(service, held.lease, clock=own)
-    office.clock.advance(TTL)
+    harness.clock.advance(TTL)
     taken = thief.acquire("main", thief.request(ttl=TTL)).lease
     held.check()
     with pytest.raises(LockNotHeld):
@@ -295,18 +295,18 @@ def test_a_lease_that_was_stolen_is_lost_to_its_holder(office: Office) -> None:
     assert state.lease == taken
 
 
-def test_a_holder_that_could_not_renew_in_time_stops_by_itself(office: Office) -> None:
-    service = office.service()
-    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=office.clock)
-    office.clock.advance(TTL)
+def test_a_holder_that_could_not_renew_in_time_stops_on_its_own(harness: Harness) -> None:
+    service = harness.service()
+    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=harness.clock)
+    harness.clock.advance(TTL)
     with pytest.raises(LockExpired):
         held.check()
     assert held.lost.is_set()
 
 
-def test_a_released_lease_is_not_held(office: Office) -> None:
-    service = office.service()
-    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=office.clock)
+def test_a_released_lease_is_not_held(harness: Harness) -> None:
+    service = harness.service()
+    held = HeldLease(service, service.acquire("main", service.request(ttl=TTL)).lease, clock=harness.clock)
     held.release()
     held.release()
     with pytest.raises(LockNotHeld):

@@ -1,4 +1,4 @@
-"""Notes of those who wait: seen as long as they wait, and not a moment longer, however the wait ends."""
+"""Wait notes: visible exactly as long as the wait lasts, however it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.identity import current_holder
 from tests.locks.workers import Line, Workers
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a locked file cannot be read there")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot read a locked file")
 
 THING = Resource("file lock", "/some/build.lock", "fe:00:7")
 
@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "home" / "waits"
 
 
-def test_a_note_says_all_of_a_wait_until_it_is_taken_down(place: Path) -> None:
+def test_a_note_describes_a_wait_until_it_is_taken_down(place: Path) -> None:
     board, mine = WaitNotes([place]), note()
     posted = board.post(mine)
     assert board.notes() == [mine]
@@ -54,7 +54,7 @@ def test_a_note_says_all_of_a_wait_until_it_is_taken_down(place: Path) -> None:
     assert not list(place.iterdir())
 
 
-def test_a_note_is_a_wait_in_a_picture() -> None:
+def test_a_note_becomes_an_edge_of_the_wait_graph() -> None:
     mine = note()
     wait = mine.as_wait()
     assert (wait.resource, wait.ticket, wait.since, wait.shared) == (THING, mine.ticket, mine.since, True)
@@ -64,7 +64,7 @@ def test_a_note_is_a_wait_in_a_picture() -> None:
     assert wait.waiter.proofs == {"5f0c"}
 
 
-def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Path, tmp_path: Path) -> None:
+def test_notes_are_listed_once_and_oldest_first_across_directories(place: Path, tmp_path: Path) -> None:
     board = WaitNotes([place, tmp_path / "home" / "more", place])
     young, old = note("2026-01-02T00:00:00Z"), note("2026-01-01T00:00:00Z")
     posted = [board.post(each) for each in (young, old)]
@@ -74,13 +74,13 @@ def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Pat
         each.take_down()
 
 
-def test_where_nothing_can_be_written_nothing_is_seen_and_nothing_fails(tmp_path: Path) -> None:
+def test_posting_to_an_unwritable_directory_has_no_effect_and_does_not_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file" / "waits", tmp_path / "missing" / "waits"):
         board = WaitNotes([place])
         board.post(note()).take_down()
         assert board.notes() == []
-    assert not (tmp_path / "missing").exists(), "what is gone is not made anew"
+    assert not (tmp_path / "missing").exists(), "a missing directory must not be created"
 
 
 def test_a_full_disk_leaves_no_empty_note_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_no_empty_note_behind(place: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"ticket": 3}', b"\xff" * 70_000])
-def test_what_is_no_note_is_swept_if_nobody_has_it(place: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_note_is_swept_unless_it_is_locked(place: Path, content: bytes) -> None:
     place.mkdir()
     (place / "x.json").write_bytes(content)
     (place / "README").write_text("not ours")
@@ -108,7 +108,7 @@ def test_what_is_no_note_is_swept_if_nobody_has_it(place: Path, content: bytes) 
     assert [each.name for each in place.iterdir()] == ["README"]
 
 
-def test_a_note_under_another_name_or_without_a_time_does_not_count(place: Path) -> None:
+def test_a_note_with_a_wrong_name_or_time_is_ignored(place: Path) -> None:
     board = WaitNotes([place])
     posted = board.post(note())
     [path] = place.iterdir()
@@ -119,7 +119,7 @@ def test_a_note_under_another_name_or_without_a_time_does_not_count(place: Path)
         each.take_down()
 
 
-def test_a_note_of_one_who_was_killed_does_not_count_and_is_swept(place: Path) -> None:
+def test_the_note_of_a_killed_process_is_ignored_and_swept(place: Path) -> None:
     def work(line: Line) -> None:
         kept = WaitNotes([place]).post(note())
         line.say("posted")
@@ -139,7 +139,7 @@ def test_a_note_of_one_who_was_killed_does_not_count_and_is_swept(place: Path) -
         assert not list(place.iterdir())
 
 
-def test_a_child_does_not_keep_the_note_of_its_parent_nor_take_it_down(place: Path) -> None:
+def test_a_child_neither_keeps_nor_takes_down_the_note_of_its_parent(place: Path) -> None:
     board = WaitNotes([place])
     posted = board.post(note())
 
@@ -156,8 +156,8 @@ def test_a_child_does_not_keep_the_note_of_its_parent_nor_take_it_down(place: Pa
         assert board.notes() == []
 
 
-def test_a_note_of_another_machine_is_left_alone_but_does_not_count_unlocked(place: Path) -> None:
-    """On a file system that does not share locks, that it can be locked says nothing."""
+def test_an_unlocked_note_of_another_machine_is_ignored_but_not_swept(place: Path) -> None:
+    """On a file system that does not share locks, a free lock proves nothing."""
     board = WaitNotes([place])
     far = note()._replace(holder=current_holder()._replace(host="elsewhere", boot_id="another"))
     posted = board.post(far)
@@ -170,8 +170,8 @@ def test_a_note_of_another_machine_is_left_alone_but_does_not_count_unlocked(pla
     assert path.exists()
 
 
-def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> None:
-    """Sweepers take whatever is not locked; a note that was posted is seen all the same, by everybody."""
+def test_notes_posted_during_sweeps_are_never_lost(place: Path) -> None:
+    """Sweepers remove every unlocked note, yet a posted note stays visible to all processes."""
 
     def post(line: Line) -> None:
         board = WaitNotes([place])
@@ -198,8 +198,8 @@ def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> No
     assert not list(place.iterdir())
 
 
-def test_a_writer_that_does_not_look_again_would_be_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: the note is written into a file that was swept before it was locked."""
+def test_a_writer_that_does_not_check_again_would_be_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: the note is written to a file that was swept before it was locked."""
 
     def swept(path: str, content: bytes) -> None:
         os.unlink(path)

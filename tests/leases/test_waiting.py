@@ -1,4 +1,4 @@
-"""Those who wait in one process for what it holds are served in turn: that is no cycle."""
+"""Threads and agents of one process that wait for its own lease are served in turn: that is no cycle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached:
     assert sorted(served) == [0, 1, 2]
 
 
-def test_agents_of_one_process_that_say_their_names_can_be_in_a_cycle() -> None:
+def test_named_agents_of_one_process_can_form_a_cycle() -> None:
     store = MemoryStore()
     one, other = (LeaseService(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")
 
@@ -63,7 +63,7 @@ def test_agents_of_one_process_that_say_their_names_can_be_in_a_cycle() -> None:
         assert younger.result(PATIENCE) == "gave up"
 
 
-def test_who_waits_too_long_is_told_who_has_it() -> None:
+def test_a_waiter_that_times_out_is_told_who_holds_the_lease() -> None:
     leases = LeaseService(MemoryStore(), AuditTrail())
     lease = leases.acquire("main", leases.request(ttl=LONG, purpose="important work")).lease
     with pytest.raises(LockTimeout, match="important work"):

@@ -1,4 +1,4 @@
-"""The fixtures of the tests of the ledger."""
+"""Fixtures of the ledger tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.locks.workers import Workers
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Whatever a test has opened is closed behind it."""
+    """Close every store that a test has opened."""
     yield
     close_all()
 
@@ -36,7 +36,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["files", "memory"])
 def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> Store:
-    """Either store, with a clock that stands still."""
+    """Each store in turn, with a manual clock."""
     if request.param == "memory":
         return MemoryStore(clock=clock)
     return FileStore(scratch, timeout=PATIENCE, clock=clock)

@@ -1,4 +1,4 @@
-"""What the tests of the ledger share: ledgers on both stores, and how claims are planted."""
+"""Helpers shared by the ledger tests: ledgers on both stores, and events written by other programs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _opened: list[FileStore] = []
 
 
 def open_ledger(root: Path, *, clock: Clock = SYSTEM_CLOCK, timeout: float = PATIENCE) -> Ledger:
-    """A ledger on files, with its checkpoints, that waits as long as the test lasts."""
+    """A ledger on files, with its checkpoints and a long lock timeout."""
     store = FileStore(root, timeout=timeout, clock=clock)
     _opened.append(store)
     return Ledger(store, checkpoint_root=root)
 
 
 def close_all() -> None:
-    """Close what was opened here."""
+    """Close every store opened by `open_ledger`."""
     while _opened:
         _opened.pop().close()
 
 
 def open_claims(root: Path, *, files: bool = False, patience: float = 15.0, clock: Clock = SYSTEM_CLOCK) -> Claims:
-    """Its claims."""
+    """The claims of a ledger on files."""
     return Claims(open_ledger(root, clock=clock), files=ClaimFiles(root) if files else None, patience=patience)
 
 
@@ -45,7 +45,7 @@ def claims_on(store: Store) -> Claims:
 
 
 def acquired(node: str, owner: str, *, expires_in: float, at: float | None = None) -> dict[str, Any]:
-    """A claim as another program writes it."""
+    """The event of a claim as another program writes it."""
     now = time.time() if at is None else at
     return {
         "type": ACQUIRED,
@@ -63,20 +63,20 @@ def event_files(root: Path) -> list[Path]:
 
 
 def raw_events(root: Path) -> list[Mapping[str, Any]]:
-    """All events as any program sees them: from the files alone, which must have no gap."""
+    """All events as any program reads them: from the files alone, which must have no gap."""
     files = event_files(root)
     assert [path.name for path in files] == [f"event-{n:06d}.json" for n in range(1, len(files) + 1)]
     return [json.loads(path.read_bytes()) for path in files]
 
 
 def put_event(root: Path, number: int, content: bytes) -> None:
-    """Write an event file as no program should: at once, under its own name."""
+    """Write an event file directly under its final name, as no program should."""
     (root / "ledger").mkdir(parents=True, exist_ok=True)
     (root / f"ledger/event-{number:06d}.json").write_bytes(content)
 
 
 def fill(root: Path, count: int) -> None:
-    """Make a ledger of many events, fast."""
+    """Write a ledger of many events, fast."""
     (root / "ledger").mkdir(parents=True, exist_ok=True)
     for number in range(1, count + 1):
         content = {"type": "note", "timestamp": "2024-01-15T10:30:00Z", "number": number, "id": f"n-{number}"}

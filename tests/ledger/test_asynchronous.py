@@ -1,4 +1,4 @@
-"""The ledger for coroutines: the same, and a task that is cancelled leaves nothing behind."""
+"""The ledger for coroutines: the same operations, and a cancelled task leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_events_are_appended_read_folded_and_watched(scratch: Path) -> None:
     asyncio.run(work())
 
 
-def test_many_appends_at_once_all_succeed(scratch: Path) -> None:
+def test_many_concurrent_appends_all_succeed(scratch: Path) -> None:
     async def work() -> None:
         ledger = AsyncLedger(open_ledger(scratch))
         made = await asyncio.gather(*(ledger.append({"type": "a"}) for _ in range(20)))
@@ -62,7 +62,7 @@ def test_claims_are_taken_extended_released_and_waited_for(scratch: Path) -> Non
 
 
 @pytest.mark.req("LG-19")
-def test_who_is_cancelled_while_it_waits_leaves_the_line(scratch: Path) -> None:
+def test_a_waiter_that_is_cancelled_leaves_the_queue(scratch: Path) -> None:
     async def work() -> None:
         claims = AsyncClaims(open_claims(scratch))
         held = await claims.claim("1", "a")

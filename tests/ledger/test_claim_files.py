@@ -1,4 +1,4 @@
-"""Claims as files: in step with the ledger, whoever died in between, and other programs' files."""
+"""Claims as files: in step with the ledger even after a crash, and next to files of other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(root: Path, node: str) -> dict[str, Any]:
 
 
 def put(root: Path, node: str, owner: str, at: float, expires_at: float) -> None:
-    """Another program's claim file."""
+    """Write a claim file as another program does."""
     (root / "locks").mkdir(exist_ok=True)
     record = {
         "node_id": node,
@@ -69,7 +69,7 @@ def test_a_claim_has_a_file_with_times_in_nanoseconds(claims: Claims, scratch: P
         ("2024-01-15T12:30:00.25+02:00", "2024-01-15T10:30:00.250000000Z"),
     ],
 )
-def test_instants_have_nine_digits(instant: str, shown: str) -> None:
+def test_timestamps_have_nine_fractional_digits(instant: str, shown: str) -> None:
     assert in_nanoseconds(instant) == shown
 
 
@@ -88,9 +88,7 @@ def test_reaping_removes_the_file_and_appends_one_event(claims: Claims, scratch:
 
 
 @pytest.mark.req("LG-10")
-def test_the_file_of_another_program_is_reaped_once_when_it_has_run_out(
-    claims: Claims, scratch: Path, clock: ManualClock
-) -> None:
+def test_an_expired_file_of_another_program_is_reaped_once(claims: Claims, scratch: Path, clock: ManualClock) -> None:
     put(scratch, "1.7", "go-agent", clock.wall(), clock.wall() + 10)
     claims.reap()
     assert claims.ledger.sequence == 0
@@ -104,7 +102,7 @@ def test_the_file_of_another_program_is_reaped_once_when_it_has_run_out(
     assert (reaped["type"], reaped["node_id"], reaped["owner"]) == ("lock_reaped", "1.7", "go-agent")
 
 
-def test_the_file_of_another_program_is_respected_until_it_runs_out(
+def test_a_file_of_another_program_is_respected_until_it_expires(
     claims: Claims, scratch: Path, clock: ManualClock
 ) -> None:
     put(scratch, "1", "go-agent", clock.wall(), clock.wall() + 10)
@@ -117,21 +115,21 @@ def test_the_file_of_another_program_is_respected_until_it_runs_out(
     assert read(scratch, "1")["owner"] == "a"
 
 
-def test_files_that_a_killed_process_left_are_brought_into_step(
+def test_stale_files_of_a_killed_process_are_brought_up_to_date(
     claims: Claims, scratch: Path, clock: ManualClock
 ) -> None:
-    silent = open_claims(scratch, clock=clock)  # as one that is killed just after its event
+    silent = open_claims(scratch, clock=clock)  # writes no files, as if killed right after its event
     claims.claim("1", "a")
     silent.release("1", "a")
     silent.claim("2", "b", ttl=60)
     assert sorted(path.name for path in (scratch / "locks").glob("*.lock")) == ["1.lock"]
-    assert claims.claim("1", "c").owner == "c"  # the ledger decides, not what its file says
+    assert claims.claim("1", "c").owner == "c"  # the ledger decides, not the file
     claims.release("1", "c")
     claims.extend("2", "b")
     assert [path.name for path in (scratch / "locks").glob("*.lock")] == ["2.lock"]
 
 
-def test_what_makes_no_sense_in_locks_is_left_alone(claims: Claims, scratch: Path) -> None:
+def test_unrecognised_files_in_locks_are_left_alone(claims: Claims, scratch: Path) -> None:
     (scratch / "locks").mkdir()
     strange = {"1.lock": "{", "2.lock": '{"node_id":"3"}', "README.lock": "x", "notes": "y", "4.lock": "[]"}
     for name, content in strange.items():
@@ -144,7 +142,7 @@ def test_what_makes_no_sense_in_locks_is_left_alone(claims: Claims, scratch: Pat
 
 @pytest.mark.req("LG-09", "LG-10")
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
-def test_files_stay_in_step_while_many_claim_release_and_reap(scratch: Path, workers: Workers) -> None:
+def test_files_stay_in_step_while_processes_claim_release_and_reap(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
         claims = open_claims(scratch, files=True)
         for turn in range(12):

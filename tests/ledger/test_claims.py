@@ -1,4 +1,4 @@
-"""Claims at the service, on both stores, with a clock that stands still."""
+"""Claims through the service, on both stores, with a manual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds(ledger: Ledger, after: int = 0) -> list[str]:
 
 
 @pytest.mark.req("LG-06")
-def test_the_events_of_claims_are_those_of_the_specification(claims: Claims, clock: ManualClock) -> None:
+def test_claim_events_have_the_specified_fields(claims: Claims, clock: ManualClock) -> None:
     start = clock.wall()
     held = claims.claim("1.2.3", "agent-1", ttl=60)
     claims.release("1.2.3", "agent-1")
@@ -76,7 +76,7 @@ def test_a_node_that_another_has_claimed_is_already_locked(claims: Claims, clock
     assert caught.value.facts["time_left"] == pytest.approx(40)
     assert "ledger claim 1.2 --actor" in caught.value.hint
     with pytest.raises(NodeLocked):
-        claims.claim("1.2", "a")  # another process of the same agent is another
+        claims.claim("1.2", "a")  # a second process of the same agent is refused too
     assert claims.claim("1.2.1", "b").claim.owner == "b"
     assert kinds(claims.ledger) == ["lock_acquired"] * 2
 
@@ -95,7 +95,7 @@ def test_only_the_owner_releases_or_extends(claims: Claims) -> None:
     assert claims.release("1", "a", claim_id=held.claim_id).owner == "a"
 
 
-def test_extending_lets_a_claim_run_on_from_now(claims: Claims, clock: ManualClock) -> None:
+def test_extending_a_claim_restarts_its_ttl(claims: Claims, clock: ManualClock) -> None:
     first = claims.claim("1", "a", ttl=60).claim
     clock.advance(50)
     second = claims.extend("1", "a", ttl=100)
@@ -112,7 +112,7 @@ def test_extending_lets_a_claim_run_on_from_now(claims: Claims, clock: ManualClo
 
 
 @pytest.mark.req("LG-08", "LG-17")
-def test_a_claim_that_has_run_out_is_not_active_and_can_be_taken_by_another(claims: Claims, clock: ManualClock) -> None:
+def test_an_expired_claim_is_not_active_and_can_be_taken_over(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=10)
     clock.advance(9.999)
     with pytest.raises(NodeLocked):
@@ -135,7 +135,7 @@ def test_the_claim_of_another_program_counts_like_ours(claims: Claims, clock: Ma
     assert claims.active() == []
 
 
-def test_a_release_in_the_wrong_name_ends_no_claim(claims: Claims, clock: ManualClock) -> None:
+def test_a_release_event_of_another_owner_ends_no_claim(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a")
     stamp = format_instant(clock.wall())
     claims.ledger.append({"type": "lock_released", "timestamp": stamp, "node_id": "1", "owner": "b"})
@@ -143,7 +143,7 @@ def test_a_release_in_the_wrong_name_ends_no_claim(claims: Claims, clock: Manual
 
 
 @pytest.mark.req("LG-10")
-def test_reaping_clears_away_each_claim_that_has_run_out_once(claims: Claims, clock: ManualClock) -> None:
+def test_reaping_ends_each_expired_claim_once(claims: Claims, clock: ManualClock) -> None:
     for node, ttl in (("1.10", 10), ("1.2", 10), ("1.3", 100)):
         claims.claim(node, "a", ttl=ttl)
     assert claims.reap() == []
@@ -154,7 +154,7 @@ def test_reaping_clears_away_each_claim_that_has_run_out_once(claims: Claims, cl
     assert [each.node_id for each in claims.active()] == ["1.3"]
 
 
-def test_the_past_can_be_asked_for(claims: Claims, clock: ManualClock) -> None:
+def test_active_claims_can_be_queried_at_an_earlier_sequence(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=10)
     clock.advance(5)
     claims.claim("2", "b", ttl=60)
@@ -170,7 +170,7 @@ def test_the_past_can_be_asked_for(claims: Claims, clock: ManualClock) -> None:
         claims.active(at_sequence=5)
 
 
-def test_claims_are_listed_below_a_node_and_a_history_is_told(claims: Claims) -> None:
+def test_claims_are_listed_by_subtree_and_each_node_has_a_history(claims: Claims) -> None:
     for node in ("1", "1.2", "1.2.3", "1.23", "2"):
         claims.claim(node, "a")
     claims.release("1.2", "a")
@@ -180,7 +180,7 @@ def test_claims_are_listed_below_a_node_and_a_history_is_told(claims: Claims) ->
     assert [each.event["type"] for each in claims.history("1.2")] == ["lock_acquired", "lock_released"]
 
 
-def test_an_event_can_be_bound_to_a_claim(claims: Claims, clock: ManualClock) -> None:
+def test_an_event_can_be_appended_under_a_valid_claim_only(claims: Claims, clock: ManualClock) -> None:
     held = claims.claim("1", "a", ttl=10)
     assert held.append({"type": "result"}).event["type"] == "result"
     clock.advance(11)
@@ -193,7 +193,7 @@ def test_an_event_can_be_bound_to_a_claim(claims: Claims, clock: ManualClock) ->
 
 
 @pytest.mark.parametrize("owner", ["", "  ", "a\nb", "x" * 257])
-def test_an_owner_must_be_somebody(claims: Claims, owner: str) -> None:
+def test_an_invalid_owner_is_refused(claims: Claims, owner: str) -> None:
     with pytest.raises(UsageFailure):
         claims.claim("1", owner)
 
@@ -269,7 +269,7 @@ def test_claims_last_as_long_as_meta_json_says(
 
 @pytest.mark.req("LG-07")
 @pytest.mark.parametrize("value", ["0s", "999ms", "3601s", "2h", "never", "", "-5m", 300, ["5m"]])
-def test_a_lock_timeout_outside_of_one_second_to_one_hour_is_a_clear_error(claims: Claims, value: Any) -> None:
+def test_a_lock_timeout_outside_one_second_to_one_hour_is_refused(claims: Claims, value: Any) -> None:
     put_meta(claims.ledger.store, {"lock_timeout": value})
     with pytest.raises(SettingInvalid, match=r"lock_timeout in meta.json.*from 1s to 1h"):
         claims.claim("1", "a")
@@ -278,7 +278,7 @@ def test_a_lock_timeout_outside_of_one_second_to_one_hour_is_a_clear_error(claim
 
 @pytest.mark.req("LG-07")
 @pytest.mark.parametrize("ttl", [0.5, 3601.0, 0.0, -1.0, float("nan"), float("inf")])
-def test_a_ttl_outside_of_that_range_is_refused_too(claims: Claims, ttl: float) -> None:
+def test_a_ttl_outside_that_range_is_refused_too(claims: Claims, ttl: float) -> None:
     with pytest.raises(SettingInvalid):
         claims.claim("1", "a", ttl=ttl)
 
@@ -286,7 +286,7 @@ def test_a_ttl_outside_of_that_range_is_refused_too(claims: Claims, ttl: float) 
 # --- Waiting ------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_gets_the_claim_when_it_is_released() -> None:
+def test_a_waiter_gets_the_claim_when_it_is_released() -> None:
     claims = claims_on(MemoryStore())
     held = claims.claim("1", "a")
     got: list[str] = []
@@ -301,7 +301,7 @@ def test_who_waits_gets_the_claim_when_it_is_released() -> None:
     assert kinds(claims.ledger) == ["lock_acquired", "lock_requested", "lock_released", "lock_acquired"]
 
 
-def test_who_has_waited_long_enough_is_told_who_holds_it_and_leaves_the_line(claims: Claims) -> None:
+def test_a_waiter_that_times_out_is_told_who_holds_the_node_and_leaves_the_queue(claims: Claims) -> None:
     claims.claim("1", "a")
     with pytest.raises(LockTimeout, match=r"the node 1 .*held by a"):
         claims.claim("1", "b", wait=0.02)
@@ -310,7 +310,7 @@ def test_who_has_waited_long_enough_is_told_who_holds_it_and_leaves_the_line(cla
 
 
 @pytest.mark.req("LG-19")
-def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: ManualClock) -> None:
+def test_nobody_jumps_the_queue_for_a_free_node(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a")
     requests = {
         name: claims.request("1", name, priority=priority)
@@ -334,7 +334,7 @@ def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: Man
 
 
 @pytest.mark.req("LG-19")
-def test_a_higher_priority_goes_first_at_once(claims: Claims) -> None:
+def test_a_request_with_a_higher_priority_goes_first(claims: Claims) -> None:
     claims.claim("1", "a")
     claims.join_queue(claims.request("1", "b", priority=1))
     claims.release("1", "a")
@@ -342,26 +342,26 @@ def test_a_higher_priority_goes_first_at_once(claims: Claims) -> None:
 
 
 @pytest.mark.req("LG-19")
-def test_who_does_not_show_itself_any_more_loses_its_place(claims: Claims, clock: ManualClock) -> None:
+def test_a_waiter_without_heartbeats_loses_its_place(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=100)
     claims.join_queue(claims.request("1", "b"))
     patient = claims.request("1", "c")
     for _ in range(4):
         claims.join_queue(patient)
-        clock.advance(5)  # `c` shows itself, `b` has been stopped
+        clock.advance(5)  # `c` sends heartbeats, `b` does not
     assert [each.owner for each in claims.waiting()] == ["c"]
     claims.release("1", "a")
     assert getattr(claims.join_queue(patient), "owner", None) == "c"
 
 
-def test_asking_again_after_an_unseen_outcome_does_not_claim_twice(claims: Claims) -> None:
+def test_repeating_a_request_after_an_unknown_outcome_does_not_claim_twice(claims: Claims) -> None:
     request = claims.request("1", "a")
     assert claims.take(request) == claims.take(request)
     assert claims.ledger.sequence == 1
 
 
-def test_a_decision_is_made_with_what_came_while_it_waited_for_the_lock(claims: Claims) -> None:
-    """The last look before the lock shows a free node; the look under the lock decides."""
+def test_a_claim_is_decided_on_the_state_read_under_the_lock(claims: Claims) -> None:
+    """The last read before the lock shows a free node; the read under the lock decides."""
     store = claims.ledger.store
     other = claims_on(store)
     real = store.transact
@@ -377,7 +377,7 @@ def test_a_decision_is_made_with_what_came_while_it_waited_for_the_lock(claims: 
     assert len([*store.entries(EVENTS)]) == 1
 
 
-def test_threads_that_share_one_object_do_not_get_in_each_others_way(store: Store) -> None:
+def test_threads_can_share_one_claims_object(store: Store) -> None:
     claims = claims_on(store)
     done: list[str] = []
 
@@ -417,7 +417,7 @@ def test_a_claim_is_extended_while_its_block_runs_and_released_at_its_end() -> N
     assert found.count("lock_released") == 1
 
 
-def test_a_claim_that_somebody_else_has_by_now_is_lost() -> None:
+def test_a_claim_that_was_taken_over_is_lost() -> None:
     claims = claims_on(MemoryStore())
     with claims.claim("1", "a", ttl=3.0) as held:
         claims.release("1", "a")
@@ -437,7 +437,7 @@ def test_a_claim_that_could_not_be_extended_in_time_is_lost(claims: Claims, cloc
     held.extend()
     clock.advance(9)
     held.check()
-    clock.step_wall(-3600)  # somebody sets the clock: what counts here is the clock that nobody sets
+    clock.step_wall(-3600)  # has no effect: the boot clock counts
     clock.advance(1)
     with pytest.raises(LockExpired):
         held.check()

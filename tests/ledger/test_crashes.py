@@ -1,7 +1,7 @@
-"""Appending, claiming and reaping, killed at every call: readers see no torn event, the next one goes on.
+"""Appending, claiming and reaping, killed at every call: no event is torn, and the next writer continues.
 
-What a killed process left is judged as any program sees it: by the files. Then somebody appends, which
-finishes what was decided; then the event's own id tells whether it was made.
+The state after a kill is judged by the files, as any program sees them. Then another writer appends, which
+finishes a decided commit; after that, the id of the event tells whether it was written.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and
 
 CLOCK = ManualClock()
 WARM = 2
-"""How many events are there before."""
+"""The number of events before the operation."""
 
 
 class Appending:
-    """One event, or several at once."""
+    """Append one event, or several at once."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -76,15 +76,15 @@ class Appending:
         found = [each.event["id"] for each in ledger.events()]
         assert found in ([*whole, "next"], [*whole, *made, "next"]), found
         was_made = ledger.find("new-0") is not None
-        assert was_made or not outcome.acknowledged, "an acknowledged event is gone"
-        assert was_made == bool(new) or not new, "what readers saw is gone"
-        assert not (was_made and _is_refusal(outcome.error)), "it was refused and made all the same"
+        assert was_made or not outcome.acknowledged, "an acknowledged event is lost"
+        assert was_made == bool(new) or not new, "an event that readers saw is lost"
+        assert not (was_made and _is_refusal(outcome.error)), "a refused event was written"
         names = [path.name for path in event_files(directory)]
         assert names == [f"event-{number:06d}.json" for number in range(1, len(found) + 1)]
 
 
 class AppendingOften(Appending):
-    """By one who has appended before: it keeps a private file for the lock, and publishes by renaming."""
+    """Append as a process that has appended before: it keeps a private lock file, and publishes by renaming."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -98,7 +98,7 @@ class AppendingOften(Appending):
 
 
 class AppendingAtOnce(Appending):
-    """Several events, brought to the disk all at once, as more than a few are."""
+    """Append several events that are synced all at once, as large batches are."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -110,7 +110,7 @@ class AppendingAtOnce(Appending):
 
 
 class Claiming(Appending):
-    """A claim on a node whose old claim has run out: two events, one after the other."""
+    """Claim a node whose old claim has expired: two events, one after the other."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -142,7 +142,7 @@ class Claiming(Appending):
 
 
 class Reaping(Claiming):
-    """Reaping, with a claim file."""
+    """Reap the expired claim."""
 
     def operate(self, directory: Path) -> None:
         open_claims(directory, clock=CLOCK, files=True).reap()
@@ -159,7 +159,7 @@ class Reaping(Claiming):
 
 
 def no_torn_events(directory: Path) -> None:
-    """As any program sees it, also one that knows nothing of ours."""
+    """Check the files alone, as a program unaware of Holdfast would."""
     for path in event_files(directory):
         assert isinstance(json.loads(path.read_bytes()), dict)
 
@@ -187,7 +187,7 @@ def test_a_kill_at_any_call_of_claiming_or_reaping_leaves_a_claim_or_none(scenar
 
 
 @pytest.mark.req("LG-16")
-def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing() -> None:
+def test_an_error_at_any_call_of_appending_is_reported_and_leaves_all_or_nothing() -> None:
     report = error_points(Appending(1), (errno.EIO,), lasting=(errno.ENOSPC,), descriptors=False, share=SHARE)
     report.require_clean(at_least=60)
 
@@ -203,7 +203,7 @@ def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Ap
 
 
 class PublishedTorn(Appending):
-    """Planted: the event is written under its own name."""
+    """Planted bug: the event is written directly under its final name."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -229,11 +229,11 @@ def test_a_torn_event_is_found() -> None:
     assert kill_points(PublishedTorn(), names=("write",)).violations
 
 
-# --- A lock that is broken though its holder lives ----------------------------------------------------------
+# --- A lock that is broken although its holder is alive -----------------------------------------------------
 
 
 class _Break:
-    """Breaks `ledger.lock` and appends, at the call before an event is published."""
+    """Breaks `ledger.lock` and appends just before an event is published."""
 
     def __init__(self, root: Path, act: Any) -> None:
         self.root, self.act, self.done = root, act, False
@@ -279,7 +279,7 @@ def test_a_wrongly_broken_lock_does_not_break_compare_and_swap(scratch: Path) ->
 
 
 @pytest.mark.req("LG-05", "LG-15", "LG-17")
-def test_a_wrongly_broken_lock_does_not_give_a_node_to_two(scratch: Path) -> None:
+def test_a_wrongly_broken_lock_does_not_give_a_node_to_two_owners(scratch: Path) -> None:
     claims = open_claims(scratch)
     with (
         break_before_publishing(scratch, lambda: open_claims(scratch).claim("1", "interloper")),
@@ -290,9 +290,9 @@ def test_a_wrongly_broken_lock_does_not_give_a_node_to_two(scratch: Path) -> Non
 
 
 @pytest.mark.req("LG-05")
-def test_a_wrongly_broken_lock_loses_nothing_of_a_batch(scratch: Path) -> None:
+def test_a_wrongly_broken_lock_loses_no_event_of_a_batch(scratch: Path) -> None:
     ledger = open_ledger(scratch)
-    with break_before_publishing(scratch, lambda: _put_as_a_stranger(scratch, 2)):
+    with break_before_publishing(scratch, lambda: _put_foreign_event(scratch, 2)):
         made = ledger.append_many([{"type": "part", "id": f"part-{number}"} for number in range(3)])
     assert len(made) == 3
     ids = [each.event.get("id") for each in ledger.events()]
@@ -301,15 +301,15 @@ def test_a_wrongly_broken_lock_loses_nothing_of_a_batch(scratch: Path) -> None:
     assert [ids[each.sequence - 1] for each in made] == ["part-0", "part-1", "part-2"]
 
 
-def _put_as_a_stranger(root: Path, number: int) -> None:
+def _put_foreign_event(root: Path, number: int) -> None:
     (root / f"ledger/event-{number:06d}.json").write_bytes(b'{"type":"stranger"}\n')
 
 
-# --- A reader that is on its way while a batch is published --------------------------------------------
+# --- A reader in progress while a batch is published ---------------------------------------------------
 
 
 class _Meet:
-    """Lets a reader go on at the moment before the event with this number gets its name."""
+    """Lets a reader continue just before the event with this number is published."""
 
     def __init__(self, number: int, act: Any) -> None:
         self.name, self.act = f"event-{number:06d}.json", act

@@ -1,4 +1,4 @@
-"""Folds and their checkpoints: whatever is kept, lost or torn, the result is that of a whole replay."""
+"""Folds and their checkpoints: with checkpoints kept, lost or torn, the result equals a full replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 1_700_000_000.0
 NONE: dict[str, int] = {}
 
 
-# --- What the claims are -----------------------------------------------------------------------------------
+# --- Replay ------------------------------------------------------------------------------------------------
 
 _NODES = st.sampled_from(["1", "1.2", "1.2.3"])
 _OWNERS = st.sampled_from(["a", "b"])
@@ -48,7 +48,7 @@ def _lock_events(draw: st.DrawFn) -> dict[str, Any]:
         event["claim_id"] = claim_id
     if kind in ("lock_requested", "lock_withdrawn"):
         event.update(ticket=draw(st.sampled_from("xyz")), priority=draw(st.integers(0, 2)), until=draw(_TIMES))
-    if draw(st.integers(0, 20)) == 0:  # one that does not have its form
+    if draw(st.integers(0, 20)) == 0:  # a malformed event
         event[draw(st.sampled_from(sorted(event)))] = draw(st.sampled_from([None, 7, "", "..", [1]]))
         event.setdefault("type", "note")
         if not isinstance(event["type"], str) or not event["type"]:
@@ -57,7 +57,7 @@ def _lock_events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def by_the_specification(events: list[dict[str, Any]], now: float) -> dict[str, str]:
-    """Who holds what, by the specification's own pseudocode, for events that keep to its rules."""
+    """The owner of each node by the specification's own pseudocode, for events that follow its rules."""
     locks: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["type"] == "lock_acquired":
@@ -70,7 +70,7 @@ def by_the_specification(events: list[dict[str, Any]], now: float) -> dict[str, 
 @pytest.mark.req("LG-06", "LG-08")
 @given(st.data())
 @settings(max_examples=rounds(150, least=25), deadline=None)
-def test_replay_gives_what_the_specification_says(data: st.DataObject) -> None:
+def test_replay_agrees_with_the_specification(data: st.DataObject) -> None:
     events: list[dict[str, Any]] = []
     held: dict[str, str] = {}
     for second in range(data.draw(st.integers(0, 30))):
@@ -95,9 +95,7 @@ def test_replay_gives_what_the_specification_says(data: st.DataObject) -> None:
 @pytest.mark.req("LG-08")
 @given(st.lists(_lock_events(), max_size=40), st.data())
 @settings(max_examples=rounds(200, least=25), deadline=None)
-def test_a_book_that_was_kept_anywhere_ends_like_one_that_was_not(
-    events: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_resuming_from_any_saved_state_equals_a_full_replay(events: list[dict[str, Any]], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(events)))
     whole, resumed = ClaimState(), ClaimState()
     for number, event in enumerate(events, 1):
@@ -112,7 +110,7 @@ def test_a_book_that_was_kept_anywhere_ends_like_one_that_was_not(
     assert kept == whole
 
 
-def test_a_kept_book_of_another_form_is_none() -> None:
+def test_a_malformed_saved_state_is_ignored() -> None:
     assert ClaimState.from_record({"claims": [{"node_id": 7}], "waiters": []}, 1) is None
     assert ClaimState.from_record(None, 1) is None
 
@@ -153,7 +151,7 @@ def test_a_fold_is_a_reduction_over_all_events(ledger: Ledger) -> None:
     assert ledger.fold(lambda last, each: each.sequence, 0) == 3
 
 
-def test_a_fold_with_a_name_costs_the_new_events_only(scratch: Path) -> None:
+def test_a_named_fold_reads_only_new_events(scratch: Path) -> None:
     fill(scratch, 500)
     assert open_ledger(scratch).fold(tally, NONE, name="tally") == {"note": 500}
     ledger = open_ledger(scratch)
@@ -164,7 +162,7 @@ def test_a_fold_with_a_name_costs_the_new_events_only(scratch: Path) -> None:
     assert ledger.fold(tally, NONE, name="tally", version="2") == {"note": 500, "new": 1}
 
 
-def test_the_state_of_a_fold_with_a_name_must_be_json(ledger: Ledger) -> None:
+def test_the_state_of_a_named_fold_must_be_json(ledger: Ledger) -> None:
     ledger.append_many([{"type": "a"}] * CHECKPOINT_EVERY)
     with pytest.raises(UsageFailure):
         ledger.fold(lambda state, each: state, (1, 2), name="tally")
@@ -179,7 +177,7 @@ _STATES = st.sampled_from(["kept", "deleted", "torn", "changed", "of another led
     st.lists(st.tuples(st.lists(_lock_events(), max_size=70), _STATES), max_size=4),
 )
 @settings(max_examples=rounds(60, least=25), deadline=None)
-def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
+def test_missing_or_damaged_checkpoints_never_change_a_result(
     rounds: list[tuple[list[dict[str, Any]], str]],
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -187,23 +185,23 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
         store = MemoryStore()
         bare = Ledger(store)
         for events, fate in rounds:
-            _append_as_they_are(store, events)
+            _append_unchecked(store, events)
             ledger = Ledger(store, checkpoint_root=root)
             whole = ClaimState()
             for each in bare.events():
                 whole.apply(each)
             assert ClaimProjection(ledger).query(lambda book: book) == whole
             assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
-            _meddle(root / CHECKPOINTS, fate)
+            _damage(root / CHECKPOINTS, fate)
 
 
-def _append_as_they_are(store: MemoryStore, events: list[dict[str, Any]]) -> None:
-    """As other programs do, which may not keep to the form."""
+def _append_unchecked(store: MemoryStore, events: list[dict[str, Any]]) -> None:
+    """Append events unchecked, as other programs may."""
     whole = [{**event, "number": number} for number, event in enumerate(events)]
     store.transact([EVENTS], lambda view, now: Decision([Append(EVENTS, each) for each in whole], None))
 
 
-def _meddle(place: Path, fate: str) -> None:
+def _damage(place: Path, fate: str) -> None:
     for path in place.glob("*.json"):
         content = path.read_bytes()
         if fate == "deleted":
@@ -223,7 +221,7 @@ def _meddle(place: Path, fate: str) -> None:
             path.write_bytes(b'{"checkpoint":[1],"digest":5}')
 
 
-def test_claims_are_opened_from_their_checkpoint(scratch: Path) -> None:
+def test_claims_are_loaded_from_their_checkpoint(scratch: Path) -> None:
     fill(scratch, 300)
     first = open_claims(scratch)
     first.claim("1.2", "a")
@@ -237,7 +235,7 @@ def test_claims_are_opened_from_their_checkpoint(scratch: Path) -> None:
     assert [each.owner for each in open_claims(scratch).active()] == ["a", "b"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_done_without(scratch: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_skipped(scratch: Path) -> None:
     fill(scratch, 100)
     (scratch / ".holdfast").mkdir()
     (scratch / CHECKPOINTS).write_text("not a directory")
@@ -245,11 +243,11 @@ def test_a_checkpoint_that_cannot_be_written_is_done_without(scratch: Path) -> N
     assert open_claims(scratch).active() == []
 
 
-def test_a_ledger_that_has_become_shorter_is_read_anew(scratch: Path) -> None:
+def test_a_ledger_that_became_shorter_is_read_again(scratch: Path) -> None:
     claims = open_claims(scratch)
     claims.claim("1", "a")
     assert len(claims.active()) == 1
     for path in (scratch / "ledger").glob("event-*"):
         path.unlink()
-    assert claims.claim("2", "b").claim.sequence == 1  # the end that the transaction sees comes before the book
+    assert claims.claim("2", "b").claim.sequence == 1  # the transaction sees the shorter ledger first
     assert [each.owner for each in claims.active()] == ["b"]

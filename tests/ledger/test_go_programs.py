@@ -1,7 +1,7 @@
-"""A program in Go on the same ledger, compiled and run: it follows the specification and knows only that.
+"""A compiled Go program on the same ledger: it follows the specification and knows nothing else.
 
-Where there is no `go` these tests are skipped, and the end of the run lists them as NOT RUN HERE.
-`test_other_programs` makes the same calls from Python, and the shell's recipe in a real shell.
+Without `go` these tests are skipped, and the end of the run lists them as NOT RUN HERE.
+`test_other_programs` makes the same calls from Python, and runs the shell recipe in a real shell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 SOURCE = Path(__file__).parent / "go/other_program.go"
 ROUNDS = rounds(60, least=16)
 BATCH = 12
-"""More than a few: they are brought to the disk all at once."""
+"""Large enough that all events are synced at once."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -37,7 +37,7 @@ Start = Callable[..., subprocess.Popen[str]]
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     go = shutil.which("go")
     if go is None:
-        pytest.skip("there is no go: the specification's recipe for Go was not compiled, not run, not proven")
+        pytest.skip("go is not installed: the specification's recipe for Go was neither compiled nor run")
     made = tmp_path_factory.mktemp("go") / "other_program"
     own = {"GOFLAGS": "", "GOTOOLCHAIN": "local", "GOPROXY": "off", "CGO_ENABLED": "0"}
     if "HOME" not in os.environ:
@@ -48,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(program: Path, scratch: Path) -> Iterator[Start]:
-    """Starts the program on the ledger of this test."""
+    """A function that starts the program on the ledger of this test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(command: str, *arguments: str, root: Path = scratch) -> subprocess.Popen[str]:
@@ -74,7 +74,7 @@ def heard(process: subprocess.Popen[str]) -> str:
 
 
 def storm(root: Path, workers: Workers, start: Start, command: str) -> Counter[str]:
-    """Ours and theirs at once; what is in the ledger afterwards, by who has put it there."""
+    """Append from Holdfast and from Go at once; return the number of events by type or agent."""
     open_ledger(root).append({"type": "first"})
 
     def ours(line: Line) -> None:
@@ -104,7 +104,7 @@ EXPECTED = {
 
 
 @pytest.mark.req("LG-02", "LG-12", "LG-13", "LG-17")
-def test_a_go_program_and_we_append_to_one_ledger_and_nothing_is_lost(
+def test_a_go_program_and_holdfast_append_to_one_ledger_and_nothing_is_lost(
     scratch: Path, workers: Workers, start: Start
 ) -> None:
     assert storm(scratch, workers, start, "append") == EXPECTED
@@ -115,19 +115,19 @@ def test_a_go_program_and_we_append_to_one_ledger_and_nothing_is_lost(
     assert not (scratch / "ledger/ledger.lock").exists()
 
 
-def test_a_go_program_that_takes_no_lock_is_found_out(scratch: Path, workers: Workers, start: Start) -> None:
-    """Planted: what it renames over an event of ours is gone, and the count shows it."""
+def test_a_go_program_that_takes_no_lock_is_found(scratch: Path, workers: Workers, start: Start) -> None:
+    """Planted bug: it renames over events of Holdfast, and the count shows the loss."""
     for turn in range(20):
         try:
             if storm(scratch / str(turn), workers, start, "careless") != EXPECTED:
                 return
-        except AssertionError:  # a gap, or one of ours that no longer finds what it had written
+        except AssertionError:  # a gap, or a writer of Holdfast that no longer finds its event
             return
-    raise AssertionError("nothing was lost in 20 rounds though half of the writers took no lock")
+    raise AssertionError("nothing was lost in 20 rounds although half of the writers took no lock")
 
 
 @pytest.mark.req("LG-02", "LG-04")
-def test_the_lock_of_a_go_program_keeps_us_out_and_ours_keeps_it_out(scratch: Path, start: Start) -> None:
+def test_the_locks_of_a_go_program_and_of_holdfast_exclude_each_other(scratch: Path, start: Start) -> None:
     ledger = open_ledger(scratch, timeout=0.05)
     ledger.append({"type": "first"})
     ours = LedgerLock(scratch / "ledger", "ours").acquire()

@@ -45,7 +45,7 @@ def test_an_event_gets_the_next_sequence_the_time_and_an_id(ledger: Ledger, cloc
     assert [*ledger.events()] == [first, second]
 
 
-def test_an_event_keeps_the_time_and_the_id_that_it_has(ledger: Ledger) -> None:
+def test_an_event_keeps_its_own_time_and_id(ledger: Ledger) -> None:
     own = {"type": "note", "timestamp": "2024-01-15T10:30:00Z", "id": "mine"}
 
     assert ledger.append(own).event == own
@@ -53,7 +53,7 @@ def test_an_event_keeps_the_time_and_the_id_that_it_has(ledger: Ledger) -> None:
 
 
 @pytest.mark.req("LG-11")
-def test_append_if_sequence_succeeds_only_if_nothing_has_come_since(ledger: Ledger) -> None:
+def test_append_if_sequence_succeeds_only_at_the_current_sequence(ledger: Ledger) -> None:
     assert ledger.append_if_sequence(NOTE, 0).sequence == 1
     for wrong in (0, 2, 7):
         with pytest.raises(SequenceMismatch, match="sequence mismatch") as caught:
@@ -64,13 +64,13 @@ def test_append_if_sequence_succeeds_only_if_nothing_has_come_since(ledger: Ledg
 
 
 @pytest.mark.req("LG-14")
-def test_on_a_mismatch_a_writer_looks_again_and_retries(ledger: Ledger) -> None:
+def test_a_writer_decides_again_and_retries_after_a_mismatch(ledger: Ledger) -> None:
     seen: list[int] = []
 
     def decide(sequence: int) -> dict[str, Any]:
         seen.append(sequence)
         if len(seen) < 3:
-            ledger.append({"type": "intervention"})  # somebody is faster, twice
+            ledger.append({"type": "intervention"})  # another writer is faster, twice
         return {"type": "decided", "at": sequence}
 
     made = ledger.append_decided(decide, retry=RetryConfig(initial_delay=0.0))
@@ -113,7 +113,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("event", BAD.values(), ids=BAD)
-def test_what_is_not_an_event_is_refused_and_nothing_of_it_is_written(ledger: Ledger, event: Any) -> None:
+def test_an_invalid_event_is_refused_and_nothing_is_written(ledger: Ledger, event: Any) -> None:
     for act in (
         lambda: ledger.append(event),
         lambda: ledger.append_if_sequence(event, 0),
@@ -161,11 +161,11 @@ def test_events_are_numbered_files_that_never_change(scratch: Path) -> None:
 
 
 @pytest.mark.req("LG-12")
-def test_past_999999_the_numbers_go_on(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_continue_past_999999(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = open_ledger(scratch)
     ledger.append(NOTE)
     content = event_files(scratch)[0].read_bytes()
-    for number in (1 << bit for bit in range(20)):  # what is looked at on the way to the end
+    for number in (1 << bit for bit in range(20)):  # the search for the end probes these
         put_event(scratch, number, content)
     for number in range(999_980, 1_000_000):
         put_event(scratch, number, content)
@@ -178,10 +178,10 @@ def test_past_999999_the_numbers_go_on(scratch: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.req("LG-16")
 @pytest.mark.parametrize("how", ["link", "rename_noreplace"])
-def test_an_event_is_a_synced_draft_before_it_has_its_name(
+def test_an_event_is_synced_as_a_draft_before_it_is_published(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """By the first append of a process, and by one of those that follow."""
+    """For the first append of a process, and for a later one."""
     steps: list[str] = []
     descriptors: dict[int, str] = {}
     open_ledger(scratch).append(NOTE)
@@ -197,7 +197,7 @@ def test_an_event_is_a_synced_draft_before_it_has_its_name(
         return fd
 
     def fsync(fd: int) -> None:
-        steps.append(f"fsync {descriptors.get(fd, 'what was open before')}")
+        steps.append(f"fsync {descriptors.get(fd, 'a file opened earlier')}")
         real_fsync(fd)
 
     def publish(source: str, target: str, **options: Any) -> None:
@@ -219,7 +219,7 @@ def test_an_event_is_a_synced_draft_before_it_has_its_name(
 def test_reading_takes_no_lock(scratch: Path) -> None:
     ledger = open_ledger(scratch)
     ledger.append_many([NOTE] * 3)
-    os.mkdir(scratch / "ledger/ledger.lock")  # a shell tool holds the lock, for ever
+    os.mkdir(scratch / "ledger/ledger.lock")  # a shell tool holds the lock forever
     reader = open_ledger(scratch, timeout=0.0)
 
     assert [each.sequence for each in reader.events()] == [1, 2, 3]
@@ -227,7 +227,7 @@ def test_reading_takes_no_lock(scratch: Path) -> None:
     assert reader.fold(lambda count, _: count + 1, 0) == 3
 
 
-def test_appending_neither_lists_the_directory_nor_reads_what_came_before(
+def test_appending_neither_lists_the_directory_nor_reads_earlier_events(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counted(root: Path) -> dict[str, int]:
@@ -256,7 +256,7 @@ def test_appending_neither_lists_the_directory_nor_reads_what_came_before(
     assert counted(large) == counted(small)
 
 
-def test_an_event_that_another_program_wrote_in_its_own_way_is_read(scratch: Path) -> None:
+def test_an_event_formatted_by_another_program_can_be_read(scratch: Path) -> None:
     put_event(scratch, 1, b'{\n  "timestamp" : "2024-01-15T10:30:00Z",\n  "type" : "cust\\u00f6m"\n}\n\n')
     put_event(scratch, 2, b'{"no":"type at all","big":123456789012345678901234567890}')
 
@@ -278,7 +278,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("content", TORN.values(), ids=TORN)
-def test_an_event_that_cannot_be_understood_is_named_and_does_not_stop_appending(scratch: Path, content: bytes) -> None:
+def test_an_unreadable_event_is_named_and_does_not_stop_appending(scratch: Path, content: bytes) -> None:
     ledger = open_ledger(scratch)
     ledger.append(NOTE)
     put_event(scratch, 2, content)
@@ -295,7 +295,7 @@ def test_an_event_that_cannot_be_understood_is_named_and_does_not_stop_appending
 # --- Reading ----------------------------------------------------------------------------------------------
 
 
-def test_events_are_read_from_and_up_to_where_they_are_asked_for(ledger: Ledger) -> None:
+def test_events_can_be_read_from_and_up_to_a_sequence(ledger: Ledger) -> None:
     ledger.append_many([NOTE] * 10)
 
     assert [each.sequence for each in ledger.events(after=3, until=6)] == [4, 5, 6]
@@ -306,7 +306,7 @@ def test_events_are_read_from_and_up_to_where_they_are_asked_for(ledger: Ledger)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 100])
-def test_the_sequence_is_found_however_many_there_are(ledger: Ledger, count: int) -> None:
+def test_the_sequence_is_found_for_any_number_of_events(ledger: Ledger, count: int) -> None:
     ledger.append_many([NOTE] * count)
 
     assert Ledger(ledger.store).sequence == count
@@ -322,9 +322,7 @@ def test_one_event_is_read_by_its_sequence_or_found_by_its_id(ledger: Ledger) ->
             ledger.read(missing)
 
 
-def test_an_outcome_that_could_not_be_seen_is_discovered_by_the_id(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_outcome_can_be_resolved_by_the_event_id(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = open_ledger(scratch)
     ledger.append(NOTE)
     real, syncs = calls.sync_directory, []
@@ -344,7 +342,7 @@ def test_an_outcome_that_could_not_be_seen_is_discovered_by_the_id(
     assert found.sequence == 2
 
 
-def test_a_watch_gives_what_is_there_and_then_what_comes(ledger: Ledger) -> None:
+def test_a_watch_yields_existing_events_and_then_new_ones(ledger: Ledger) -> None:
     ledger.append_many([NOTE] * 2)
     behind, new = ledger.watch(after=1, timeout=PATIENCE), ledger.watch(timeout=PATIENCE)
     assert next(behind).sequence == 2
@@ -357,14 +355,14 @@ def test_a_watch_gives_what_is_there_and_then_what_comes(ledger: Ledger) -> None
     listener.start()
     ledger.append_many([{"type": "new"}] * 3)
     assert [next(behind).sequence for _ in range(3)] == [3, 4, 5]
-    while listener.is_alive():  # it may have begun late
+    while listener.is_alive():  # the listener may have started late
         ledger.append(NOTE)
         listener.join(0.01)
     assert received == list(range(received[0], received[0] + 3))
     assert received[0] >= 3
 
 
-def test_a_watch_ends_when_nothing_comes_or_when_it_is_cancelled(ledger: Ledger) -> None:
+def test_a_watch_ends_when_it_times_out_or_is_cancelled(ledger: Ledger) -> None:
     ledger.append(NOTE)
     assert [each.sequence for each in ledger.watch(after=0, timeout=0.05)] == [1]
     cancelled = threading.Event()
@@ -372,7 +370,7 @@ def test_a_watch_ends_when_nothing_comes_or_when_it_is_cancelled(ledger: Ledger)
     assert [*ledger.watch(cancelled=cancelled)] == []
 
 
-def test_what_is_written_is_one_line_of_plain_json(scratch: Path) -> None:
+def test_an_event_file_is_one_line_of_plain_json(scratch: Path) -> None:
     open_ledger(scratch).append({"type": "note", "timestamp": "2024-01-15T10:30:00Z", "id": "i", "text": "ä\n"})
 
     content = event_files(scratch)[0].read_bytes()

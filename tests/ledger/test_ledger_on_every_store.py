@@ -1,4 +1,4 @@
-"""The ledger and its claims on files, PostgreSQL and etcd alike."""
+"""The ledger and its claims on files, PostgreSQL and etcd."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_events_are_appended_compared_read_and_found(tmp_path: Path, store_url: 
 
 @pytest.mark.req("LG-17")
 @pytest.mark.sampled(2)
-def test_of_those_who_claim_at_once_one_wins_and_of_those_who_reap_one_reaps(tmp_path: Path, store_url: str) -> None:
+def test_exactly_one_concurrent_claimer_wins_and_one_concurrent_reaper_reaps(tmp_path: Path, store_url: str) -> None:
     def work(line: Line) -> None:
         own = claims_at(tmp_path, store_url)
         while True:
@@ -57,23 +57,23 @@ def test_of_those_who_claim_at_once_one_wins_and_of_those_who_reap_one_reaps(tmp
     with Workers() as workers:
         crew = workers.start_many(PROCESSES, work)
 
-        def everybody(order: str, node: str) -> list[object]:
+        def run_all(order: str, node: str) -> list[object]:
             for worker in crew:
                 worker.say((order, node))
             return [worker.hear() for worker in crew]
 
         for number in range(1, ROUNDS + 1):
-            answers = Counter(everybody("claim", f"1.{number}"))
+            answers = Counter(run_all("claim", f"1.{number}"))
             assert answers == {"me": 1, "E_NODE_LOCKED": PROCESSES - 1}
             stamp = "2024-01-15T10:30:00Z"
             expired = {"type": ACQUIRED, "timestamp": stamp, "node_id": f"2.{number}", "owner": "gone"}
             claims.ledger.append({**expired, "expires_at": stamp})
-            assert Counter(everybody("reap", "")) == {1: 1, 0: PROCESSES - 1}
+            assert Counter(run_all("reap", "")) == {1: 1, 0: PROCESSES - 1}
     assert [each.sequence for each in claims.ledger.events()] == list(range(1, 3 * ROUNDS + 1))
 
 
 @pytest.mark.req("LG-19")
-def test_those_who_wait_get_it_in_the_order_in_which_they_asked(tmp_path: Path, store_url: str) -> None:
+def test_waiters_are_served_in_order_of_arrival(tmp_path: Path, store_url: str) -> None:
     def work(line: Line) -> None:
         name = line.wait()
         with claims_at(tmp_path, store_url).claim("1", name, wait=PATIENCE) as held:
@@ -85,7 +85,7 @@ def test_those_who_wait_get_it_in_the_order_in_which_they_asked(tmp_path: Path, 
         crew = workers.start_many(PROCESSES, work)
         for number, worker in enumerate(crew, 1):
             worker.say(f"agent-{number}")
-            wait_until(lambda: len(claims.waiting("1")) == number)  # noqa: B023 (asked at once)
+            wait_until(lambda: len(claims.waiting("1")) == number)  # noqa: B023 (called at once)
         first.release()
         sequences = [worker.hear() for worker in crew]
     assert sequences == sorted(sequences)

@@ -1,4 +1,4 @@
-"""Other programs on the same ledger: they follow the specification's recipes and know nothing of ours."""
+"""Other programs on the same ledger: they follow the specification's recipes and know nothing of Holdfast."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROUNDS = 10
 
 
 class GoProgram:
-    """The specification's examples for Go, call by call: `O_CREAT|O_EXCL`, 10 ms, rename, remove."""
+    """The specification's examples for Go, call by call: `O_CREAT|O_EXCL` every 10 ms, rename, remove."""
 
     def __init__(self, root: Path) -> None:
         self.ledger = root / "ledger"
@@ -78,7 +78,7 @@ class GoProgram:
         return len([name for name in os.listdir(self.ledger) if name.startswith("event-")])
 
     def append_if_sequence(self, event: dict[str, str], expected: int) -> bool:
-        """Under the lock: compare, write a temporary file, sync, rename."""
+        """Compare, write a temporary file, sync and rename, all under the lock."""
         self.acquire()
         try:
             if self.count() != expected:
@@ -100,7 +100,7 @@ class GoProgram:
         raise AssertionError("max retries exceeded")
 
     def locks(self) -> dict[str, str]:
-        """Who holds which node, by replaying all events; expired ones left out."""
+        """The owner of each node, by replaying all events; expired claims are left out."""
         locks: dict[str, dict[str, str]] = {}
         for number in range(1, self.count() + 1):
             event = json.loads((self.ledger / f"event-{number:06d}.json").read_bytes())
@@ -116,7 +116,7 @@ class GoProgram:
 
 
 @pytest.mark.req("LG-02", "LG-03", "LG-12", "LG-13", "LG-17")
-def test_shell_tools_go_programs_and_we_append_to_one_ledger(scratch: Path, workers: Workers) -> None:
+def test_shell_tools_go_programs_and_holdfast_append_to_one_ledger(scratch: Path, workers: Workers) -> None:
     bash = shutil.which("bash")
     ledger = open_ledger(scratch)
     ledger.append({"type": "first"})
@@ -155,7 +155,7 @@ def test_shell_tools_go_programs_and_we_append_to_one_ledger(scratch: Path, work
 
 @pytest.mark.req("LG-02", "LG-03")
 @pytest.mark.parametrize("how", ["go", "shell"])
-def test_who_holds_the_lock_by_the_recipe_keeps_our_writers_out_and_not_our_readers(scratch: Path, how: str) -> None:
+def test_a_lock_acquired_by_the_recipe_blocks_our_writers_but_not_our_readers(scratch: Path, how: str) -> None:
     open_ledger(scratch).append({"type": "first"})
     program = GoProgram(scratch)
     if how == "go":
@@ -173,7 +173,7 @@ def test_who_holds_the_lock_by_the_recipe_keeps_our_writers_out_and_not_our_read
 
 
 @pytest.mark.req("LG-06", "LG-08", "LG-15")
-def test_a_go_program_sees_our_claims_and_we_see_its(scratch: Path) -> None:
+def test_a_go_program_and_holdfast_see_each_others_claims(scratch: Path) -> None:
     claims, program = open_claims(scratch), GoProgram(scratch)
     with claims.claim("1.2", "ours") as held:
         assert program.locks() == {"1.2": "ours"}
@@ -191,7 +191,7 @@ def test_a_go_program_sees_our_claims_and_we_see_its(scratch: Path) -> None:
 
 
 @pytest.mark.req("LG-05")
-def test_the_lock_of_a_writer_that_was_killed_is_taken_over(scratch: Path, workers: Workers) -> None:
+def test_the_lock_of_a_killed_writer_is_taken_over(scratch: Path, workers: Workers) -> None:
     ledger = open_ledger(scratch)
     ledger.append({"type": "first"})
 

@@ -1,8 +1,8 @@
-"""The rules of claims in every order of a few actions, with time passing between them.
+"""The rules of claims under every order of a few actions, with time passing between them.
 
-Each state is a whole ledger. From every state that can be reached each action is tried; an action sees
-the book either as it is or, if it was decided on an older one, is refused by the sequence. What must be
-true is checked on the events alone, by a reading of them that does not share code with the book.
+Each state is a whole ledger, and every action is tried in every reachable state. An action that was
+decided on an older state is refused by the sequence. The invariants are checked on the events alone, by
+code that shares nothing with the projection.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _reap(book: ClaimState, now: float) -> ClaimRuling[Any]:
 
 
 def explore(owners: str, depth: int, rules: list[tuple[str, Rule]] | None = None) -> int:
-    """Try every action in every state that can be reached; the number of states."""
+    """Try every action in every reachable state; return the number of states."""
     rules = list(actions(owners)) if rules is None else rules
     begin = State((), START, 0)
     seen: set[tuple[object, ...]] = set()
@@ -116,39 +116,39 @@ def _frozen(event: Event) -> tuple[tuple[str, Any], ...]:
 
 
 def check(events: list[Event]) -> None:
-    """Owners never overlap; what ends a claim is its own, and comes once; the line is kept."""
+    """Owners never overlap; each claim ends once, by an event of its own; the queue is respected."""
     held: Event | None = None
-    line: list[str] = []
+    queue: list[str] = []
     for event in events:
         kind, now = event["type"], parse_instant(event["timestamp"])
         if kind == "lock_acquired":
             if event.get("extended"):
                 assert held is not None, "an extension of nothing"
                 assert held["claim_id"] == event["claim_id"], "an extension of another's claim"
-                assert now < parse_instant(held["expires_at"]), "an extension of a claim that had run out"
+                assert now < parse_instant(held["expires_at"]), "an extension of an expired claim"
             else:
-                assert held is None, "a claim beside a claim"
-                assert not line or line[0] == event["claim_id"], "somebody passed the line"
-                line = [each for each in line if each != event["claim_id"]]
+                assert held is None, "two claims at once"
+                assert not queue or queue[0] == event["claim_id"], "somebody jumped the queue"
+                queue = [each for each in queue if each != event["claim_id"]]
             held = event
         elif kind in ("lock_released", "lock_reaped"):
             assert held is not None, f"a {kind} of nothing"
             assert held["claim_id"] == event["claim_id"], f"a {kind} of another's claim"
             assert kind == "lock_released" or now >= parse_instant(held["expires_at"]), "reaped too early"
             held = None
-        elif kind == "lock_requested" and event["ticket"] not in line:
-            line.append(event["ticket"])
+        elif kind == "lock_requested" and event["ticket"] not in queue:
+            queue.append(event["ticket"])
         elif kind == "lock_withdrawn":
-            line.remove(event["ticket"])
+            queue.remove(event["ticket"])
 
 
 @pytest.mark.req("LG-10", "LG-15", "LG-17", "LG-19")
-def test_in_every_order_of_two_agents_the_rules_hold() -> None:
+def test_the_rules_hold_in_every_order_of_two_agents() -> None:
     assert explore("ab", 6) > 10_000
 
 
 @pytest.mark.req("LG-17", "LG-19")
-def test_in_every_order_of_three_agents_the_rules_hold() -> None:
+def test_the_rules_hold_in_every_order_of_three_agents() -> None:
     assert explore("abc", 5) > 5_000
 
 
@@ -163,6 +163,6 @@ def _careless_reap(book: ClaimState, now: float) -> ClaimRuling[Any]:
 
 
 @pytest.mark.parametrize("planted", [_careless_claim, _careless_reap])
-def test_a_planted_mistake_is_found(planted: Rule) -> None:
+def test_a_planted_bug_is_found(planted: Rule) -> None:
     with pytest.raises(AssertionError):
         explore("ab", 4, [*actions("ab"), ("planted", planted)])

@@ -1,4 +1,4 @@
-"""Many processes on one ledger, some killed, some stopped: nothing lost or doubled, never two owners."""
+"""Many processes on one ledger, some killed or stopped: no event lost or duplicated, never two owners."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
-SETTLED = 2.0
-"""How long a waiter of these tests counts without showing itself: some are killed, some stopped."""
+WAITER_TIMEOUT = 2.0
+"""The heartbeat timeout of waiters: short, because some are killed and some stopped."""
 
 
 def check_claims(events: list[dict[str, Any]]) -> None:
-    """By the events alone: a claim begins only where there is none, and ends once."""
+    """Check by the events alone that claims never overlap and that each one ends once."""
     held: dict[str, dict[str, Any]] = {}
     for event in events:
         kind, node = event["type"], event.get("node_id", "")
         if kind == ACQUIRED and not event.get("extended"):
-            assert node not in held, f"{event['owner']} took {node} beside {held[node]['owner']}"
+            assert node not in held, f"{event['owner']} took {node} while {held[node]['owner']} held it"
             held[node] = event
         elif kind == ACQUIRED:
             assert held[node]["claim_id"] == event["claim_id"]
@@ -46,9 +46,9 @@ def check_claims(events: list[dict[str, Any]]) -> None:
             assert kind == RELEASED or parse_instant(event["timestamp"]) >= parse_instant(ended["expires_at"])
 
 
-def unique_ids(events: list[dict[str, Any]]) -> None:
-    doubled = [each for each, count in Counter(event["id"] for event in events).items() if count > 1]
-    assert not doubled
+def check_ids_are_unique(events: list[dict[str, Any]]) -> None:
+    duplicates = [each for each, count in Counter(event["id"] for event in events).items() if count > 1]
+    assert not duplicates
 
 
 # --- Distinct nodes -----------------------------------------------------------------------------------------
@@ -77,22 +77,22 @@ def test_processes_on_distinct_nodes_all_succeed(scratch: Path, workers: Workers
     assert counted == {"lock_acquired": total, "lock_released": total, "work": total, "seen": total}
     assert all(event["at"] == number for number, event in enumerate(events) if event["type"] == "seen")
     check_claims(events)  # type: ignore[arg-type]
-    unique_ids(events)  # type: ignore[arg-type]
+    check_ids_are_unique(events)  # type: ignore[arg-type]
 
 
 # --- Kills and stops ----------------------------------------------------------------------------------------
 
 
 class Storm:
-    """Workers that go on until told, of which some are killed and some are stopped for a while."""
+    """Workers that run until told to stop, while some are killed and others paused."""
 
     def __init__(self, workers: Workers, count: int, task: Callable[[Line], None]) -> None:
         self._workers, self._task = workers, task
         self.running: list[Worker] = workers.start_many(count, task)
         self.acknowledged: list[Any] = []
 
-    def rage(self, *, seconds: float, kills: int) -> None:
-        """Let them work, with a kill or a stop every now and then."""
+    def run(self, *, seconds: float, kills: int) -> None:
+        """Let the workers run, with a kill and a pause every now and then."""
         chance = random.Random(7)
         pause = seconds / (2 * kills)
         for _ in range(kills):
@@ -108,7 +108,7 @@ class Storm:
             other.resume()
 
     def end(self) -> None:
-        """Tell all to finish what they do, and hear what they have done."""
+        """Tell all workers to finish, and collect what they have acknowledged."""
         for worker in self.running:
             worker.say("stop")
         for worker in self.running:
@@ -125,7 +125,7 @@ class Storm:
 
 @pytest.mark.req("LG-05", "LG-14", "LG-16", "LG-17")
 @pytest.mark.parametrize("processes", [8, pytest.param(32, marks=pytest.mark.long)])
-def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_stopped(
+def test_no_acknowledged_event_is_lost_or_duplicated_while_processes_are_killed_and_stopped(
     scratch: Path, workers: Workers, processes: int
 ) -> None:
     def work(line: Line) -> None:
@@ -143,18 +143,18 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_
                 line.say(held.append({"type": "work"}).event["id"])
 
     storm = Storm(workers, processes, work)
-    storm.rage(seconds=2.0, kills=8)
+    storm.run(seconds=2.0, kills=8)
     storm.end()
     ledger = open_ledger(scratch)
-    ledger.append({"type": "last"})  # whoever comes next finishes what was decided, and goes on
+    ledger.append({"type": "last"})  # the next writer finishes any decided commit first
     events = raw_events(scratch)
-    unique_ids(events)  # type: ignore[arg-type]
+    check_ids_are_unique(events)  # type: ignore[arg-type]
     check_claims(events)  # type: ignore[arg-type]
     there = {event["id"] for event in events}
     assert len(storm.acknowledged) > 5 * processes
     assert not [each for each in storm.acknowledged if each not in there]
     batches = Counter(event["id"][:-2] for event in events if event["id"].count("-") == 2)
-    assert set(batches.values()) <= {3}, "half a batch"
+    assert set(batches.values()) <= {3}, "a batch is incomplete"
 
 
 @pytest.mark.req("LG-15", "LG-17", "LG-19")
@@ -163,7 +163,7 @@ def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, p
     mark = scratch / "mark"
 
     def work(line: Line) -> None:
-        claims = open_claims(scratch, patience=SETTLED)
+        claims = open_claims(scratch, patience=WAITER_TIMEOUT)
         while not line.has_news():
             with claims.claim("1", f"agent-{os.getpid()}", ttl=1.0, wait=PATIENCE) as held:
                 before = _put_mark(mark, held.claim.claim_id)
@@ -172,13 +172,13 @@ def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, p
                 try:
                     held.append({"type": "work"})
                 except Failure:
-                    continue  # stopped for too long: what it does no longer counts
-                assert mine, "somebody was here while the claim counted"
+                    continue  # stopped beyond its TTL: its claim no longer counts
+                assert mine, "another owner worked while the claim was valid"
                 assert before in (None, *_ended(claims)), "two owners at once"
                 line.say("worked")
 
     storm = Storm(workers, processes, work)
-    storm.rage(seconds=0.6 * kills, kills=kills)
+    storm.run(seconds=0.6 * kills, kills=kills)
     storm.end()
     events = raw_events(scratch)
     check_claims(events)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, p
 
 
 def _put_mark(mark: Path, claim_id: str) -> str | None:
-    """Say whose turn it is, in one step; whose it was before."""
+    """Replace the mark atomically; return the previous one."""
     draft = mark.with_name(f"mark-{os.getpid()}")
     os.symlink(claim_id, draft)
     before = os.readlink(mark) if os.path.lexists(mark) else None
@@ -196,7 +196,7 @@ def _put_mark(mark: Path, claim_id: str) -> str | None:
 
 
 def _ended(claims: Claims) -> set[str]:
-    """The claims that the ledger says have ended."""
+    """The ids of claims that have ended according to the ledger."""
     found = (each.event for each in claims.history("1"))
     return {event["claim_id"] for event in found if event["type"] in (RELEASED, REAPED)}
 
@@ -207,14 +207,14 @@ ROUNDS, REAPERS = rounds(200, least=10), 6
 
 
 def deal(workers: list[Worker], *orders: str) -> list[Any]:
-    """Tell all at once, the orders dealt out in turn; what they answer."""
+    """Give the workers the orders in turn, all at once; return their answers."""
     for worker, order in zip(workers, itertools.cycle(orders)):
         worker.say(order)
     return [worker.hear() for worker in workers]
 
 
 class Careless(Claims):
-    """Planted: it decides by what it saw before it had the lock."""
+    """Planted bug: it decides on what it read before it had the lock."""
 
     def _commit(self, rule: Rule[Any]) -> Any:
         now = self.ledger.store.now()
@@ -225,7 +225,7 @@ class Careless(Claims):
 
 
 def reap_in_rounds(root: Path, workers: Workers, open_: Callable[[Path], Claims]) -> list[list[str]]:
-    """Each round an expired claim and all reapers at once; what was reaped where it was not reaped once."""
+    """Let all reapers race for one expired claim per round; return the results other than a single reaping."""
 
     def work(line: Line) -> None:
         claims = open_(root)
@@ -249,14 +249,14 @@ def test_a_reaper_that_decides_without_the_lock_is_found(scratch: Path, workers:
 
 
 @pytest.mark.req("LG-10")
-def test_of_many_reapers_one_reaps_each_expired_claim(scratch: Path, workers: Workers) -> None:
+def test_exactly_one_of_many_reapers_reaps_each_expired_claim(scratch: Path, workers: Workers) -> None:
     assert reap_in_rounds(scratch, workers, open_claims) == []
     counted = Counter(event["node_id"] for event in raw_events(scratch) if event["type"] == REAPED)
     assert counted == dict.fromkeys((f"1.{number}" for number in range(1, ROUNDS + 1)), 1)
 
 
 @pytest.mark.req("LG-10")
-def test_of_a_release_and_reapers_one_ends_the_claim(scratch: Path, workers: Workers) -> None:
+def test_either_the_release_or_one_reaper_ends_a_claim(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
         claims = open_claims(scratch)
         while True:
@@ -283,7 +283,7 @@ def test_of_a_release_and_reapers_one_ends_the_claim(scratch: Path, workers: Wor
 
 
 @pytest.mark.req("LG-17")
-def test_of_many_who_claim_at_once_one_gets_it(scratch: Path, workers: Workers) -> None:
+def test_exactly_one_of_many_concurrent_claimers_wins(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
         claims = open_claims(scratch)
         while True:
@@ -300,7 +300,7 @@ def test_of_many_who_claim_at_once_one_gets_it(scratch: Path, workers: Workers) 
     assert len(raw_events(scratch)) == 100
 
 
-# --- The line -----------------------------------------------------------------------------------------------
+# --- The queue ----------------------------------------------------------------------------------------------
 
 
 def _are_waiting(claims: Claims, count: int) -> bool:
@@ -308,7 +308,7 @@ def _are_waiting(claims: Claims, count: int) -> bool:
 
 
 @pytest.mark.req("LG-19")
-def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path, workers: Workers) -> None:
+def test_sixteen_waiters_are_served_in_order_of_arrival(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
         name = line.wait()
         with open_claims(scratch).claim("1", name, wait=PATIENCE) as held:
@@ -331,7 +331,7 @@ def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path,
 
 
 @pytest.mark.req("LG-19")
-def test_a_waiter_that_was_killed_is_passed_at_once(scratch: Path, workers: Workers) -> None:
+def test_a_waiter_that_was_killed_is_skipped_at_once(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
         name = line.wait()
         with open_claims(scratch, patience=600.0).claim("1", name, wait=PATIENCE):

@@ -1,4 +1,4 @@
-"""Looking a ledger over: each kind of damage is found, named, and comes with advice."""
+"""Verification of a ledger: each kind of damage is found and named, with a remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verified(root: Path) -> LedgerReport:
     return verify(open_ledger(root), root, ClaimFiles(root) if (root / "locks").exists() else None)
 
 
-def test_a_sound_ledger_is_sound(scratch: Path) -> None:
+def test_a_sound_ledger_has_no_findings(scratch: Path) -> None:
     claims = open_claims(scratch)
     with claims.claim("1", "a") as held:
         held.append({"type": "note"})
@@ -75,7 +75,7 @@ ERRORS: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.req("LG-13", "LG-16")
 @pytest.mark.parametrize("name", ERRORS)
-def test_damage_is_found_and_says_what_to_do(scratch: Path, name: str) -> None:
+def test_damage_is_found_and_comes_with_a_remedy(scratch: Path, name: str) -> None:
     damage, where = ERRORS[name]
     fill(scratch, 5)
     damage(scratch)
@@ -88,13 +88,13 @@ def test_damage_is_found_and_says_what_to_do(scratch: Path, name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
-def test_an_event_that_is_no_file_is_found(scratch: Path) -> None:
+def test_an_event_that_is_not_a_regular_file_is_found(scratch: Path) -> None:
     fill(scratch, 2)
     os.symlink("event-000002.json", scratch / "ledger/event-000003.json")
     assert [each.code for each in verified(scratch).findings] == ["not-a-file"]
 
 
-def test_drafts_and_foreign_files_are_only_noted(scratch: Path) -> None:
+def test_drafts_and_foreign_files_are_reported_as_notes_only(scratch: Path) -> None:
     fill(scratch, 2)
     named(".event-000003.json-0123.tmp")(scratch)
     named("README")(scratch)
@@ -103,7 +103,7 @@ def test_drafts_and_foreign_files_are_only_noted(scratch: Path) -> None:
     assert sorted(each.code for each in report.findings) == ["draft", "foreign-file"]
 
 
-def test_many_gaps_are_summed_up(scratch: Path) -> None:
+def test_many_gaps_are_summarised(scratch: Path) -> None:
     fill(scratch, 1)
     write(100, b"{}")(scratch)
     findings = verified(scratch).findings
@@ -112,11 +112,11 @@ def test_many_gaps_are_summed_up(scratch: Path) -> None:
 
 
 @pytest.mark.req("LG-17")
-def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) -> None:
+def test_overlapping_claims_and_releases_without_a_claim_are_found(scratch: Path) -> None:
     ledger = open_ledger(scratch)
     ledger.append(acquired("1", "a", expires_in=10, at=NOW))
     ledger.append(acquired("1", "b", expires_in=10, at=NOW + 5))
-    ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has run out
+    ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has expired
     ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
     report = verified(scratch)
     assert [(each.severity, each.code, each.subject) for each in report.findings] == [
@@ -125,18 +125,18 @@ def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) ->
     ]
 
 
-def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
+def test_a_wrong_checkpoint_is_found(scratch: Path) -> None:
     fill(scratch, 100)
     ledger = Ledger(MemoryStore(), checkpoint_root=scratch)
     ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
     ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
     assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]
-    assert verified(scratch).sound, "one that does not fit is not even looked at"
+    assert verified(scratch).sound, "a checkpoint of another ledger is ignored"
     assert (scratch / CHECKPOINTS).exists()
 
 
-def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:
+def test_claim_files_out_of_step_are_reported_as_notes(scratch: Path) -> None:
     open_claims(scratch, files=True).claim("1", "a")
     open_claims(scratch).claim("2", "b")
     open_claims(scratch).release("1", "a")
@@ -151,7 +151,7 @@ def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:
     assert verified(scratch).findings == []
 
 
-def test_a_ledger_that_is_not_on_files_can_be_looked_over_too() -> None:
+def test_a_ledger_in_memory_can_be_verified_too() -> None:
     ledger = Ledger(MemoryStore())
     ledger.append({"type": "note"})
     assert verify(ledger).sound

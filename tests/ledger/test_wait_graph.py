@@ -1,4 +1,4 @@
-"""Who holds and who waits for claims, as those see it who look for cycles of waits."""
+"""The holds and waits of claims, as deadlock detection sees them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.ledger.ledgers import acquired
 
 LONG = 3600.0
 OTHER = holder_with_pid(os.getppid()) or current_holder()._replace(host="elsewhere")
-"""A process that is not this one, and lives."""
+"""A living process other than this one."""
 
 
-class Town:
-    """A lease of an agent of ours, and a claim of another process, which waits for that lease."""
+class Scenario:
+    """An agent of this process holds a lease; another process holds a claim and waits for that lease."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -37,7 +37,7 @@ class Town:
         return Claims(Ledger(self.store), actor=actor)
 
     def cycle_with(self, actor: str) -> bool:
-        """Whether there is a cycle, once somebody of this process waits for the claim in this name."""
+        """Whether there is a cycle once this process waits for the claim as this actor."""
         claims = self.claims(actor)
         request = claims.request("1", "somebody", ttl=LONG)
         claims.join_queue(request)
@@ -49,14 +49,14 @@ class Town:
         return found.pop()
 
 
-def test_agents_of_one_process_are_told_apart_by_the_name_in_which_they_act() -> None:
-    town = Town()
-    assert town.cycle_with("agent:a")
-    assert not town.cycle_with("agent:b")
-    assert town.cycle_with("")  # who does not say is known by its process
+def test_agents_of_one_process_are_distinguished_by_their_actor() -> None:
+    scenario = Scenario()
+    assert scenario.cycle_with("agent:a")
+    assert not scenario.cycle_with("agent:b")
+    assert scenario.cycle_with("")  # without an actor, a waiter is known by its process
 
 
-def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None:
+def test_a_claim_records_its_actor_and_its_process() -> None:
     claims = Claims(Ledger(MemoryStore()), actor="agent:a")
     [mine, others] = [
         claims.take(claims.request(node, "me", behalf_of=behalf_of)).holder
@@ -68,7 +68,7 @@ def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None
         Claims(Ledger(MemoryStore()), actor="no kind").request("1", "me")
 
 
-def test_what_another_program_claims_is_held_by_its_owner_and_by_no_process() -> None:
+def test_a_claim_of_another_program_is_held_by_its_owner_and_by_no_process() -> None:
     claims = Claims(Ledger(MemoryStore()))
     claims.ledger.append(acquired("1", "theirs", expires_in=LONG))
     [hold] = claims.wait_graph().holds

@@ -1,11 +1,11 @@
-// Another program on the same ledger, in Go: it follows the specification and knows nothing of Holdfast.
+// A Go program that shares a ledger with Holdfast: it follows the specification and knows nothing else.
 //
-//	other_program append   PROOF AGENT COUNT  appends COUNT events, each behind the sequence it has seen
-//	other_program careless PROOF AGENT COUNT  the same, without taking the lock: what must not be done
-//	other_program hold     PROOF AGENT        takes the ledger's lock, says so, gives it back when told
-//	other_program claimed  PROOF NODE         tells who has claimed the node, by replaying all events
+//	other_program append   PROOF AGENT COUNT  appends COUNT events, each at the sequence it has seen
+//	other_program careless PROOF AGENT COUNT  the same without taking the lock: a planted bug
+//	other_program hold     PROOF AGENT        acquires the ledger's lock, says so, releases it when told
+//	other_program claimed  PROOF NODE         prints the owner of the node, by replaying all events
 //
-// It needs nothing but the standard library, and a file system with exclusive creation and rename.
+// It needs only the standard library, and a file system with exclusive creation and rename.
 package main
 
 import (
@@ -23,7 +23,7 @@ const (
 	lockFileName   = "ledger.lock"
 	pollInterval   = 10 * time.Millisecond
 	defaultTimeout = 5 * time.Second
-	patience       = 120 * time.Second // of a test on a machine that has much else to do
+	testTimeout    = 120 * time.Second // for tests on a busy machine
 )
 
 var careless = false
@@ -32,7 +32,7 @@ var errSequenceMismatch = errors.New("sequence mismatch")
 
 type event map[string]any
 
-// acquire creates the lock file; while it is there, somebody else has the lock.
+// acquire creates the lock file; while the file exists, somebody else holds the lock.
 func acquire(ledger, agent string, timeout time.Duration) error {
 	path := filepath.Join(ledger, lockFileName)
 	deadline := time.Now().Add(timeout)
@@ -62,16 +62,16 @@ func release(ledger string) error {
 	return os.Remove(filepath.Join(ledger, lockFileName))
 }
 
-// countEvents tells the current sequence, as the specification has it: by counting the files.
+// countEvents returns the current sequence, which the specification defines as the number of files.
 func countEvents(ledger string) (int, error) {
 	found, err := filepath.Glob(filepath.Join(ledger, "event-*.json"))
 	return len(found), err
 }
 
-// appendIfSequence adds an event if the ledger is still at `expected`: temporary file, fsync, rename.
+// appendIfSequence appends an event if the ledger is still at `expected`: temporary file, fsync, rename.
 func appendIfSequence(ledger, agent string, made event, expected int) (err error) {
 	if !careless {
-		if err = acquire(ledger, agent, patience); err != nil {
+		if err = acquire(ledger, agent, testTimeout); err != nil {
 			return err
 		}
 		defer func() {
@@ -107,7 +107,7 @@ func appendIfSequence(ledger, agent string, made event, expected int) (err error
 	return os.Rename(draft.Name(), filepath.Join(ledger, fmt.Sprintf("event-%06d.json", expected+1)))
 }
 
-// safeAppend loads the sequence, tries, and on a mismatch begins anew. Returns how often it had to.
+// safeAppend reads the sequence and appends, and retries after each mismatch. It returns the number of retries.
 func safeAppend(ledger, agent string, made event) (int, error) {
 	for retries := 0; retries < 10000; retries++ {
 		sequence, err := countEvents(ledger)
@@ -149,7 +149,7 @@ func hold(ledger, agent string) error {
 	return release(ledger)
 }
 
-// claimed replays all events and tells who has the node now: nobody, if the claim has run out.
+// claimed replays all events and returns the owner of the node, which is empty if the claim has expired.
 func claimed(ledger, node string) (string, error) {
 	count, err := countEvents(ledger)
 	if err != nil {
@@ -206,7 +206,7 @@ func run(arguments []string) error {
 		fmt.Println(owner)
 		return err
 	}
-	return fmt.Errorf("there is no %q", arguments[0])
+	return fmt.Errorf("unknown command %q", arguments[0])
 }
 
 func main() {
