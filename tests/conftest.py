@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MEMORY = Path("/dev/shm")
 
 
 def pytest_configure() -> None:
-    """Who starts tests in the background may have them ignore the signals that some of them are about."""
+    """Restore signal handling: a background job of a shell starts with SIGINT ignored."""
     for name in ("SIGINT", "SIGHUP", "SIGQUIT"):
         number = getattr(signal, name, None)  # Windows has only one of them
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-    # Commands leave notes in the data directory: not in that of whoever runs the tests.
+    # Commands write to the data directory: keep them out of the user's own.
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="holdfast-data-")
 
 
@@ -40,7 +40,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """An empty directory in memory where the system has such, else on disk: for many short-lived files."""
+    """An empty directory for many short-lived files: in memory if possible, otherwise on disk."""
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)):
         yield tmp_path
         return

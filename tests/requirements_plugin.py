@@ -1,8 +1,8 @@
-"""A pytest plugin: which requirements this run has proven, and what it did not run.
+"""Pytest plugin that reports which requirements a run has proven, and which tests it skipped.
 
-`docs/requirements.md` lists the demands. A test that proves one carries `@pytest.mark.req("RL-08")`.
-A demand is proven when a test that carries its ID has passed: its call and everything around it.
-A run of the whole suite fails if a demand that is delivered (its column `since` is filled) is not proven.
+`docs/requirements.md` lists the requirements. A test that proves one carries `@pytest.mark.req("RL-08")`.
+A requirement is proven when a test that carries its ID passes, including its setup and teardown.
+A run of the whole suite fails if a delivered requirement (its column `since` is filled) is not proven.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROW = re.compile(r"\| (?P<id>[A-Z]{2}-\d{2}) \| (?P<demand>(?:\\\||[^|])+) \| (
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "collectonly")
 _PROPERTY = "requirement"
 _TRIED = "tried"
-_DETECTOR = re.compile(r"planted|_finds?_|_catch|is_found|would_be_found|is_noticed")  # as their names say
+_DETECTOR = re.compile(r"planted|_finds?_|_catch|is_found|would_be_found|is_noticed")  # by naming convention
 
 
 class Requirement(NamedTuple):
@@ -35,7 +35,7 @@ class Requirement(NamedTuple):
 
 
 def read_requirements(page: str) -> dict[str, Requirement]:
-    """The rows of the page, by ID; a row that cannot be read, or an ID that stands twice, is an error."""
+    """Parse the rows of the page by ID; a malformed row or a duplicate ID is an error."""
     found: dict[str, Requirement] = {}
     for line in page.splitlines():
         if not re.match(r"\| [A-Z]{2}-\d", line):
@@ -44,13 +44,13 @@ def read_requirements(page: str) -> dict[str, Requirement]:
         if row is None:
             raise pytest.UsageError(f"{PAGE}: this row is not 'ID, demand, since': {line}")
         if row["id"] in found:
-            raise pytest.UsageError(f"{PAGE}: {row['id']} stands there twice")
+            raise pytest.UsageError(f"{PAGE}: {row['id']} is listed twice")
         found[row["id"]] = Requirement(row["id"], row["demand"], row["since"].strip())
     return found
 
 
 class Accounting:
-    """Follows one run and says at its end what it has proven."""
+    """Collects the results of one run and reports the proven requirements at its end."""
 
     def __init__(self, requirements: Mapping[str, Requirement], *, whole: bool) -> None:
         self.requirements = requirements
@@ -70,7 +70,7 @@ class Accounting:
 
     @property
     def missing(self) -> list[str]:
-        """What is delivered but not proven; a run of a part of the suite is not asked."""
+        """Delivered requirements that are not proven; empty for a partial run."""
         return sorted(self.delivered - self.proven) if self.whole else []
 
     @pytest.hookimpl(tryfirst=True)
@@ -127,9 +127,9 @@ class Accounting:
             f"{len(proven & self.delivered)} of the {len(self.delivered)} delivered"
         )
         if not self.whole:
-            terminalreporter.write_line("(a part of the suite was run: what it leaves unproven is not judged)")
+            terminalreporter.write_line("(partial run: unproven requirements are not judged)")
         if self.tried.total():
-            terminalreporter.section("what was tried")
+            terminalreporter.section("trials")
             for kind, count in sorted(self.tried.items()):
                 terminalreporter.write_line(f"{count:>12,} {kind}")
             terminalreporter.write_line(f"{len(terminalreporter.stats.get('failed', [])):>12,} failures found")
@@ -141,8 +141,10 @@ class Accounting:
 
 
 def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
-    """What this run tries of the tests: all with the full rounds, else without the long ones, and of those
-    that are marked `sampled` as many of their parameters as the mark says."""
+    """Select the tests of this run: all of them at full rounds.
+
+    Otherwise leave out the long ones, and of each test marked `sampled` keep as many parameters as the mark says.
+    """
     if effort.SHARE >= 1:
         return items
     families: dict[str, list[pytest.Item]] = {}
@@ -158,7 +160,7 @@ def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what was skipped, and why, where nobody can overlook it."""
+    """List the skipped tests with their reasons, impossible to overlook."""
     skipped = terminalreporter.stats.get("skipped", [])
     if not skipped:
         return
@@ -169,8 +171,10 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether nothing but the test paths of the configuration was asked for; of several processes that
-    share the tests, only the one that gathers their reports has seen the whole."""
+    """Whether the run covers all configured test paths.
+
+    When several processes share the tests, only the one that collects their reports sees the whole run.
+    """
     if hasattr(config, "workerinput"):
         return False
     asked = {(config.invocation_params.dir / each).resolve() for each in config.args}

@@ -1,7 +1,7 @@
-"""Rules that the source must keep, as functions from a source text to the places that break them.
+"""Source rules: functions that take a source text and return its violations.
 
-They look names up the way Python does as far as a reader of one file can: through the imports, also
-renamed and nested ones. What they cannot see (a name built from strings) is not worth hiding.
+Names are resolved through the imports of the file, including renamed and nested ones. Names built from strings
+are not resolved: the rules guard against accidents, not against intent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Node = TypeVar("Node", bound=ast.AST)
 
 
 class Use(NamedTuple):
-    """Something that a source text uses, and the line where it does."""
+    """A name that a source text uses, and its line."""
 
     line: int
     what: str
@@ -50,7 +50,7 @@ _FUNCTIONS = frozenset(
 
 
 def file_system_uses(source: str) -> list[Use]:
-    """Every way to a file system other than through `holdfast.fs`."""
+    """Every access to the file system that bypasses `holdfast.fs`."""
     names = names_of(source)
     methods = (
         Use(call.lineno, f".{call.func.attr}()")
@@ -62,7 +62,7 @@ def file_system_uses(source: str) -> list[Use]:
     return sorted([*names.uses_of(_FUNCTIONS), *names.imports_of(_MODULES), *methods])
 
 
-# --- The terminal, the environment, the end of the process ------------------------------------------
+# --- Terminal, environment, exit --------------------------------------------------------------------
 
 _FACES_ONLY = frozenset(
     [f"builtins.{name}" for name in ("print", "input", "exit", "quit", "SystemExit")]
@@ -73,20 +73,20 @@ _FACES_ONLY = frozenset(
 
 
 def face_uses(source: str) -> list[Use]:
-    """What only a face (a command line, a server) may do: print, exit, read the environment."""
+    """Actions reserved for faces (command line, server): printing, exiting, reading the environment."""
     return sorted(names_of(source).uses_of(_FACES_ONLY))
 
 
 def face_imports(source: str) -> list[Use]:
-    """Imports of the libraries that only a face may use."""
+    """Imports of libraries reserved for faces."""
     return sorted(names_of(source).imports_of(("click", "rich")))
 
 
-# --- The tree of failures ---------------------------------------------------------------------------
+# --- Failure classes --------------------------------------------------------------------------------
 
 
 def failures_declared(source: str) -> list[Use]:
-    """Classes that extend the tree of failures; they belong into `holdfast.errors`, all in one place."""
+    """Failure classes declared outside of `holdfast.errors`, the one place for them."""
     names = names_of(source)
     return [
         Use(each.lineno, each.name)
@@ -95,17 +95,17 @@ def failures_declared(source: str) -> list[Use]:
     ]
 
 
-# --- What a name means ------------------------------------------------------------------------------
+# --- Name resolution --------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
 def names_of(source: str) -> Names:
-    """The names of a text that several rules look at."""
+    """Parse each source text once for all rules."""
     return Names(source)
 
 
 class Names:
-    """One source text, with what its names stand for: `os.path.exists`, `builtins.open`, ..."""
+    """The resolved names of one source text: `os.path.exists`, `builtins.open`, ..."""
 
     def __init__(self, source: str) -> None:
         tree = ast.parse(source)
@@ -126,7 +126,7 @@ class Names:
         return (node for node in self._nodes if isinstance(node, kind))
 
     def dotted(self, node: ast.expr) -> str | None:
-        """The full name of what an expression refers to; None if it is neither imported nor built in."""
+        """The full name of an expression; None if it is neither imported nor built in."""
         if isinstance(node, ast.Attribute):
             before = self.dotted(node.value)
             return before and f"{before}.{node.attr}"
@@ -143,7 +143,7 @@ class Names:
         return (self.dotted(receiver) or "pathlib").partition(".")[0] not in ("pathlib", "builtins")
 
     def uses_of(self, functions: frozenset[str]) -> Iterator[Use]:
-        """Where one of these is called, or handed on, or imported by name, or got by `getattr`."""
+        """Every call, reference, import by name and `getattr` of one of these functions."""
         for node in self.walk(ast.expr):
             name = self._got_by_getattr(node) if isinstance(node, ast.Call) else self.dotted(node)
             if name in functions:
@@ -154,7 +154,7 @@ class Names:
                     yield Use(origin.lineno, f"{origin.module}.{alias.name}")
 
     def imports_of(self, modules: Iterable[str]) -> Iterator[Use]:
-        """Where one of these modules, or a part of it, is imported: anywhere, in any way."""
+        """Every import of one of these modules or their submodules, including lazy and dynamic ones."""
         for line, name in self._imports():
             if name.partition(".")[0] in modules:
                 yield Use(line, f"import {name}")
@@ -182,7 +182,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _bound(node: ast.AST, *, in_class: bool = False) -> Iterator[str]:
-    """The names that a text binds itself, other than as attributes of its classes."""
+    """The names that a source text binds, except class attributes."""
     if isinstance(node, (*_FUNCTION, ast.ClassDef)) and not in_class:
         yield node.name
     elif isinstance(node, ast.arg):

@@ -1,4 +1,4 @@
-"""The bench measures what it says, and its check for lost increments finds a lock that does not lock."""
+"""The bench measures correctly, and its check for lost increments detects a lock that does not exclude."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="the floor of t
 
 
 class NoLock(Contender):
-    """Planted: it locks nothing."""
+    """Planted: locks nothing."""
 
     name = Holdfast.name
 
@@ -53,7 +53,7 @@ class NoLock(Contender):
 
 
 class SharedInstead(Flock):
-    """Planted: it takes a shared lock where an exclusive one is meant."""
+    """Planted: takes a shared lock instead of an exclusive one."""
 
     name = Holdfast.name
 
@@ -62,7 +62,7 @@ class SharedInstead(Flock):
 
 
 class Broken(Contender):
-    """Planted: it cannot be had."""
+    """Planted: cannot be acquired."""
 
     name = "broken"
 
@@ -94,7 +94,7 @@ def verdicts(report: Report) -> dict[str, str]:
 @needs_flock
 @pytest.mark.parametrize("fault", [NoLock, SharedInstead])
 def test_increments_lost_by_a_lock_that_does_not_exclude_are_found(crew: Crew, scratch: Path, fault: Kind) -> None:
-    # On a busy machine the processes may happen not to meet in one short sample.
+    # On a busy machine the processes may not overlap in one short sample.
     assert any(contention.contend(crew, fault, scratch, 0.1).lost > 0 for _ in range(100))
 
 
@@ -114,7 +114,7 @@ def test_lost_increments_miss_the_target(crew: Crew, contest: Contest) -> None:
 
 @needs_flock
 @pytest.mark.parametrize("kind", OWN)
-def test_a_lock_that_excludes_loses_none(crew: Crew, scratch: Path, kind: Kind) -> None:
+def test_an_exclusive_lock_loses_no_increment(crew: Crew, scratch: Path, kind: Kind) -> None:
     found = contention.contend(crew, kind, scratch, 0.1)
 
     assert found.done > 0
@@ -141,7 +141,7 @@ def test_every_part_has_a_row_for_every_contender(crew: Crew, contest: Contest) 
 
 
 @needs_flock
-def test_a_contender_that_fails_is_left_out_and_named(crew: Crew, contest: Contest) -> None:
+def test_a_failing_contender_is_left_out_and_reported(crew: Crew, contest: Contest) -> None:
     with_broken = Contest([*OWN, Broken], TINY, contest.directory, contest.report)
     locks.uncontended(with_broken)
     locks.throughput(with_broken, crew)
@@ -153,7 +153,7 @@ def test_a_contender_that_fails_is_left_out_and_named(crew: Crew, contest: Conte
 
 
 @needs_flock
-def test_the_suite_runs_without_peers_and_says_so(
+def test_the_suite_runs_without_peers_and_reports_them_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for peer in PEERS:
@@ -171,10 +171,10 @@ def test_the_suite_runs_without_peers_and_says_so(
 
 
 @needs_flock
-def test_the_peers_that_are_installed_can_be_used(scratch: Path) -> None:
+def test_installed_peers_are_usable(scratch: Path) -> None:
     installed = [kind for kind in PEERS if kind.is_available()]
     if not installed:
-        pytest.skip("no other lock library is installed; `make bench` does that")
+        pytest.skip("no other lock library is installed; `make bench` installs them")
     for kind in installed:
         for shared in (False, True):
             lock = kind(str(scratch / f"{kind.name}-{shared}"), shared=shared)
@@ -187,7 +187,7 @@ def test_the_peers_that_are_installed_can_be_used(scratch: Path) -> None:
 
 
 def slow_to_prepare(directory: str) -> Callable[[float], tuple[float, float]]:
-    """Prepares at once, except in the first process that comes, which takes its time."""
+    """Prepare at once, except in the first process to arrive, which is slow."""
     try:
         os.close(os.open(os.path.join(directory, "first"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -213,13 +213,13 @@ def end_the_process() -> None:
     os._exit(1)
 
 
-def test_nobody_works_before_all_have_prepared(crew: Crew, scratch: Path) -> None:
+def test_no_process_works_before_all_have_prepared(crew: Crew, scratch: Path) -> None:
     spans = crew.all_do(slow_to_prepare, str(scratch), seconds=0.01)
 
     assert max(prepared_at for prepared_at, _ in spans) <= min(began_at for _, began_at in spans)
 
 
-def test_a_failure_in_one_process_is_raised_and_the_crew_goes_on(crew: Crew, scratch: Path) -> None:
+def test_a_failure_in_one_process_is_raised_and_the_crew_stays_usable(crew: Crew, scratch: Path) -> None:
     with pytest.raises(CrewFailure, match="ValueError: planted"):
         crew.all_do(fail_in_one, str(scratch), seconds=0.01)
 
@@ -237,7 +237,7 @@ def test_a_process_that_ends_is_noticed() -> None:
 # --- Measuring --------------------------------------------------------------------------------------
 
 
-def test_contenders_take_turns_and_each_round_begins_with_another() -> None:
+def test_contenders_take_turns_and_each_round_starts_with_a_different_one() -> None:
     order: list[str] = []
     actions = {name: (lambda name=name: order.append(name)) for name in "abc"}
 
@@ -246,7 +246,7 @@ def test_contenders_take_turns_and_each_round_begins_with_another() -> None:
     assert "".join(order) == "abc" + "bca" + "cab"
 
 
-def test_one_who_fails_does_not_stop_the_others() -> None:
+def test_a_failing_contender_does_not_stop_the_others() -> None:
     def fail() -> int:
         raise OSError("no")
 
@@ -262,7 +262,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio([1.0], [0.0]).median == math.inf
 
 
-def test_figures() -> None:
+def test_statistics_of_known_samples() -> None:
     assert rotated([], 2) == []
     assert percentile([3, 1, 2, 4], 50) == 2
     assert percentile([3, 1, 2, 4], 99) == 4
@@ -313,7 +313,7 @@ def test_an_unknown_suite_is_refused() -> None:
 # --- Starting up ------------------------------------------------------------------------------------
 
 
-def test_start_up_is_measured_as_far_as_the_commands_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_start_up_is_measured_for_the_commands_that_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text("import sys; sys.exit('status' in sys.argv)")
     monkeypatch.setattr(startup, "_holdfast", lambda report: [sys.executable, str(fake)])
@@ -345,7 +345,7 @@ def test_start_up_without_a_command_line_measures_the_import(monkeypatch: pytest
 
 
 class Forgetful(ledger.Ours):
-    """Planted: it says that it has appended, but does so every other time only."""
+    """Planted: acknowledges every append, but performs only every other one."""
 
     _turn = 0
 
@@ -356,9 +356,7 @@ class Forgetful(ledger.Ours):
 
 
 @needs_flock
-def test_the_ledger_is_measured_and_events_that_are_lost_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_is_measured_and_lost_events_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = ledger.Size(rounds=1, sample_seconds=0.001, claim_rounds=1, crew_seconds=0.05, events=(0, 10))
     monkeypatch.setattr(ledger, "QUICK", size)
     monkeypatch.setattr(ledger, "WRITERS", (2,))

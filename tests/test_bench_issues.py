@@ -1,4 +1,4 @@
-"""The contenders of the bench of issues do the same, one at a time."""
+"""All contenders of the issue bench do the same work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from bench.issues import KINDS, Contender
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the floor needs directories that can be synced")
+@pytest.mark.skipif(sys.platform == "win32", reason="the floor needs to sync directories")
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_contender_keeps_issues(kind: type[Contender], tmp_path: Path) -> None:
+def test_each_contender_stores_issues(kind: type[Contender], tmp_path: Path) -> None:
     contender = kind(tmp_path)
     first, *_ = contender.make(3)
     contender.create()

@@ -1,4 +1,4 @@
-"""Clocks that are handed in, and durations and instants as text."""
+"""Injected clocks, and the text forms of durations and instants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proof.effort import rounds
 # --- Clocks -------------------------------------------------------------------------------------------
 
 
-def test_the_system_clock_tells_the_time_of_the_system() -> None:
+def test_the_system_clock_matches_the_time_module() -> None:
     before = time.time(), time.monotonic()
     wall, monotonic = SYSTEM_CLOCK.wall(), SYSTEM_CLOCK.monotonic()
 
@@ -40,7 +40,7 @@ def test_a_manual_clock_stands_still_until_it_is_told_to_move() -> None:
     assert [clock.wall(), clock.monotonic(), clock.boot()] == [1000.0, 5.0, 5.0]
 
 
-def test_time_that_passes_moves_all_clocks() -> None:
+def test_advancing_moves_all_clocks() -> None:
     clock = ManualClock(wall=1000.0, monotonic=5.0)
 
     clock.advance(2.5)
@@ -73,14 +73,14 @@ def test_setting_the_wall_clock_moves_no_other(seconds: float) -> None:
         ("2023-11-14T17:13:20.000000001-05:00", 1_700_000_000.0),
     ],
 )
-def test_an_instant_with_a_time_zone_is_read_nanoseconds_included(text: str, instant: float) -> None:
+def test_an_instant_with_a_time_zone_is_parsed_including_nanoseconds(text: str, instant: float) -> None:
     assert parse_instant(text) == pytest.approx(instant, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "text", ["", "now", "2023-11-14", "2023-11-14T22:13:20", "2023-13-14T22:13:20Z", "1700000000", "Z", "\0"]
 )
-def test_anything_else_is_not_an_instant(text: str) -> None:
+def test_any_other_text_is_not_an_instant(text: str) -> None:
     with pytest.raises(ValueError, match=r"no time zone|Invalid isoformat|must be in|out of range"):
         parse_instant(text)
 
@@ -89,7 +89,7 @@ def test_anything_else_is_not_an_instant(text: str) -> None:
 @given(st.floats(min_value=-6e10, max_value=2.5e11))
 @example(0.0)
 @example(1_700_000_000.999_999_6)
-def test_an_instant_that_is_written_is_read_to_the_microsecond(instant: float) -> None:
+def test_a_formatted_instant_parses_back_to_the_microsecond(instant: float) -> None:
     text = format_instant(instant)
 
     assert text.endswith("Z")
@@ -97,7 +97,7 @@ def test_an_instant_that_is_written_is_read_to_the_microsecond(instant: float) -
     assert format_instant(parse_instant(text)) == text
 
 
-def test_written_instants_sort_like_the_instants() -> None:
+def test_formatted_instants_sort_chronologically() -> None:
     instants = [0.0, 0.5, 1_699_999_999.999_999, 1_700_000_000.0, 1_700_000_000.000_001]
 
     texts = [format_instant(each) for each in instants]
@@ -139,7 +139,7 @@ def test_any_text_is_an_instant_or_a_value_error(text: str) -> None:
         ("1s500ms", 1.5),
     ],
 )
-def test_a_duration_is_read_as_people_write_it(text: str, seconds: float) -> None:
+def test_durations_are_parsed_in_every_common_notation(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
@@ -147,7 +147,7 @@ def test_a_duration_is_read_as_people_write_it(text: str, seconds: float) -> Non
     "text",
     ["", " ", "s", "5x", "-5s", "5 s", "5s ago", "1e3", "nan", "inf", "٣s", "5S", "1h-30m", "1..5s", ".5s"],
 )
-def test_anything_else_is_refused_naming_the_setting(text: str) -> None:
+def test_any_other_duration_is_refused_naming_the_setting(text: str) -> None:
     with pytest.raises(SettingInvalid, match="a duration such as") as caught:
         parse_duration(text, setting="lock_timeout")
 
@@ -174,7 +174,7 @@ def test_anything_else_is_refused_naming_the_setting(text: str) -> None:
         (-5.0, "-5s"),
     ],
 )
-def test_a_duration_is_written_as_people_say_it(seconds: float, text: str) -> None:
+def test_durations_are_formatted_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -183,7 +183,7 @@ def test_a_duration_is_written_as_people_say_it(seconds: float, text: str) -> No
 @example(59.96)
 @example(0.9996)
 @example(3599.6)
-def test_a_duration_that_is_written_is_read_as_nearly_the_same(seconds: float) -> None:
+def test_a_formatted_duration_parses_back_to_nearly_the_same(seconds: float) -> None:
     read = parse_duration(format_duration(seconds))
 
     if seconds < 1:

@@ -1,8 +1,8 @@
-"""Every how-to page is carried out, block by block, and says what it says that it says.
+"""Every how-to page is run block by block and must behave as written.
 
-In a page, blocks of `sh` (and `python`) are run in their order, all of a page in one shell, in an empty
-directory with `holdfast` on the PATH. A block that is followed by a `text` block must print just that,
-where `…` stands for anything. `sh status=75` must end with that status; all others with 0.
+The `sh` and `python` blocks of a page run in order, in one shell, in an empty directory with `holdfast` on the
+PATH. A `text` block right after another block is the exact output of that block, with `…` as a wildcard.
+A block `sh status=75` must exit with that status; all others with 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OURS = ("HOLDFAST_", "JIT_", "JVS_")
 
 
 class Block(NamedTuple):
-    """A piece of a page that is run: what it is, what it must print (if the page says) and end with."""
+    """A runnable block of a page, with its expected output (if the page shows it) and exit status."""
 
     line: int
     kind: str
@@ -39,7 +39,6 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The runnable blocks of a page."""
     found = list(FENCE.finditer(page))
     blocks = []
     for index, fence in enumerate(found):
@@ -61,7 +60,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def as_script(blocks: list[Block]) -> str:
-    """One script that runs all blocks, each with its output and status in files of its own."""
+    """One script that runs all blocks and stores the output and status of each in its own files."""
     parts = ["set -u"]
     for number, block in enumerate(blocks):
         text = block.text
@@ -85,18 +84,18 @@ def matches(expected: str, printed: str) -> bool:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A directory with `holdfast` and `python3`, both of this very environment."""
+    """A directory with `holdfast` and `python3`, both from this environment."""
     directory = tmp_path / "programs"
     directory.mkdir()
     for name, command in {"holdfast": '-m holdfast "$@"', "python3": '"$@"'}.items():
         script = f'#!/bin/sh\nexport PYTHONPATH="{ROOT / "src"}"\nexec "{sys.executable}" {command}\n'
-        (directory / name).write_text(script)  # some programs start others in an environment of their own
+        (directory / name).write_text(script)  # some programs clear the environment of their children
         (directory / name).chmod(0o755)
     return directory
 
 
-def carry_out(page: str, directory: Path, programs: Path) -> list[str]:
-    """Run all blocks of a page; what is not as the page says."""
+def run_page(page: str, directory: Path, programs: Path) -> list[str]:
+    """Run all blocks of a page and return the deviations from it."""
     blocks = blocks_of(page)
     work, out = directory / "work", directory / "out"
     work.mkdir()
@@ -114,11 +113,11 @@ def carry_out(page: str, directory: Path, programs: Path) -> list[str]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
-    return [problem for number, block in enumerate(blocks) if (problem := judged(block, number, out))]
+    return [problem for number, block in enumerate(blocks) if (problem := deviation(block, number, out))]
 
 
-def judged(block: Block, number: int, out: Path) -> str:
-    """What a block did otherwise than the page says; nothing if it did not."""
+def deviation(block: Block, number: int, out: Path) -> str:
+    """How a block deviated from the page; empty if it did not."""
     files = {end: out / f"{number}.{end}" for end in ("out", "err", "status")}
     told = {end: file.read_text() for end, file in files.items() if file.exists()}
     if told.get("status", "").strip() != "ok":
@@ -131,10 +130,10 @@ def judged(block: Block, number: int, out: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.sampled(1)
 def test_the_page_does_what_it_says(page: Path, tmp_path: Path, programs: Path) -> None:
-    assert carry_out(page.read_text(encoding="utf-8"), tmp_path, programs) == []
+    assert run_page(page.read_text(encoding="utf-8"), tmp_path, programs) == []
 
 
-def test_the_first_page_does_what_it_says(tmp_path: Path, programs: Path) -> None:
+def test_the_readme_does_what_it_says(tmp_path: Path, programs: Path) -> None:
     project = tmp_path / "my-project"
     project.mkdir()
     for name in ("work", "my-agent"):
@@ -143,7 +142,7 @@ def test_the_first_page_does_what_it_says(tmp_path: Path, programs: Path) -> Non
     shell, _, python = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python")
     page = shell + "```sh\ncd ..\n```\n```python" + python
 
-    assert carry_out(page, tmp_path, programs) == []
+    assert run_page(page, tmp_path, programs) == []
     assert (tmp_path / "work/project/worktrees/parser/result").read_text() == "done\n"
 
 
@@ -158,5 +157,5 @@ def test_the_first_page_does_what_it_says(tmp_path: Path, programs: Path) -> Non
         "```python\nraise SystemExit(1)\n```\n",
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(page: str, tmp_path: Path, programs: Path) -> None:
-    assert carry_out(page, tmp_path, programs) != []
+def test_a_wrong_page_is_found(page: str, tmp_path: Path, programs: Path) -> None:
+    assert run_page(page, tmp_path, programs) != []

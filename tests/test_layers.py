@@ -1,4 +1,4 @@
-"""The layers hold, and the check that says so finds an import that goes up, even a hidden one."""
+"""The layers hold, and the check finds an upward import, even a lazy one."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the project's package and configuration, to plant violations into."""
+    """A copy of the package and its configuration to plant violations in."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def check_layers(project: Path) -> subprocess.CompletedProcess[str]:
-    """Run the project's own check in this directory, on the package that is there."""
+    """Run the project's own check on the copy in this directory."""
     program = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(project / "src")}
     return subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
 
 
 def plant(project: Path, module: str, source: str) -> None:
-    """Append `source` to a module of the copy, making the module if it is not there."""
+    """Append `source` to a module of the copy, creating the module if needed."""
     with (project / "src/holdfast" / module).open("a", encoding="utf-8") as file:
         file.write("\n\n" + source)
 

@@ -1,4 +1,4 @@
-"""The metrics find what is planted in a small package, and trace every command of their table."""
+"""The metrics find the violations planted in a small package, and trace every command in their table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOUND = {
     "base.py": "class Base:\n    def act(self):\n        pass\n",
     "user.py": "from sample import left, right\nfrom sample.app import main\n",
 }
-"""Without a fault: `user` is not imported at all, every other module twice."""
+"""No violations: `user` has no importer, every other module has two."""
 
 
 def package(directory: Path, changed: dict[str, str] | None = None) -> Path:
@@ -64,7 +64,7 @@ def test_a_cycle_is_found(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
-def test_imports_for_types_make_no_cycle(tmp_path: Path, test: str) -> None:
+def test_type_only_imports_make_no_cycle(tmp_path: Path, test: str) -> None:
     source = package(tmp_path, {"base.py": f"import typing\nif {test}:\n    from sample.left import go\n"})
 
     assert misses(source) == {}
@@ -85,7 +85,7 @@ def test_a_cycle_through_a_package_that_loads_names_on_demand_is_found(tmp_path:
     }
 
 
-def test_cycles_apart_from_each_other_are_counted_apart(tmp_path: Path) -> None:
+def test_separate_cycles_are_counted_separately(tmp_path: Path) -> None:
     source = package(
         tmp_path,
         {
@@ -147,7 +147,7 @@ def test_other_modules_need_no_reason(tmp_path: Path, small: str, user: str) -> 
     assert misses(source, small="Stale.") == {"reasons for other modules": ("sample.small",)}
 
 
-def test_users_of_a_name_that_a_package_exports_are_importers_of_its_module(tmp_path: Path) -> None:
+def test_users_of_a_reexported_name_are_importers_of_its_module(tmp_path: Path) -> None:
     source = package(
         tmp_path,
         {
@@ -172,7 +172,7 @@ def test_sizes_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert by_name["modules over 500 lines"].details == ("  501 sample.large",)
 
 
-def test_a_trace_has_the_files_whose_functions_are_called_and_the_calls_between_them(tmp_path: Path) -> None:
+def test_a_trace_lists_the_files_called_and_counts_the_calls_between_them(tmp_path: Path) -> None:
     source = package(
         tmp_path,
         {
@@ -231,7 +231,7 @@ def test_a_command_that_fails_is_not_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "status", "met"), [(9, 0, "yes"), (8, 1, "NO")])
-def test_a_missed_target_is_the_exit_status(
+def test_a_missed_target_sets_the_exit_status(
     most: int, status: int, met: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["metrics"])

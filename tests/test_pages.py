@@ -1,4 +1,4 @@
-"""Every link in a page leads somewhere, and every page of the documentation is found from its first one."""
+"""Every link in the documentation resolves, and the index lists every page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in links."""
+    """The link anchors of the headings of a page."""
     titles = HEADING.findall(page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -29,18 +29,18 @@ def broken(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_resolves(page: Path) -> None:
     assert broken(page) == []
 
 
-def test_every_page_is_named_on_the_first_one() -> None:
+def test_every_page_is_listed_in_the_index() -> None:
     first = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     below = [each for each in PAGES if (ROOT / "docs") in each.parents and each.parent.name != "decisions"]
 
     assert [each.name for each in below if f"{each.name})" not in first and each.name != "README.md"] == []
 
 
-def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One\n[a](nowhere.md) [b](#one) [c](#two) [d](page.md#one)\n")
 

@@ -1,6 +1,6 @@
-"""What programs import from `holdfast`: it is there, typed, described, and enough for a whole day's work.
+"""The public API: every name exists, is typed and documented, and together they suffice for a whole program.
 
-This file is written as somebody else's program would be: `make types` checks it, too.
+This file is written like a user's program; `make types` checks it too.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from holdfast.errors import LockConflict, NotFound
 
 
 @pytest.mark.parametrize("name", [each for each in holdfast.__all__ if each != "__version__"])
-def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_name_exists_and_has_a_docstring(name: str) -> None:
     offered = getattr(holdfast, name)
 
     assert offered.__doc__
     assert offered.__module__.startswith("holdfast.")
 
 
-def test_checkers_are_told_of_the_same_names_as_programs_are_given() -> None:
+def test_type_checkers_see_the_same_names_as_programs() -> None:
     source = Path(holdfast.__file__).read_text(encoding="utf-8")
 
-    for name, home in vars(holdfast)["_MODULES"].items():
-        assert f"    from {home} import {name} as {name}\n" in source
-        assert hasattr(import_module(home), name)
+    for name, module in vars(holdfast)["_MODULES"].items():
+        assert f"    from {module} import {name} as {name}\n" in source
+        assert hasattr(import_module(module), name)
     assert source.count("    from holdfast.") == len(holdfast.__all__) - 1
 
 
-def test_importing_the_package_loads_nothing_else_of_it() -> None:
+def test_importing_the_package_loads_no_submodule() -> None:
     program = "import sys, holdfast; print([each for each in sys.modules if each.startswith('holdfast.')])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
 
 
 def do_the_work(project: Path) -> Outcome:
-    """A program on a project: it keeps what is there, takes work, does it, and records it."""
+    """A whole program: snapshot a project, take work, do it and record it."""
     initialise(project)
     with Repository(find_repository(project / "main")) as repository:
         (repository.path() / "file").write_text("one")
         with repository.lease(ttl=30, purpose="to begin") as lease:
-            kept(repository, lease)
+            snapshot_and_restore(repository, lease)
         tracker = open_tracker(project, actor="agent:a")
         tracker.initialise()
         tracker.create(NewIssue(title="Do it"))
@@ -73,11 +73,11 @@ def do_the_work(project: Path) -> Outcome:
         with take_work(repository, tracker, AssignmentOptions(), ledger=ledger) as work:
             (work.path / "file").write_text("two")
             outcome = work.succeed()
-        assert asyncio.run(appended(AsyncLedger(ledger))) == 2
+        assert asyncio.run(append_note(AsyncLedger(ledger))) == 2
         return outcome
 
 
-def kept(repository: Repository, lease: HeldLease) -> None:
+def snapshot_and_restore(repository: Repository, lease: HeldLease) -> None:
     descriptor = repository.snapshot(lease=lease, note="the beginning", tag="good")
     (repository.path() / "file").write_text("broken")
     restored = repository.restore("good", lease=lease, reason="broken")
@@ -89,11 +89,11 @@ def kept(repository: Repository, lease: HeldLease) -> None:
     repository.restore("good", lease=lease, reason="again")
 
 
-async def appended(ledger: AsyncLedger) -> int:
+async def append_note(ledger: AsyncLedger) -> int:
     return (await ledger.append({"type": "note"})).sequence
 
 
-def test_a_program_needs_nothing_but_these_names(tmp_path: Path) -> None:
+def test_a_program_needs_no_other_names(tmp_path: Path) -> None:
     outcome = do_the_work(tmp_path / "project")
 
     assert (outcome.issue.state, outcome.sequence) == (State.DONE, 1)
@@ -101,7 +101,7 @@ def test_a_program_needs_nothing_but_these_names(tmp_path: Path) -> None:
     assert find_ledger(tmp_path / "project" / "main") == tmp_path / "project"
 
 
-def test_restoring_in_place_takes_the_lease_and_an_existing_snapshot(tmp_path: Path) -> None:
+def test_restoring_in_place_requires_the_lease_and_an_existing_snapshot(tmp_path: Path) -> None:
     initialise(tmp_path / "project")
     repository = Repository(tmp_path / "project")
     with repository.lease() as lease:
@@ -114,7 +114,7 @@ def test_restoring_in_place_takes_the_lease_and_an_existing_snapshot(tmp_path: P
             Repository(tmp_path / "project").lease()
 
 
-def test_threads_share_what_was_opened(tmp_path: Path) -> None:
+def test_threads_share_open_objects(tmp_path: Path) -> None:
     initialise(tmp_path)
     tracker = open_tracker(tmp_path, actor="agent:a")
     tracker.initialise()
@@ -136,7 +136,7 @@ def test_threads_share_what_was_opened(tmp_path: Path) -> None:
     assert len(repository.snapshots.line("main").entries) == 12
 
 
-def test_every_variable_of_the_environment_is_on_the_page_about_scripts() -> None:
+def test_every_environment_variable_is_documented_on_the_scripting_page() -> None:
     root = Path(holdfast.__file__).parent
     page = (root.parents[1] / "docs/how-to/from-scripts.md").read_text(encoding="utf-8")
     named = re.compile(r"\b(?:HOLDFAST|JIT|JVS|AGENCY)_[A-Z_]*[A-Z]\b")

@@ -1,4 +1,4 @@
-"""The generated reference pages say what the code says."""
+"""The generated reference pages match the code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tools.generate_reference import DIRECTORY, PAGES
 def test_the_page_is_current(name: str) -> None:
     committed = (DIRECTORY / name).read_text(encoding="utf-8")
 
-    assert committed == PAGES[name](), "run `make docs` and commit what it writes"
+    assert committed == PAGES[name](), "run `make docs` and commit the result"
 
 
-def test_every_exit_status_has_one_meaning_of_its_own() -> None:
+def test_every_exit_status_has_a_distinct_meaning() -> None:
     assert set(MEANINGS) == set(ExitStatus)
     assert len(set(MEANINGS.values())) == len(ExitStatus)

@@ -1,4 +1,4 @@
-"""The accounting of requirements is a detector, so it is shown what it must find."""
+"""The requirement accounting is a detector itself, so these tests plant the gaps that it must find."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def breaks_after(): yield; assert False
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with three requirements, two of them delivered, and no tests yet."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing them anew each time takes a second
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing the plugins takes a second per run
     pytester.makeini("[pytest]\ntestpaths = tests\nmarkers =\n    req(*ids): requirements")
     pytester.makeconftest(PLUGIN)
     for name, text in ((PAGE, ROWS), ("tests/test_all.py", "")):
@@ -52,7 +52,7 @@ def run(suite: pytest.Pytester, tests: str, *arguments: str) -> pytest.RunResult
     return suite.runpytest_inprocess(*arguments)
 
 
-def test_a_run_that_proves_all_that_is_delivered_passes_and_says_so(suite: pytest.Pytester) -> None:
+def test_a_run_that_proves_every_delivered_requirement_passes_and_reports_it(suite: pytest.Pytester) -> None:
     result = run(suite, PROVES_ALL)
 
     assert result.ret == pytest.ExitCode.OK
@@ -142,11 +142,11 @@ def test_a_mark_without_an_id_ends_the_run_at_collection(suite: pytest.Pytester)
     ],
     ids=" ".join,
 )
-def test_a_part_of_the_suite_is_not_judged(suite: pytest.Pytester, arguments: list[str]) -> None:
+def test_a_partial_run_is_not_judged(suite: pytest.Pytester, arguments: list[str]) -> None:
     result = run(suite, PROVES_FIRST, *arguments)
 
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["(a part of the suite was run*"])
+    result.stdout.fnmatch_lines(["(partial run*"])
 
 
 def test_the_whole_suite_named_by_its_path_is_judged(suite: pytest.Pytester) -> None:
@@ -155,7 +155,7 @@ def test_the_whole_suite_named_by_its_path_is_judged(suite: pytest.Pytester) -> 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_what_was_skipped_is_listed_with_its_reason(suite: pytest.Pytester) -> None:
+def test_skipped_tests_are_listed_with_their_reasons(suite: pytest.Pytester) -> None:
     result = run(suite, PROVES_ALL + "\ndef test_loop_device(): pytest.skip('needs root')\n")
 
     assert result.ret == pytest.ExitCode.OK
@@ -166,17 +166,17 @@ def test_nothing_is_listed_when_nothing_was_skipped(suite: pytest.Pytester) -> N
     run(suite, PROVES_ALL).stdout.no_fnmatch_line("*NOT RUN HERE*")
 
 
-def test_a_row_that_cannot_be_read_is_an_error_and_not_overlooked() -> None:
+def test_a_malformed_row_is_an_error() -> None:
     with pytest.raises(pytest.UsageError, match="AA-04"):
         read_requirements("| AA-04 | no third column |\n")
 
 
-def test_an_id_that_stands_twice_is_an_error() -> None:
-    with pytest.raises(pytest.UsageError, match="AA-01 stands there twice"):
+def test_a_duplicate_id_is_an_error() -> None:
+    with pytest.raises(pytest.UsageError, match="AA-01 is listed twice"):
         read_requirements(ROWS + "| AA-01 | again | |\n")
 
 
-def test_the_page_of_this_project_can_be_read(pytestconfig: pytest.Config) -> None:
+def test_the_requirements_of_this_project_are_well_formed(pytestconfig: pytest.Config) -> None:
     requirements = read_requirements((pytestconfig.rootpath / PAGE).read_text(encoding="utf-8"))
 
     assert len(requirements) == 91
@@ -185,6 +185,6 @@ def test_the_page_of_this_project_can_be_read(pytestconfig: pytest.Config) -> No
     assert requirements["LC-30"].since == "0.1.0"
 
 
-def test_scratch_is_an_empty_directory_to_write_into(scratch: Path) -> None:
+def test_scratch_is_an_empty_writable_directory(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
     (scratch / "file").write_bytes(b"content")

@@ -1,4 +1,4 @@
-"""The source keeps its rules, and each rule finds what breaks it."""
+"""The source follows its rules, and each rule finds its planted violations."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ Rule = Callable[[str], list[Use]]
 EXEMPT: dict[Rule, dict[str, str]] = {
     file_system_uses: {
         "fs/calls.py": "the one place that calls the system",
-        "fs/native.py": "the calls that Python does not offer, behind fs/calls.py",
-        "testing/": "harnesses that stand outside of what they test",
+        "fs/native.py": "system calls that Python lacks, behind fs/calls.py",
+        "testing/": "harnesses, outside the code under test",
     },
     face_uses: {"cli/": "a face", "__main__.py": "a face"},
     face_imports: {"cli/": "a face", "__main__.py": "a face"},
     failures_declared: {"errors.py": "the one place that declares them"},
 }
-"""Where a rule does not hold, and why: a file, or a directory (ending in a slash)."""
+"""Files and directories (ending in a slash) exempt from a rule, with the reason."""
 
 EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "locks/flock.py", "import fcntl"): "the names of the lock modes, no calls",
     (file_system_uses, "locks/flock.py", "import msvcrt"): "the handle behind a descriptor, for LockFileEx",
-    (file_system_uses, "fs/directory.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
-    (file_system_uses, "fs/directory.py", "os.close"): "of what was dropped: at any moment",
-    (file_system_uses, "trees/scan.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
-    (file_system_uses, "trees/scan.py", ".stat()"): "of such an entry: the one call per unchanged file",
-    (file_system_uses, "trees/walker.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
-    (file_system_uses, "trees/verify.py", ".is_dir()"): "of such an entry",
-    (file_system_uses, "trees/retained_dirs.py", ".is_dir()"): "of such an entry",
-    (file_system_uses, "trees/retained_dirs.py", ".stat()"): "of such an entry",
+    (file_system_uses, "fs/directory.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
+    (file_system_uses, "fs/directory.py", "os.close"): "in a finalizer, which may run at any moment",
+    (file_system_uses, "trees/scan.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
+    (file_system_uses, "trees/scan.py", ".stat()"): "on such an entry: the one call per unchanged file",
+    (file_system_uses, "trees/walker.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
+    (file_system_uses, "trees/verify.py", ".is_dir()"): "on such an entry",
+    (file_system_uses, "trees/retained_dirs.py", ".is_dir()"): "on such an entry",
+    (file_system_uses, "trees/retained_dirs.py", ".stat()"): "on such an entry",
     (file_system_uses, "fs/probe.py", "import fcntl"): "the names of the lock modes, no calls",
-    (file_system_uses, "fs/probe.py", "import msvcrt"): "what Windows has for flock, in a throw-away file",
+    (file_system_uses, "fs/probe.py", "import msvcrt"): "the Windows counterpart of flock, on a throw-away file",
 }
 """Single uses that are justified: rule, file and use, with the reason."""
 
 
 @functools.cache
 def findings(rule: Rule) -> list[tuple[str, Use]]:
-    """What the rule finds in the files that it holds for."""
+    """All uses that the rule finds in the files it applies to."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
@@ -61,7 +61,7 @@ def findings(rule: Rule) -> list[tuple[str, Use]]:
 
 
 @pytest.mark.parametrize("rule", EXEMPT)
-def test_the_source_keeps_the_rule(rule: Rule) -> None:
+def test_the_source_follows_the_rule(rule: Rule) -> None:
     broken = [
         f"src/holdfast/{name}:{use.line}: {use.what}"
         for name, use in findings(rule)
@@ -109,7 +109,7 @@ def test_every_exception_is_still_needed() -> None:
         ("import importlib\nimportlib.import_module('fcntl')", "import fcntl"),
     ],
 )
-def test_another_way_to_the_file_system_is_found(source: str, found: str) -> None:
+def test_a_file_system_access_that_bypasses_fs_is_found(source: str, found: str) -> None:
     assert found in [use.what for use in file_system_uses(source)]
 
 
@@ -128,7 +128,7 @@ def test_another_way_to_the_file_system_is_found(source: str, found: str) -> Non
         "import ast\nast.walk(None)",
     ],
 )
-def test_what_does_not_reach_the_file_system_is_let_pass(source: str) -> None:
+def test_code_that_does_not_touch_the_file_system_passes(source: str) -> None:
     assert file_system_uses(source) == []
 
 
@@ -173,11 +173,11 @@ def test_a_library_for_faces_is_found_wherever_it_is_imported(source: str) -> No
         "import holdfast.errors\nclass Mine(ValueError, holdfast.errors.Failure): ...",
     ],
 )
-def test_a_failure_that_is_declared_elsewhere_is_found(source: str) -> None:
+def test_a_failure_declared_elsewhere_is_found(source: str) -> None:
     assert [use.what for use in failures_declared(source)] == ["Mine"]
 
 
-def test_a_use_is_named_with_its_line() -> None:
+def test_a_use_is_reported_with_its_line() -> None:
     assert file_system_uses("import os\n\nos.unlink('x')\n") == [Use(3, "os.unlink")]
 
 
@@ -207,13 +207,13 @@ def test_a_heavy_import_is_found() -> None:
     assert "json" in modules_loaded_by("import holdfast.fs.strictjson") & HEAVY
 
 
-# --- The tree of failures ---------------------------------------------------------------------------
+# --- Failure classes --------------------------------------------------------------------------------
 
 FAILURES = [each for each in all_failures() if each.__module__.startswith("holdfast.errors")]
 
 
 def problems_of(failure: type[Failure], page: str) -> list[str]:
-    """What a class of the tree lacks."""
+    """The defects of a failure class."""
     own = vars(failure)
     wanted = {
         "has no code of its own": "code" in own,

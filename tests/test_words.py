@@ -1,4 +1,4 @@
-"""Help, documents and error texts use no word that the glossary has retired."""
+"""Help, documentation and messages use no word that the glossary has retired."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GLOSSARY = ROOT / "docs/reference/glossary.md"
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
-    if page not in (GLOSSARY, ROOT / "docs/requirements.md")  # the demands keep the words of the specifications
+    if page not in (GLOSSARY, ROOT / "docs/requirements.md")  # requirements quote the specifications
 )
 SOURCES = sorted((ROOT / "src/holdfast").rglob("*.py"))
 CODE = re.compile(r"^(?: {4}|\t).*$|```.*?```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -29,19 +29,19 @@ def retired_words(page: str) -> list[str]:
 RETIRED = retired_words(GLOSSARY.read_text(encoding="utf-8"))
 PATTERN = re.compile(
     "|".join(
-        rf"(?<![\w.-])(?{'' if word[0].isupper() else 'i'}:{re.escape(word)})(?![\w-])"  # names as they are written
+        rf"(?<![\w.-])(?{'' if word[0].isupper() else 'i'}:{re.escape(word)})(?![\w-])"  # proper names: with their case
         for word in sorted(RETIRED, key=len, reverse=True)
     )
 )
 
 
 def found_in(text: str) -> list[str]:
-    """The retired words of a text; what is set as code is a name, not a word."""
+    """The retired words in a text, ignoring code, which holds names and not words."""
     return PATTERN.findall(CODE.sub("", text))
 
 
 def texts_of(source: str) -> Iterator[tuple[int, str]]:
-    """The sentences of a module: docstrings, help, messages. A name, a key or a path is no sentence."""
+    """The prose of a module: docstrings, help and messages, but not names, keys or paths."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
             yield node.lineno, node.value

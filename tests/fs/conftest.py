@@ -1,4 +1,4 @@
-"""What the tests of the file system share."""
+"""Fixtures shared by the file system tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.locks.workers import Workers
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    """Other processes, which end with the test."""
+    """Worker processes that end with the test."""
     with Workers() as started:
         yield started

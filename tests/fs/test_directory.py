@@ -1,4 +1,4 @@
-"""Open directories: the way down refuses every link, and nobody can swap one in between check and use."""
+"""Open directories: descending refuses every link, with no gap between check and use."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.locks.workers import Line, Workers
 from tests.support.descriptors import open_descriptors
 
 if sys.platform == "win32":
-    pytest.skip("lookups in an open directory are not those of Windows", allow_module_level=True)
+    pytest.skip("Windows has no lookups relative to an open directory", allow_module_level=True)
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """A directory `root/a/b/c`, with `outside` beside it; this is `root`."""
+    """The directory `root` of `root/a/b/c`, with `outside` beside it."""
     (tmp_path / "root/a/b/c").mkdir(parents=True)
     (tmp_path / "outside/b/c").mkdir(parents=True)
     return tmp_path / "root"
 
 
-# --- Going down ---------------------------------------------------------------------------------------
+# --- Descending ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("relative", ["a", "a/b", "a/b/c"])
@@ -63,7 +63,7 @@ def test_a_symbolic_link_at_any_depth_is_refused(link: str, target: str, create:
 
     assert str(path) in str(caught.value)
     assert caught.value.facts["path"] == str(path)
-    assert not (top / "missing").exists(), "nothing was made through it"
+    assert not (top / "missing").exists(), "a directory was created through the link"
     assert open_descriptors() - before == set()
 
 
@@ -72,19 +72,19 @@ def test_a_path_that_leads_out_is_refused_before_anything_is_opened(
     relative: str, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Directory.open(top) as root:
-        monkeypatch.setattr(calls, "open", lambda *_, **__: pytest.fail("it opens something"))
+        monkeypatch.setattr(calls, "open", lambda *_, **__: pytest.fail("something was opened"))
         with pytest.raises(PathEscape):
             root.beneath(relative, create=True)
 
 
-def test_what_is_missing_is_named(top: Path) -> None:
+def test_a_missing_directory_is_named(top: Path) -> None:
     with Directory.open(top) as root, pytest.raises(NotFound, match=f"{top}/a/missing"):
         root.beneath("a/missing/c")
     with pytest.raises(NotFound, match=f"there is no directory {top}/missing"):
         Directory.open(top / "missing")
 
 
-def test_a_file_on_the_way_is_an_io_failure_that_names_it(top: Path) -> None:
+def test_a_file_in_the_path_is_an_io_failure_that_names_it(top: Path) -> None:
     (top / "a/file").touch()
 
     with Directory.open(top) as root, pytest.raises(IoFailure, match=f"{top}/a/file") as caught:
@@ -94,28 +94,28 @@ def test_a_file_on_the_way_is_an_io_failure_that_names_it(top: Path) -> None:
         Directory.open(top / "a/file")
 
 
-def test_a_fifo_on_the_way_does_not_hang(top: Path) -> None:
+def test_a_fifo_in_the_path_does_not_hang(top: Path) -> None:
     os.mkfifo(top / "fifo")
 
     with Directory.open(top) as root, pytest.raises(IoFailure):
         root.beneath("fifo")
 
 
-def test_what_is_missing_is_made_when_asked_with_the_mode_asked_for(top: Path) -> None:
+def test_missing_directories_are_created_on_request_with_the_given_mode(top: Path) -> None:
     with Directory.open(top) as root, root.beneath("a/new/deep", create=True, mode=0o700) as made:
         assert os.path.samestat(os.stat(top / "a/new/deep"), os.fstat(made.fd or -1))
 
     assert (top / "a/new").stat().st_mode & 0o777 == 0o700
 
 
-def test_links_on_the_way_to_the_first_directory_are_followed_because_the_caller_chose_it(top: Path) -> None:
+def test_links_in_the_path_of_the_root_are_followed_because_the_caller_chose_it(top: Path) -> None:
     (top / "link").symlink_to("a")
 
     with Directory.open(top / "link") as directory, directory.beneath("b/c") as below:
         assert os.path.samestat(os.fstat(below.fd or -1), os.stat(top / "a/b/c"))
 
 
-def test_an_open_directory_is_the_same_wherever_its_path_leads_by_now(top: Path) -> None:
+def test_an_open_directory_stays_the_same_when_its_path_changes(top: Path) -> None:
     with Directory.open(top / "a/b") as directory:
         (top / "a").rename(top / "moved")
         (top / "a").symlink_to(top.parent / "outside")
@@ -126,7 +126,7 @@ def test_an_open_directory_is_the_same_wherever_its_path_leads_by_now(top: Path)
     assert not (top.parent / "outside/b/file").exists()
 
 
-def test_nothing_stays_open_whatever_happens(top: Path) -> None:
+def test_no_descriptor_is_leaked_on_success_or_failure(top: Path) -> None:
     before = open_descriptors()
 
     with Directory.open(top) as root:
@@ -140,17 +140,17 @@ def test_nothing_stays_open_whatever_happens(top: Path) -> None:
     assert open_descriptors() - before == set()
 
 
-def test_descriptors_are_not_inherited_by_programs(top: Path) -> None:
+def test_descriptors_are_not_inherited_by_child_programs(top: Path) -> None:
     with Directory.open(top) as root, root.beneath("a/b") as below:
         assert not os.get_inheritable(root.fd or -1)
         assert not os.get_inheritable(below.fd or -1)
 
 
-# --- Against one who swaps ----------------------------------------------------------------------------
+# --- Swapped directories ------------------------------------------------------------------------------
 
 
 def swap(top: Path, where: str) -> Callable[[Line], None]:
-    """For a worker: put a link that leads outside in the place of a directory, and back, again and again."""
+    """A worker task that keeps swapping a directory for a link that leads outside, and back."""
 
     def task(line: Line) -> None:
         directory, aside, link = top / where, top / "aside", top / "link"
@@ -178,7 +178,7 @@ def write_beneath(top: Path, relative: str, name: str) -> None:
 
 
 def check_then_write(top: Path, relative: str, name: str) -> None:
-    """The planted bug: look whether there is a link, and then go by the path."""
+    """Planted bug: check for links first, then use the path."""
     where = top
     for part in relative.split("/"):
         where = where / part
@@ -188,7 +188,7 @@ def check_then_write(top: Path, relative: str, name: str) -> None:
 
 
 def escapes(top: Path, where: str, write: Write, workers: Workers, *, swaps: int) -> bool:
-    """Whether anything was written outside while a directory was swapped so many times for a link."""
+    """Whether anything is written outside while a directory is swapped for a link at least this many times."""
     (top / "swaps").touch()
     swapping = workers.start(swap(top, where))
     outside = top.parent / "outside/b/c"
@@ -203,23 +203,21 @@ def escapes(top: Path, where: str, write: Write, workers: Workers, *, swaps: int
 
 
 @pytest.mark.parametrize("where", ["a", "a/b", "a/b/c"])
-def test_one_who_swaps_a_directory_for_a_link_never_gets_us_to_write_outside(
+def test_swapping_a_directory_for_a_link_never_redirects_a_write_outside(
     where: str, top: Path, workers: Workers
 ) -> None:
     assert not escapes(top, where, write_beneath, workers, swaps=500)
 
 
 @pytest.mark.parametrize("where", ["a", "a/b", "a/b/c"])
-def test_one_who_checks_first_and_writes_then_is_caught_writing_outside(
-    where: str, top: Path, workers: Workers
-) -> None:
+def test_a_check_before_the_write_is_caught_writing_outside(where: str, top: Path, workers: Workers) -> None:
     assert escapes(top, where, check_then_write, workers, swaps=100_000)
 
 
-# --- Making directories -------------------------------------------------------------------------------
+# --- Creating directories -----------------------------------------------------------------------------
 
 
-def test_all_that_is_missing_is_made_and_what_is_there_is_left(top: Path) -> None:
+def test_missing_directories_are_created_and_existing_ones_left_alone(top: Path) -> None:
     (top / "a/keep").touch()
 
     make_directories(top / "a/x/y/z")
@@ -229,7 +227,7 @@ def test_all_that_is_missing_is_made_and_what_is_there_is_left(top: Path) -> Non
     assert (top / "a/keep").exists()
 
 
-def test_each_name_is_durable_before_the_next_is_made(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_name_is_durable_before_the_next_is_created(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     mkdir, sync = calls.mkdir, calls.sync_directory
 
@@ -249,7 +247,7 @@ def test_each_name_is_durable_before_the_next_is_made(top: Path, monkeypatch: py
     assert done == ["mkdir x", "sync", "mkdir y", "sync"]
 
 
-def test_a_relative_path_is_made_below_the_current_directory(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_created_below_the_current_directory(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(top)
 
     make_directories(Path("x/y"))
@@ -257,7 +255,7 @@ def test_a_relative_path_is_made_below_the_current_directory(top: Path, monkeypa
     assert (top / "x/y").is_dir()
 
 
-def test_many_processes_that_make_the_same_directories_all_succeed(top: Path, workers: Workers) -> None:
+def test_many_processes_that_create_the_same_directories_all_succeed(top: Path, workers: Workers) -> None:
     def make_all(line: Line) -> None:
         line.wait()
         for number in range(50):
@@ -272,14 +270,14 @@ def test_many_processes_that_make_the_same_directories_all_succeed(top: Path, wo
     assert all((top / f"{number}/x/y").is_dir() for number in range(50))
 
 
-def test_a_file_in_the_way_is_an_io_failure(top: Path) -> None:
+def test_creating_a_directory_below_a_file_is_an_io_failure(top: Path) -> None:
     (top / "file").touch()
 
     with pytest.raises(IoFailure, match=f"{top}/file"):
         make_directories(top / "file/x")
 
 
-def test_a_sync_that_fails_is_not_durable_and_not_success(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_raises_not_durable(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -289,13 +287,13 @@ def test_a_sync_that_fails_is_not_durable_and_not_success(top: Path, monkeypatch
         make_directories(top / "x")
 
 
-def test_making_says_whether_it_was_there(top: Path) -> None:
+def test_make_reports_whether_the_directory_is_new(top: Path) -> None:
     with Directory.open(top) as root:
         assert root.make("new")
         assert not root.make("new")
 
 
-def test_a_directory_that_cannot_be_made_is_not_writable(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_created_is_not_writable(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -305,10 +303,10 @@ def test_a_directory_that_cannot_be_made_is_not_writable(top: Path, monkeypatch:
         root.make("new")
 
 
-# --- Looking ------------------------------------------------------------------------------------------
+# --- Status -------------------------------------------------------------------------------------------
 
 
-def test_the_status_is_of_the_link_and_not_of_what_it_leads_to(top: Path) -> None:
+def test_the_status_is_of_the_link_and_not_of_its_target(top: Path) -> None:
     (top / "link").symlink_to("a")
 
     with Directory.open(top) as root:

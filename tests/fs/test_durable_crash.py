@@ -1,4 +1,4 @@
-"""The durable functions, killed, failed and cut off from power at every call that they make."""
+"""The durable functions under a kill, an error or a power cut at every call they make."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TORN = b"a line without an e"
 LINE = b"the line that is added"
 NEXT = b"the line after that"
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be synced")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and syncable directories")
 
 
-# --- What is swept -----------------------------------------------------------------------------------
+# --- Operations under test ---------------------------------------------------------------------------
 
 
 def append(path: Path, record: bytes) -> durable.Appended:
@@ -38,7 +38,7 @@ def append(path: Path, record: bytes) -> durable.Appended:
 
 
 class Case:
-    """A durable function at work on a file that holds `old` before and `new` after it (None: no file)."""
+    """A durable function applied to a file that holds `old` before and `new` after it (None: no file)."""
 
     def __init__(self, act: Callable[[Path], object], old: bytes | None, new: bytes | None) -> None:
         self.act = act
@@ -57,51 +57,51 @@ class Case:
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         self.check_content(content(directory / "file"), outcome)
-        assert content(directory / "other") == OLD, "a file that nobody named was changed"
+        assert content(directory / "other") == OLD, "an unrelated file was changed"
         if outcome.ending in (Ending.FAILED, Ending.SUCCEEDED):
             self.check_conduct(directory, outcome)
         else:
             self.check_next(directory)
 
     def check_content(self, found: bytes | None, outcome: Outcome) -> None:
-        """The new state if it was acknowledged; the old one if it failed; else one of the two."""
+        """The new state if acknowledged, the old one if failed, otherwise either."""
         if outcome.acknowledged:
-            assert self.counts(found) == self.counts(self.new), f"acknowledged, but the file holds {found!r}"
+            assert self.visible(found) == self.visible(self.new), f"acknowledged, but the file holds {found!r}"
         elif outcome.ending is Ending.FAILED and not isinstance(outcome.error, NotDurable):
-            assert self.counts(found) == self.counts(self.old), f"failed, but the file holds {found!r}"
+            assert self.visible(found) == self.visible(self.old), f"failed, but the file holds {found!r}"
         else:
-            assert self.counts(found) in map(self.counts, (self.old, self.new)), f"the file holds {found!r}"
+            assert self.visible(found) in map(self.visible, (self.old, self.new)), f"the file holds {found!r}"
 
-    def counts(self, found: bytes | None) -> bytes | None:
-        """What readers take notice of."""
+    def visible(self, found: bytes | None) -> bytes | None:
+        """The part of the content that readers consider."""
         return found
 
     def check_conduct(self, directory: Path, outcome: Outcome) -> None:
-        """An operation that lives on to report has cleaned up, and fails with a failure of ours."""
+        """An operation that returns has cleaned up, and raises only our own failures."""
         assert outcome.error is None or isinstance(outcome.error, Failure), f"raised {outcome.error!r}"
         assert descriptors() == self.descriptors, "a descriptor was leaked"
-        if outcome.call is None or outcome.call.name != "unlink":  # what cannot be removed is left
+        if outcome.call is None or outcome.call.name != "unlink":  # a draft that cannot be removed stays
             litter = {each.name for each in directory.iterdir()} - {"file", "other"}
             assert not litter, f"left {litter}"
 
     def check_next(self, directory: Path) -> None:
-        """Whatever a death or a power cut has left, the same operation can be done again."""
+        """After a kill or a power cut the same operation can be repeated."""
         self.operate(directory)
         found = content(directory / "file")
-        assert found == self.new, f"done again, the file holds {found!r}"
+        assert found == self.new, f"repeated, but the file holds {found!r}"
 
 
 class Append(Case):
-    """Judged by whole lines: what follows the last newline does not count."""
+    """Judged by whole lines: bytes after the last newline do not count."""
 
     def __init__(self, old: bytes | None) -> None:
         super().__init__(lambda path: append(path, LINE), old, whole_lines(old) + LINE + b"\n")
 
-    def counts(self, found: bytes | None) -> bytes | None:
+    def visible(self, found: bytes | None) -> bytes | None:
         return whole_lines(found)
 
     def check_next(self, directory: Path) -> None:
-        """The next append cuts off what is torn, hands it over, and adds its own line to the others."""
+        """The next append cuts off a torn line, returns it, and adds its own line to the others."""
         found = content(directory / "file") or b""
         lines = whole_lines(found)
         assert append(directory / "file", NEXT) == (len(lines), found[len(lines) :])
@@ -188,8 +188,8 @@ def test_a_power_cut_at_any_moment_leaves_the_old_state_or_the_new(case: Case) -
 
 
 @pytest.mark.long
-def test_the_sweeps_are_as_wide_as_they_were() -> None:
-    """Counts what is tried, so that a sweep that finds nothing because it tries nothing is noticed."""
+def test_the_sweeps_still_cover_as_many_points() -> None:
+    """A sweep that finds nothing because it tries nothing would fail here."""
     assert sum(power_cuts(case).points for case in DURABLE.values()) >= 60
     assert sum(error_points(case).points for case in DURABLE.values()) >= 440
     assert sum(kill_points(case).points for case in DURABLE.values()) >= 190
@@ -199,9 +199,9 @@ def test_the_sweeps_are_as_wide_as_they_were() -> None:
 
 
 class AfterADeath:
-    """One process dies at one call of its operation; another one then does its own to the end.
+    """One process dies at one call of its operation; another then completes its own.
 
-    What that one was told must survive the power cut, whatever the dead one had left undurable.
+    The acknowledged result of the second must survive a power cut, even if the first left changes unsynced.
     """
 
     def __init__(self, case: Case, when: Kill, index: int) -> None:
@@ -243,7 +243,7 @@ class AppendAfterADeath(AfterADeath):
 
 
 def sweep_after_deaths(case: Case, kind: type[AfterADeath]) -> int:
-    """Let the first die at each of its calls, cut the power at each moment after that; count the states."""
+    """Kill the first process at each of its calls, cut the power at each moment after; count the states."""
     states = 0
     for index in count(1):
         for when in Kill:
@@ -257,25 +257,25 @@ def sweep_after_deaths(case: Case, kind: type[AfterADeath]) -> int:
 
 
 @pytest.mark.parametrize("old", [None, OLD, OLD + TORN, TORN], ids=["nothing", "lines", "torn", "only torn"])
-def test_an_append_that_returned_survives_though_an_earlier_one_died(old: bytes | None) -> None:
+def test_a_completed_append_survives_the_death_of_an_earlier_one(old: bytes | None) -> None:
     assert sweep_after_deaths(Append(old), AppendAfterADeath) >= 100
 
 
 @pytest.mark.parametrize("name", ["replace", "replace what is not there", "remove"])
-def test_an_operation_that_returned_survives_though_an_earlier_one_of_its_kind_died(name: str) -> None:
+def test_a_completed_operation_survives_the_death_of_an_earlier_one(name: str) -> None:
     assert sweep_after_deaths(DURABLE[name], AfterADeath) >= 50
 
 
-# --- The sweeps would notice -------------------------------------------------------------------------
+# --- The sweeps find planted bugs --------------------------------------------------------------------
 
 
 @durable_cases
 def test_every_sync_is_needed(case: Case, request: pytest.FixtureRequest) -> None:
-    """Leave each sync out in turn, and a power cut shows it, but for what these cases never come to need."""
+    """Leave out each sync in turn: a power cut reveals it, except where the case does not need it."""
     spare = {
         "create what is there": ["fsync"],  # of a draft that is then discarded
-        "append to only a torn line": ["sync_directory"],  # of a name that was durable all the time
-        "remove what is not there": ["sync_directory"],  # for one who died before syncing; nobody did here
+        "append to only a torn line": ["sync_directory"],  # of a name that was already durable
+        "remove what is not there": ["sync_directory"],  # for a process that died before its sync; there is none here
     }
     found = {call.name for call in redundant_syncs(case)}
     assert found <= set(spare.get(request.node.callspec.id, []))
@@ -328,7 +328,7 @@ def test_a_replacement_in_place_is_found_by_every_sweep() -> None:
     assert any("holds b''" in each.problem for each in power_cuts(case).violations)
 
 
-def test_an_append_that_does_not_cut_off_what_is_torn_is_found() -> None:
+def test_an_append_that_keeps_a_torn_line_is_found() -> None:
     def append(path: Path) -> None:
         fd = calls.open(path, os.O_WRONLY | os.O_APPEND)
         calls.write(fd, LINE + b"\n")
@@ -343,9 +343,9 @@ def test_an_append_that_does_not_cut_off_what_is_torn_is_found() -> None:
 NOATIME = getattr(os, "O_NOATIME", 0)
 
 
-@pytest.mark.skipif(not NOATIME, reason="only Linux reads without a trace")
-def test_a_file_of_somebody_else_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its owner may ask not to be noted as a reader."""
+@pytest.mark.skipif(not NOATIME, reason="only Linux has O_NOATIME")
+def test_a_file_of_another_owner_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owner may open a file with O_NOATIME."""
     (tmp_path / "theirs").write_bytes(b"content")
     open_file = calls.open
 

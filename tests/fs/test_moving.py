@@ -1,4 +1,4 @@
-"""Moving directories: a directory that is read-only changes its parent too, and is read-only afterwards."""
+"""Moving directories: a read-only directory can be moved and stays read-only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.fs.directory import move
 from holdfast.trees.restore import exchange
 from proof.interpose import Attempt, interposed
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX modes")
 RENAMES = ("rename_noreplace", "rename_exchange")
 
 
-def as_for_others(attempt: Attempt) -> Any:
-    """What the system says to all but root: a directory that gets another parent is written to."""
+def as_unprivileged(attempt: Attempt) -> Any:
+    """Behave as for everyone but root: moving a directory to another parent needs write access to it."""
     paths = attempt.arguments if attempt.name == "rename_exchange" else attempt.arguments[:1]
     for path in paths:
         if not os.stat(path).st_mode & stat.S_IWUSR:
@@ -43,7 +43,7 @@ def mode(path: Path) -> int:
 def test_a_read_only_directory_is_moved_and_stays_read_only(scratch: Path) -> None:
     source, target = read_only(scratch / "a/source", "file"), scratch / "b/target"
     target.parent.mkdir()
-    with interposed(as_for_others, RENAMES):
+    with interposed(as_unprivileged, RENAMES):
         move(source, target)
     assert (mode(target), (target / "file").read_text()) == (0o555, "file")
 
@@ -51,13 +51,13 @@ def test_a_read_only_directory_is_moved_and_stays_read_only(scratch: Path) -> No
 def test_read_only_directories_are_exchanged_and_each_keeps_its_mode(scratch: Path) -> None:
     one, other = read_only(scratch / "a/one", "one"), read_only(scratch / "b/other", "other")
     other.chmod(0o511)
-    with interposed(as_for_others, RENAMES):
+    with interposed(as_unprivileged, RENAMES):
         exchange(one, other)
     assert ((one / "other").exists(), mode(one)) == (True, 0o511)
     assert ((other / "one").exists(), mode(other)) == (True, 0o555)
 
 
-def test_what_cannot_be_moved_all_the_same_is_as_it_was(scratch: Path) -> None:
+def test_a_directory_that_cannot_be_moved_keeps_its_mode(scratch: Path) -> None:
     def refuse(attempt: Attempt) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -1,4 +1,4 @@
-"""Names and relative paths: what is let through can be handed to a file system without a second thought."""
+"""Names and relative paths: accepted ones are safe to pass to a file system."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_letters_digits_dots_underscores_and_hyphens_make_a_name(name: str) -> N
         ("\x7f", "contains a control character"),
         ("a b", "contains characters other than"),
         ("é", "contains characters other than"),
-        ("a\u2215b", "contains characters other than"),  # a slash to the eye
-        ("\uff0e\uff0e", "contains characters other than"),  # wide dots
+        ("a\u2215b", "contains characters other than"),  # looks like a slash
+        ("\uff0e\uff0e", "contains characters other than"),  # full-width dots
         ("a\u0085b", "contains characters other than"),
         ("\ud800", "contains characters other than"),
         ("a:b", "contains characters other than"),
@@ -56,7 +56,7 @@ def test_letters_digits_dots_underscores_and_hyphens_make_a_name(name: str) -> N
     ],
     ids=ascii,
 )
-def test_any_other_name_is_refused_with_its_problem(name: str, problem: str) -> None:
+def test_any_other_name_is_refused_with_the_reason(name: str, problem: str) -> None:
     with pytest.raises(NameInvalid, match=re.escape(problem)) as caught:
         safe_name(name, what="worktree name")
 
@@ -66,12 +66,12 @@ def test_any_other_name_is_refused_with_its_problem(name: str, problem: str) -> 
     assert not is_safe_name(name)
 
 
-def test_a_name_that_is_only_composed_differently_becomes_the_plain_one() -> None:
+def test_a_name_is_normalised_to_its_composed_form() -> None:
     assert safe_name(f"{KELVIN}eel") == "Keel"
     assert not is_safe_name(f"{KELVIN}eel")
 
 
-def test_the_message_of_a_very_long_name_is_not_very_long() -> None:
+def test_the_message_for_a_very_long_name_is_short() -> None:
     with pytest.raises(NameInvalid) as caught:
         safe_name("x" * 100_000)
 
@@ -83,7 +83,7 @@ def test_the_message_of_a_very_long_name_is_not_very_long() -> None:
 @example(KELVIN)
 @example("..")
 @example("a" * MAX_NAME + KELVIN)
-def test_no_text_gets_through_that_could_lead_anywhere_else(text: str) -> None:
+def test_no_accepted_name_leads_elsewhere(text: str) -> None:
     try:
         name = safe_name(text)
     except NameInvalid:
@@ -121,14 +121,14 @@ def test_a_plain_relative_path_is_split_into_its_parts(relative: str, parts: lis
     ["", "/", "/a", "a/", "a//b", ".", "./a", "a/.", "a/./b", "..", "../a", "a/..", "a/../b", "a\0b", "\0"],
     ids=ascii,
 )
-def test_a_path_that_could_lead_upwards_or_elsewhere_is_refused(relative: str) -> None:
+def test_a_path_that_could_escape_is_refused(relative: str) -> None:
     with pytest.raises(PathEscape, match="is not a safe relative path"):
         split_relative(relative)
 
 
 @settings(deadline=None, max_examples=rounds(500, least=25))
 @given(st.text() | st.lists(st.sampled_from(["", ".", "..", "a", "b", "/", "\0", "\\", "..."])).map("/".join))
-def test_the_parts_of_any_path_stay_below_where_they_start(relative: str) -> None:
+def test_the_parts_of_an_accepted_path_stay_below_the_root(relative: str) -> None:
     try:
         parts = split_relative(relative)
     except PathEscape:
@@ -141,7 +141,7 @@ def test_the_parts_of_any_path_stay_below_where_they_start(relative: str) -> Non
     assert os.path.normpath("/root/" + relative) == "/root/" + relative or sys.platform == "win32"
 
 
-def test_an_id_is_a_random_uuid_and_no_two_are_the_same() -> None:
+def test_ids_are_unique_random_uuids() -> None:
     made = [unique_id() for _ in range(1000)]
     assert len(set(made)) == 1000
     for each in made:

@@ -1,4 +1,4 @@
-"""The probe, on the file systems that are here and on ones made for the purpose."""
+"""The capability probe, on local file systems and on loop mounts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.fs import calls, mounts
 from holdfast.fs.probe import find_capabilities, require_safe
 from tests.support.loop_mounts import LoopMount
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux file systems")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="probes Linux file systems")
 
 
-def test_a_local_directory_can_do_what_the_promises_rest_on(tmp_path: Path) -> None:
+def test_a_local_directory_has_every_required_capability(tmp_path: Path) -> None:
     found = find_capabilities(tmp_path)
     assert found.troubles() == []
     assert found.flock
@@ -33,7 +33,7 @@ def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_keeps_nobody_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_does_not_exclude_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "flock", lambda fd, operation: None)
     assert not find_capabilities(tmp_path).flock
     with pytest.raises(FilesystemUnsafe, match="do not exclude other processes"):
@@ -48,7 +48,7 @@ def test_a_rename_that_replaces_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert not find_capabilities(tmp_path).rename_noreplace
 
 
-def test_missing_links_and_missing_renames_together_are_refused(
+def test_a_file_system_with_neither_links_nor_exclusive_renames_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **options: object) -> None:
@@ -61,19 +61,21 @@ def test_missing_links_and_missing_renames_together_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "fuse.juicefs"])
-def test_network_file_systems_are_known(kind: str) -> None:
+def test_network_file_systems_are_recognised(kind: str) -> None:
     assert mounts.is_network(kind)
     assert not mounts.is_network("ext4")
 
 
-def test_the_kind_of_a_tmpfs_is_seen() -> None:
+def test_a_tmpfs_is_recognised() -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm here")
     assert mounts.filesystem_kind("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])
-def test_reflinks_are_seen_where_they_are(loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool) -> None:
+def test_reflinks_are_detected_where_supported(
+    loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool
+) -> None:
     found = find_capabilities(loop_mount(kind).path)
     assert found.kind == kind
     assert found.reflink is reflink

@@ -13,7 +13,7 @@ from holdfast.fs import calls, durable
 
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, code: int, times: int, meanwhile: Path | None = None) -> None:
-    """Let that many reads fail; what is at `meanwhile` is removed before the first fails."""
+    """Make this many reads fail; the file at `meanwhile` is removed before the first failure."""
     left = [times]
     original = calls.read
 
@@ -29,7 +29,7 @@ def fail_reads(monkeypatch: pytest.MonkeyPatch, code: int, times: int, meanwhile
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
-def test_a_file_that_was_replaced_while_it_was_open_is_looked_up_again(
+def test_a_file_replaced_while_open_is_looked_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     (tmp_path / "file").write_bytes(b"new")
@@ -38,9 +38,7 @@ def test_a_file_that_was_replaced_while_it_was_open_is_looked_up_again(
     assert durable.read(tmp_path / "file") == b"new"
 
 
-def test_a_file_that_was_removed_while_it_was_open_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_removed_while_open_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"old")
     fail_reads(monkeypatch, errno.ENOENT, 1, tmp_path / "file")
 
@@ -48,10 +46,8 @@ def test_a_file_that_was_removed_while_it_was_open_is_not_there(
         durable.read(tmp_path / "file")
 
 
-def test_a_file_that_vanishes_again_and_again_is_a_failure_to_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Never that it is not there: it was each time."""
+def test_a_file_that_keeps_vanishing_is_an_io_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not `NotFound`: the file existed at every attempt."""
     (tmp_path / "file").write_bytes(b"never")
     fail_reads(monkeypatch, errno.ENOENT, 1 << 30)
 

@@ -1,4 +1,4 @@
-"""JSON that every program understands in the same way, or none at all."""
+"""Strict JSON: only documents that every parser reads the same way are accepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.errors import ExitStatus, JsonInvalid, TooLarge
 from holdfast.fs.strictjson import MAX_BYTES, MAX_DEPTH, decode, encode
 from proof.effort import rounds
 
-# --- Reading ------------------------------------------------------------------------------------------
+# --- Decoding -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from proof.effort import rounds
     ],
     ids=lambda each: ascii(each)[:30],
 )
-def test_what_the_standard_allows_is_read(text: bytes, value: object) -> None:
+def test_valid_json_is_decoded(text: bytes, value: object) -> None:
     assert decode(text) == value
 
 
@@ -80,7 +80,7 @@ def test_what_the_standard_allows_is_read(text: bytes, value: object) -> None:
     ],
     ids=lambda each: ascii(each)[:30],
 )
-def test_what_another_program_may_refuse_or_understand_differently_is_refused(text: bytes, problem: str) -> None:
+def test_json_that_other_parsers_may_reject_or_read_differently_is_refused(text: bytes, problem: str) -> None:
     with pytest.raises(JsonInvalid, match=problem) as caught:
         decode(text, source="/a/b.json")
 
@@ -94,7 +94,7 @@ def nested(depth: int, inner: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("inner", [b"", b"1", b'"x"', b"1,2"], ids=ascii)
-def test_depth_is_counted_in_lists_and_objects_and_limited(inner: bytes) -> None:
+def test_nesting_depth_is_limited(inner: bytes) -> None:
     assert decode(nested(MAX_DEPTH, inner)) is not None
 
     for depth in (MAX_DEPTH + 1, MAX_DEPTH + 2, 1000, 100_000):
@@ -102,7 +102,7 @@ def test_depth_is_counted_in_lists_and_objects_and_limited(inner: bytes) -> None
             decode(nested(depth, inner))
 
 
-def test_objects_count_as_depth_like_lists() -> None:
+def test_objects_count_toward_depth_like_lists() -> None:
     def objects(depth: int) -> bytes:
         return b'{"a":' * depth + b"1" + b"}" * depth
 
@@ -111,22 +111,22 @@ def test_objects_count_as_depth_like_lists() -> None:
         decode(objects(MAX_DEPTH + 1))
 
 
-def test_many_that_are_not_nested_are_not_deep() -> None:
+def test_many_siblings_are_not_deep() -> None:
     assert len(decode(b"[" + b"[],{}," * 10_000 + b"0]")) == 20_001
     assert decode(b'["' + b"[" * 1000 + b'"]') == ["[" * 1000]
 
 
-def test_a_text_over_the_limit_is_refused_unread() -> None:
+def test_a_text_over_the_limit_is_refused_without_parsing() -> None:
     assert decode(b'"123"', limit=5) == "123"
     with pytest.raises(TooLarge, match=r"/a/b\.json is 6 bytes; the limit is 5"):
         decode(b"broken", source="/a/b.json", limit=5)
     assert MAX_BYTES == 16 << 20
 
 
-# --- Writing ------------------------------------------------------------------------------------------
+# --- Encoding -----------------------------------------------------------------------------------------
 
 
-def test_it_is_written_compactly_as_utf8_in_the_order_given() -> None:
+def test_output_is_compact_utf8_in_insertion_order() -> None:
     assert encode({"b": [1, 2.5, None], "a": "é"}) == '{"b":[1,2.5,null],"a":"é"}'.encode()
 
 
@@ -153,12 +153,12 @@ def test_it_is_written_compactly_as_utf8_in_the_order_given() -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_could_not_be_read_again_is_not_written(value: object) -> None:
+def test_a_value_that_could_not_be_decoded_again_is_not_encoded(value: object) -> None:
     with pytest.raises(JsonInvalid, match=r"^the lock record is not valid JSON: "):
         encode(value, what="the lock record")
 
 
-def test_a_value_that_contains_itself_is_not_written() -> None:
+def test_a_value_that_contains_itself_is_not_encoded() -> None:
     value: list[Any] = []
     value.append(value)
 
@@ -167,7 +167,7 @@ def test_a_value_that_contains_itself_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}, lambda inner: (inner,)])
-def test_what_is_too_deep_to_be_read_is_not_written(wrap: Any) -> None:
+def test_a_value_too_deep_to_decode_is_not_encoded(wrap: Any) -> None:
     value: Any = 1
     for _ in range(MAX_DEPTH):
         value = wrap(value)
@@ -179,13 +179,13 @@ def test_what_is_too_deep_to_be_read_is_not_written(wrap: Any) -> None:
             encode(value)
 
 
-def test_what_is_over_the_limit_is_not_written() -> None:
+def test_a_value_over_the_size_limit_is_not_encoded() -> None:
     assert encode("é", limit=4) == '"é"'.encode()
     with pytest.raises(TooLarge, match="the value is 4 bytes; the limit is 3"):
         encode("é", limit=3)
 
 
-# --- Both ---------------------------------------------------------------------------------------------
+# --- Round trips --------------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none()
@@ -205,7 +205,7 @@ values = st.recursive(
 @example(5e-324)
 @example(-0.0)
 @example("\u2028\x7f\0\\ud800")
-def test_what_is_written_is_read_as_the_same_value(value: object) -> None:
+def test_an_encoded_value_decodes_to_the_same_value(value: object) -> None:
     text = encode(value)
 
     again = decode(text)
@@ -213,7 +213,7 @@ def test_what_is_written_is_read_as_the_same_value(value: object) -> None:
     assert again == value
     assert repr(again) == repr(value)
     assert encode(again) == text
-    assert b"\n" not in text, "it fits into one line"
+    assert b"\n" not in text, "it fits on one line"
 
 
 anything = st.recursive(
@@ -231,7 +231,7 @@ anything = st.recursive(
 @given(anything)
 @example({1: "a", "1": "b"})
 @example([["\ud800"]])
-def test_whatever_can_be_written_can_be_read_again(value: object) -> None:
+def test_every_value_that_encodes_also_decodes(value: object) -> None:
     try:
         text = encode(value)
     except JsonInvalid:
@@ -241,7 +241,7 @@ def test_whatever_can_be_written_can_be_read_again(value: object) -> None:
 
 @settings(deadline=None, max_examples=rounds(500, least=25))
 @given(st.binary() | st.text('{}[]",:0123456789eE+-.\\ud8Nalnftr', max_size=30).map(str.encode))
-def test_whatever_is_read_is_what_the_strictest_reader_reads(text: bytes) -> None:
+def test_every_accepted_text_decodes_as_in_the_standard_library(text: bytes) -> None:
     try:
         value = decode(text)
     except JsonInvalid:

@@ -1,4 +1,4 @@
-"""Real clients of the real server: the SDK's own, over standard input and output."""
+"""Real clients for the real server: the client of the SDK over standard input and output."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.cli.commands import HOLDFAST, PATIENCE, environment
 
 NAME = "test-client"
 ERAS = ("auto", "legacy")
-"""Clients of today, and those that begin with a handshake."""
+"""Current clients, and older ones that begin with a handshake."""
 
 
 class ToolFailed(Exception):
-    """A tool answered with a failure; this is its record."""
+    """Raised when a tool answers with a failure; carries its record."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__(record)
@@ -35,12 +35,12 @@ class ToolFailed(Exception):
 
 
 class Agent(NamedTuple):
-    """A client that is connected."""
+    """A connected client."""
 
     client: Client
 
     async def __call__(self, tool: str, **arguments: Any) -> Any:
-        """What a tool answers, which is in its text too; a failure is raised."""
+        """Call a tool and return its answer, which its text must repeat; raise if it fails."""
         result = await self.client.call_tool(tool, arguments)
         if result.is_error:
             raise ToolFailed(result.structured_content)
@@ -50,14 +50,14 @@ class Agent(NamedTuple):
         return result.structured_content
 
     async def read(self, address: str) -> Any:
-        """What is at an address, without its scheme."""
+        """Read the resource at an address, given without its scheme."""
         result = await self.client.read_resource(f"holdfast://{address}")
         [content] = result.contents
         assert isinstance(content, types.TextResourceContents)
         return json.loads(content.text)
 
     async def failure(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """The failure that a tool must answer with."""
+        """Call a tool that must fail, and return its failure."""
         try:
             answer = await self(tool, **arguments)
         except ToolFailed as failed:
@@ -75,7 +75,7 @@ async def connected(
     roots: list[Path] | None = None,
     errors: Path | None = None,
 ) -> AsyncIterator[Agent]:
-    """A server of its own, and a client that talks to it."""
+    """Start a server and connect a client to it."""
     server = StdioServerParameters(
         command=HOLDFAST[0],
         args=[*HOLDFAST[1:], "mcp", *map(str, options)],
@@ -98,7 +98,7 @@ async def connected(
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test that is a coroutine; what it raises is raised plainly."""
+    """Run an async test and unwrap the exception groups it raises."""
     try:
         anyio.run(test)
     except BaseExceptionGroup as group:
@@ -112,17 +112,17 @@ def _first(error: BaseException) -> BaseException:
 
 
 def server_pid(lease: Mapping[str, Any]) -> int:
-    """The process that holds a lease: the server."""
+    """The process ID of the server that holds a lease."""
     return int(str(lease["holder_id"]).split(":")[2])
 
 
 def send(pid: int, name: str) -> None:
-    """Send a signal, by its name: not every system has all of them."""
+    """Send a signal by its name: not every system has all of them."""
     os.kill(pid, getattr(signal, name))
 
 
-def make_shop(root: Path, *titles: str) -> Path:
-    """A repository with a tracker, a ledger and some issues."""
+def make_repo(root: Path, *titles: str) -> Path:
+    """Create a repository with a tracker, a ledger and some issues."""
     initialise(root)
     tracker = open_tracker(root, actor="human:owner")
     tracker.initialise()

@@ -1,4 +1,4 @@
-"""A request that the client does not want any more leaves nothing behind, and holds up nobody."""
+"""A cancelled request leaves nothing behind and blocks no other request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from holdfast.mcp.held import ClientHoldings, ServerSettings
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.cli.commands import PATIENCE
-from tests.mcp.clients import ERAS, Agent, connected, make_shop, run
+from tests.mcp.clients import ERAS, Agent, connected, make_repo, run
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
 
 
 @pytest.fixture
-def shop(scratch: Path) -> Path:
-    return make_shop(scratch / "shop", "First")
+def repo(scratch: Path) -> Path:
+    return make_repo(scratch / "repo", "First")
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, while everything else goes on."""
+    """Wait for a condition without blocking the event loop."""
     with anyio.fail_after(PATIENCE):
         while not condition():
             await anyio.sleep(0.01)
 
 
 async def cancelled(agent: Agent, when: Callable[[], object], tool: str, **arguments: Any) -> None:
-    """Call a tool, and cancel the request when something has come about."""
+    """Call a tool and cancel the request once a condition holds."""
     answers: list[Any] = []
 
     async def request() -> None:
@@ -50,8 +50,8 @@ async def cancelled(agent: Agent, when: Callable[[], object], tool: str, **argum
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.sampled(1)
-def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str) -> None:
-    repository = Repository(shop)
+def test_a_cancelled_waiter_leaves_the_queue(repo: Path, era: str) -> None:
+    repository = Repository(repo)
     repository.worktrees.create("side")
 
     def waiters(worktree: str) -> int:
@@ -59,15 +59,15 @@ def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str
         return 0 if state is None else len(state.waiters)
 
     async def test() -> None:
-        async with connected(cwd=shop, mode=era) as agent:
+        async with connected(cwd=repo, mode=era) as agent:
             with repository.lease("main", ttl=600), repository.lease("side", ttl=600):
                 await cancelled(agent, lambda: waiters("main") == 1, "take_lease", wait="10m")
                 await until(lambda: waiters("main") == 0)
 
-                wish = {"worktree": "side", "wait": "10m"}
-                await cancelled(agent, lambda: waiters("side") == 1, "claim_next_work", **wish)
+                options = {"worktree": "side", "wait": "10m"}
+                await cancelled(agent, lambda: waiters("side") == 1, "claim_next_work", **options)
                 await until(lambda: waiters("side") == 0)
-            tracker = open_tracker(shop, actor="human:owner")
+            tracker = open_tracker(repo, actor="human:owner")
             await until(lambda: tracker.snapshot().ready())
             assert (await agent("who"))["holdings"] == []
             assert (await agent("take_lease"))["token"] == 2
@@ -75,19 +75,19 @@ def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str
     run(test)
 
 
-def test_many_who_wait_hold_up_nobody_and_those_of_one_client_get_one_lease(shop: Path) -> None:
-    repository = Repository(shop)
+def test_many_waiters_block_no_other_request_and_those_of_one_client_share_a_lease(repo: Path) -> None:
+    repository = Repository(repo)
 
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             with repository.lease("main", ttl=600) as held:
                 async with anyio.create_task_group() as group:
                     for _ in range(50):
                         group.start_soon(lambda: agent("take_lease", wait="10m"))
-                    await until(lambda: len(_line(repository)) > 1)
+                    await until(lambda: len(_queue(repository)) > 1)
                     assert (await agent("who"))["holdings"]
                     group.cancel_scope.cancel()
-                await until(lambda: len(_line(repository)) == 0)
+                await until(lambda: len(_queue(repository)) == 0)
                 leases: list[str] = []
 
                 async def take() -> None:
@@ -96,7 +96,7 @@ def test_many_who_wait_hold_up_nobody_and_those_of_one_client_get_one_lease(shop
                 async with anyio.create_task_group() as group:
                     for _ in range(5):
                         group.start_soon(take)
-                    await until(lambda: len(_line(repository)) > 1)
+                    await until(lambda: len(_queue(repository)) > 1)
                     held.release()
                 assert len(leases) == 5
                 assert len(set(leases)) == 1
@@ -104,8 +104,8 @@ def test_many_who_wait_hold_up_nobody_and_those_of_one_client_get_one_lease(shop
     run(test)
 
 
-def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None:
-    """The step cannot stop any more: it ends as if nothing had happened, and is undone."""
+def test_a_step_that_completes_after_its_cancellation_is_undone(tmp_path: Path) -> None:
+    """The step can no longer stop: it completes and is then undone."""
     done: list[str] = []
 
     def step(call: Call) -> dict[str, Any]:
@@ -136,25 +136,25 @@ def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None
     assert done == ["done", "undone"]
 
 
-def _line(repository: Repository) -> tuple[object, ...]:
+def _queue(repository: Repository) -> tuple[object, ...]:
     state = repository.leases.state("main")
     return () if state is None else state.waiters
 
 
-def test_a_snapshot_that_is_cancelled_publishes_nothing(shop: Path) -> None:
+def test_a_cancelled_snapshot_publishes_nothing(repo: Path) -> None:
     for number in range(200):
-        directory = shop / f"main/{number}"
+        directory = repo / f"main/{number}"
         directory.mkdir()
         for name in range(40):
             (directory / str(name)).write_text(f"{number} {name}")
-    repository = Repository(shop)
+    repository = Repository(repo)
 
     def begun() -> bool:
         place = repository.context.paths.scratch
         return place.is_dir() and any(each.is_dir() for each in place.iterdir())
 
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             await cancelled(agent, begun, "snapshot", note="never")
             await until(lambda: not begun())
             assert (await agent("history"))["snapshots"] == []

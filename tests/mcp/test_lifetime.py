@@ -1,4 +1,4 @@
-"""What a client has taken lives as long as its server, and is given back when either of them goes."""
+"""The leases and claims of a client live as long as its server, and are released when either ends."""
 
 from __future__ import annotations
 
@@ -16,86 +16,86 @@ import pytest
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.cli.commands import environment, holdfast, wait_until
-from tests.mcp.clients import Agent, connected, make_shop, run, send, server_pid
+from tests.mcp.clients import Agent, connected, make_repo, run, send, server_pid
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 
 @pytest.fixture
-def shop(scratch: Path) -> Path:
-    return make_shop(scratch / "shop", "First")
+def repo(scratch: Path) -> Path:
+    return make_repo(scratch / "repo", "First")
 
 
-def lease_on(shop: Path, worktree: str = "main") -> Any:
-    return Repository(shop).leases.state(worktree)
+def lease_on(repo: Path, worktree: str = "main") -> Any:
+    return Repository(repo).leases.state(worktree)
 
 
-def was_renewed_after(shop: Path, worktree: str, instant: str) -> bool:
-    return bool(lease_on(shop, worktree).lease.last_renewed_at > instant)
+def was_renewed_after(repo: Path, worktree: str, instant: str) -> bool:
+    return bool(lease_on(repo, worktree).lease.last_renewed_at > instant)
 
 
-def ready(shop: Path) -> list[str]:
-    return [each.title for each in open_tracker(shop, actor="human:owner").snapshot().ready()]
+def ready(repo: Path) -> list[str]:
+    return [each.title for each in open_tracker(repo, actor="human:owner").snapshot().ready()]
 
 
 async def take_both(agent: Agent, ttl: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A lease, and work with a lease of its own."""
+    """Take a lease, and work that has its own lease."""
     return await agent("take_lease", ttl=ttl), await agent("claim_next_work", ttl=ttl)
 
 
-def wait_until_all_has_run_out(shop: Path, taken: dict[str, Any]) -> None:
-    """Both leases, and the claim."""
-    wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree"]).expired)
-    wait_until(lambda: ready(shop) == ["First"])
+def wait_until_all_has_expired(repo: Path, taken: dict[str, Any]) -> None:
+    """Wait for both leases and the claim."""
+    wait_until(lambda: lease_on(repo).expired and lease_on(repo, taken["worktree"]).expired)
+    wait_until(lambda: ready(repo) == ["First"])
 
 
-def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kept_alive(shop: Path) -> None:
+def test_everything_is_renewed_while_the_client_lives_and_released_when_it_exits(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "2s")
             for worktree in ("main", taken["worktree"]):
-                wait_until(partial(was_renewed_after, shop, worktree, taken["expires_at"]))
-                assert not lease_on(shop, worktree).expired  # long past its ttl
-            assert lease_on(shop).lease.lock_id == lease["lock_id"]
-            assert ready(shop) == []
+                wait_until(partial(was_renewed_after, repo, worktree, taken["expires_at"]))
+                assert not lease_on(repo, worktree).expired  # long past its ttl
+            assert lease_on(repo).lease.lock_id == lease["lock_id"]
+            assert ready(repo) == []
             Path(taken["path"], "half").write_text("half")
             pid = server_pid(lease)
         assert not psutil.pid_exists(pid)
 
     run(test)
-    assert lease_on(shop) is None
-    [worktree] = (each.name for each in (shop / "worktrees").iterdir())
-    assert lease_on(shop, worktree) is None
-    assert ready(shop) == ["First"]
-    assert (shop / "worktrees" / worktree / "half").read_text() == "half"
+    assert lease_on(repo) is None
+    [worktree] = (each.name for each in (repo / "worktrees").iterdir())
+    assert lease_on(repo, worktree) is None
+    assert ready(repo) == ["First"]
+    assert (repo / "worktrees" / worktree / "half").read_text() == "half"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.sampled(1)
-def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, name: str) -> None:
+def test_a_terminated_server_releases_everything(repo: Path, name: str) -> None:
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "10m")
             server = psutil.Process(server_pid(lease))
             send(server.pid, name)
             with anyio.move_on_after(30):
                 while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
                     await anyio.sleep(0.02)
-            assert lease_on(shop) is None
-            assert lease_on(shop, taken["worktree"]) is None
-            assert ready(shop) == ["First"]
+            assert lease_on(repo) is None
+            assert lease_on(repo, taken["worktree"]) is None
+            assert ready(repo) == ["First"]
 
     run(test)
 
 
 @pytest.mark.long
-def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -> None:
+def test_the_leases_and_claims_of_a_killed_server_expire(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGKILL")
-        wait_until_all_has_run_out(shop, taken)
-        async with connected(cwd=shop) as other:
+        wait_until_all_has_expired(repo, taken)
+        async with connected(cwd=repo) as other:
             assert (await other("take_lease"))["token"] == lease["token"] + 1
             again = await other("claim_next_work")
             assert (again["id"], again["token"]) == (taken["id"], taken["token"] + 1)
@@ -105,12 +105,12 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
     run(test)
 
 
-def test_who_has_lost_everything_can_take_it_again(shop: Path) -> None:
+def test_a_client_that_lost_everything_can_take_it_again(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGSTOP")
-            wait_until_all_has_run_out(shop, taken)
+            wait_until_all_has_expired(repo, taken)
             send(server_pid(lease), "SIGCONT")
             again, more = await take_both(agent, "10m")
             assert again["token"] == lease["token"] + 1
@@ -119,19 +119,17 @@ def test_who_has_lost_everything_can_take_it_again(shop: Path) -> None:
             assert (await agent("release_lease"))["lock_id"] == again["lock_id"]
 
     run(test)
-    assert lease_on(shop) is None
+    assert lease_on(repo) is None
 
 
-def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nobody_else(
-    shop: Path, tmp_path: Path
-) -> None:
-    """Hooks of an agent are its children, as the server is; this process is the agent here."""
+def test_the_guard_admits_only_the_agent_whose_server_holds_the_lease(repo: Path, tmp_path: Path) -> None:
+    """Hooks are children of the agent, and so is its server; this process plays the agent."""
     stranger = tmp_path / "stranger.py"
     stranger.write_text(
         "import os, subprocess, sys\n"
         "parent = os.getppid()\n"
         "if os.fork(): os._exit(0)\n"
-        "while os.getppid() in (parent, int(sys.argv[1])): pass\n"  # until nobody above it is ours
+        "while os.getppid() in (parent, int(sys.argv[1])): pass\n"  # until none of its ancestors is ours
         "command = [sys.executable, '-m', 'holdfast', 'guard', sys.argv[2]]\n"
         "ended = subprocess.run(command, capture_output=True).returncode\n"
         "open(sys.argv[3] + '.new', 'w').write(str(ended))\n"
@@ -139,13 +137,13 @@ def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nob
     )
 
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease = await agent("take_lease", ttl="10m")
             assert str(os.getpid()) in lease["on_behalf_of"].split(":")
-            assert holdfast("guard", shop / "main/file").returncode == 0
+            assert holdfast("guard", repo / "main/file").returncode == 0
             answer = tmp_path / "answer"
             subprocess.Popen(
-                [sys.executable, stranger, str(os.getpid()), shop / "main/file", answer], env=environment()
+                [sys.executable, stranger, str(os.getpid()), repo / "main/file", answer], env=environment()
             ).wait()
             wait_until(answer.exists)
             assert answer.read_text() == "4"
@@ -154,30 +152,30 @@ def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nob
 
 
 @pytest.mark.long
-def test_agents_of_one_process_have_servers_and_guards_of_their_own_by_their_names(shop: Path) -> None:
-    """This process stands for a program with two agents, each of which has started its server."""
+def test_agents_in_one_process_are_told_apart_by_their_actor_names(repo: Path) -> None:
+    """This process plays a program with two agents, each with its own server."""
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
 
     async def test() -> None:
-        async with connected(cwd=shop, env=alice) as hers, connected("--actor", "agent:bob", cwd=shop) as his:
+        async with connected(cwd=repo, env=alice) as hers, connected("--actor", "agent:bob", cwd=repo) as his:
             lease = await hers("take_lease", ttl="10m")
             assert lease["actor"] == "agent:alice"
             assert (await his.failure("take_lease"))["code"] == "E_LOCK_CONFLICT"
-            assert holdfast("guard", shop / "main/file", env=alice).returncode == 0
-            assert holdfast("guard", shop / "main/file", env=bob).returncode == 4
+            assert holdfast("guard", repo / "main/file", env=alice).returncode == 0
+            assert holdfast("guard", repo / "main/file", env=bob).returncode == 4
 
     run(test)
 
 
-def test_work_and_leases_that_were_taken_over_are_refused_by_their_tokens(shop: Path) -> None:
-    """The server is stopped past the ttl, others take over, and it wakes up again."""
+def test_a_server_whose_work_was_taken_over_is_refused_by_its_tokens(repo: Path) -> None:
+    """The server is stopped past the ttl, another client takes over, and the server resumes."""
 
     async def test() -> None:
-        async with connected(cwd=shop) as agent:
+        async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGSTOP")
-            wait_until_all_has_run_out(shop, taken)
-            async with connected(cwd=shop, name="thief") as other:
+            wait_until_all_has_expired(repo, taken)
+            async with connected(cwd=repo, name="thief") as other:
                 stolen = await other("take_lease", ttl="10m")
                 await other("claim_next_work", ttl="10m")
                 send(server_pid(lease), "SIGCONT")

@@ -1,6 +1,6 @@
-"""Eight clients, each a process with its own server, on one workspace; some of either are killed.
+"""Eight clients, each a process with its own server, share one repository; some clients and servers are killed.
 
-No work is lost, none is done twice, everything that was acknowledged is there, and nothing is torn.
+No work is lost or done twice, everything acknowledged is stored, and nothing is torn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proof.effort import rounds
 from tests.cli.commands import holdfast
 from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
-from tests.mcp.clients import make_shop
+from tests.mcp.clients import make_repo
 from tests.mcp.crowd import client, read_notes
 from tests.repository.stages import files_kept
 
@@ -36,8 +36,8 @@ PATIENCE = 180.0
 
 
 @pytest.fixture
-def shop(scratch: Path) -> Path:
-    root = make_shop(scratch / "shop")
+def repo(scratch: Path) -> Path:
+    root = make_repo(scratch / "repo")
     (root / "main/counter").write_text("0")
     assert holdfast("snapshot", "-m", "the beginning", cwd=root).returncode == 0
     tracker = open_tracker(root, actor="human:owner")
@@ -55,22 +55,22 @@ def shop(scratch: Path) -> Path:
 
 
 @pytest.mark.req("FL-21")
-def test_eight_clients_some_killed_lose_nothing_and_do_nothing_twice(shop: Path, tmp_path: Path) -> None:
+def test_eight_clients_some_killed_lose_nothing_and_do_nothing_twice(repo: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     with Workers() as workers:
-        crew = [workers.start(client(shop, notes, number)) for number in range(CLIENTS)]
+        crew = [workers.start(client(repo, notes, number)) for number in range(CLIENTS)]
         killed = kill_some(crew, notes)
         for worker in crew:
             if worker not in killed:
                 assert worker.hear() == "done"
     told = read_notes(notes)
-    audit(shop, told)
-    audit_finds_planted_faults(shop, told)
+    audit(repo, told)
+    audit_finds_planted_faults(repo, told)
 
 
 def kill_some(crew: list[Worker], notes: Path) -> list[Worker]:
-    """Kill a server or a client each time some more work was done; the first clients are left alone."""
+    """Kill a server or a client each time more work is done; the first four clients are spared."""
     dice = random.Random(21)
     killed: list[Worker] = []
     for number, what in enumerate(VICTIMS, 1):
@@ -86,7 +86,7 @@ def kill_some(crew: list[Worker], notes: Path) -> list[Worker]:
 
 
 def kill_server(worker: Worker) -> None:
-    """Kill the server of a client, as soon as it has one."""
+    """Kill the server of a client as soon as it has one."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         for process in psutil.Process(worker.pid).children():
@@ -99,43 +99,43 @@ def kill_server(worker: Worker) -> None:
 def wait_for_work(notes: Path, count: int) -> None:
     end = time.monotonic() + PATIENCE
     while sum(each["what"] == "done" for each in read_notes(notes)) < count:
-        assert time.monotonic() < end, "the clients do not go on"
+        assert time.monotonic() < end, "the clients make no progress"
         time.sleep(0.02)
 
 
 # --- The audit --------------------------------------------------------------------------------------
 
 
-def audit_finds_planted_faults(shop: Path, notes: list[dict[str, Any]]) -> None:
-    """The same audit with one thing wrong each time."""
+def audit_finds_planted_faults(repo: Path, notes: list[dict[str, Any]]) -> None:
+    """Run the same audit with one planted fault at a time."""
     done = next(each for each in notes if each["what"] == "done")
     counted = next(each for each in notes if each["what"] == "counted")
     event = next(each for each in notes if each["what"] == "event")
     stale = {**done, "token": done["token"] + 1}
     lost = {**event, "id": "another"}
-    for planted in (done, stale, counted, lost, {"what": "unexpected"}):  # the first: done by two
+    for planted in (done, stale, counted, lost, {"what": "unexpected"}):  # the first: done twice
         with pytest.raises(AssertionError):
-            audit(shop, [*notes, planted])
-    torn = shop / ".jit/torn.json"
+            audit(repo, [*notes, planted])
+    torn = repo / ".jit/torn.json"
     torn.write_text('{"half": ')
     with pytest.raises(json.JSONDecodeError):
-        audit_files(shop)
+        audit_files(repo)
     torn.unlink()
 
 
-def audit(shop: Path, notes: list[dict[str, Any]]) -> None:
+def audit(repo: Path, notes: list[dict[str, Any]]) -> None:
     told = {what: [each for each in notes if each["what"] == what] for what in ("done", "event", "counted")}
     assert [each for each in notes if each["what"] == "unexpected"] == []
     assert any(each["what"] == "disconnected" for each in notes)
-    audit_work(shop, told["done"], [each["id"] for each in notes if each["what"] == "added"])
-    audit_ledger(shop, told["event"], told["done"])
-    audit_counting(shop, told["counted"])
-    audit_files(shop)
+    audit_work(repo, told["done"], [each["id"] for each in notes if each["what"] == "added"])
+    audit_ledger(repo, told["event"], told["done"])
+    audit_counting(repo, told["counted"])
+    audit_files(repo)
 
 
-def audit_work(shop: Path, done: list[dict[str, Any]], added: list[str]) -> None:
-    """Every issue is done, by one: acknowledged at most once, and completed once."""
-    tracker = open_tracker(shop, actor="human:owner")
+def audit_work(repo: Path, done: list[dict[str, Any]], added: list[str]) -> None:
+    """Every issue is done by one client: acknowledged at most once, and completed once."""
+    tracker = open_tracker(repo, actor="human:owner")
     found = tracker.snapshot()
     assert {found.state(issue).value for issue in found} == {"done"}
     assert len(found) >= ISSUES + len(added)
@@ -145,21 +145,21 @@ def audit_work(shop: Path, done: list[dict[str, Any]], added: list[str]) -> None
     assert completed == Counter(found.issues.keys())
     assert problems(tracker) == []
     tokens = {issue.id: tracker.claims.state(issue.id) for issue in found}
-    for each in done:  # nobody was given it after it was done
+    for each in done:  # nobody claimed it after it was done
         record = tokens[each["issue"]]
         assert record is not None
         assert record.token == each["token"]
-    repository = Repository(shop)
+    repository = Repository(repo)
     for each in done:
-        kept = files_kept(shop / ".jvs/snapshots" / each["snapshot"])
+        kept = files_kept(repo / ".jvs/snapshots" / each["snapshot"])
         assert kept[f"by-{each['token']}"] == each["issue"]
     for snapshot_id in repository.snapshots.all_ids():
         assert list(repository.snapshots.verify(snapshot_id)) == []
 
 
-def audit_ledger(shop: Path, events: list[dict[str, Any]], done: list[dict[str, Any]]) -> None:
-    """Every event that was acknowledged is there, where it was said to be; and the ledger is sound."""
-    opened = open_ledger(shop)
+def audit_ledger(repo: Path, events: list[dict[str, Any]], done: list[dict[str, Any]]) -> None:
+    """Every acknowledged event is stored under its sequence number, and the ledger is sound."""
+    opened = open_ledger(repo)
     assert opened.verify().sound
     there = {each.sequence: each.event for each in opened.ledger.events()}
     assert len(there) == opened.ledger.sequence
@@ -169,25 +169,25 @@ def audit_ledger(shop: Path, events: list[dict[str, Any]], done: list[dict[str, 
     assert {(each["issue"], each["token"]) for each in done} <= recorded
 
 
-def audit_counting(shop: Path, counted: list[dict[str, Any]]) -> None:
-    """No number was written by two: they were never inside together."""
+def audit_counting(repo: Path, counted: list[dict[str, Any]]) -> None:
+    """No number was written twice: no two clients held the lease at once."""
     values = [each["value"] for each in counted]
     assert len(values) == len(set(values))
     assert len(values) > CLIENTS
-    assert max(values) <= int((shop / "main/counter").read_text())
+    assert max(values) <= int((repo / "main/counter").read_text())
 
 
-def audit_files(shop: Path) -> None:
-    """Everything opens clean, no file is torn, and nobody who lives holds anything."""
-    tracker = open_tracker(shop, actor="human:owner")
+def audit_files(repo: Path) -> None:
+    """Everything opens cleanly, no file is torn, and no live process holds anything."""
+    tracker = open_tracker(repo, actor="human:owner")
     more = tracker.create(NewIssue(title="One more: the store takes it"))
     tracker.delete(more.id)
     for directory in (".jvs", ".jit", "ledger", ".holdfast"):
-        for path in (shop / directory).rglob("*.json"):
+        for path in (repo / directory).rglob("*.json"):
             if "payload" not in path.parts:
                 json.loads(path.read_text())
-        for path in (shop / directory).rglob("*.jsonl"):
+        for path in (repo / directory).rglob("*.jsonl"):
             assert all(json.loads(line) for line in path.read_text().splitlines())
-    seen = look_around(shop)
+    seen = look_around(repo)
     assert seen.troubles == ()
     assert [each for each in seen.holdings if each.liveness.value == "alive"] == []

@@ -1,4 +1,4 @@
-"""Which directory a client works on: its roots, else what the server was told, else where it was started."""
+"""The project of a client: from its roots, else the options of the server, else the server's working directory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.errors import NotFound
 from holdfast.mcp.held import ServerSettings, actor_of, find_project, path_of
 from holdfast.repository.repository import Repository
 from tests.cli.commands import error, holdfast
-from tests.mcp.clients import ERAS, connected, make_shop, run
+from tests.mcp.clients import ERAS, connected, make_repo, run
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
 
 
 @pytest.fixture
-def shops(scratch: Path) -> tuple[Path, Path]:
-    return make_shop(scratch / "one"), make_shop(scratch / "two")
+def repos(scratch: Path) -> tuple[Path, Path]:
+    return make_repo(scratch / "one"), make_repo(scratch / "two")
 
 
 def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> ServerSettings:
@@ -29,10 +29,10 @@ def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.sampled(1)
-def test_the_roots_of_the_client_come_before_what_the_server_was_told(
-    shops: tuple[Path, Path], tmp_path: Path, era: str
+def test_the_roots_of_the_client_take_precedence_over_the_option(
+    repos: tuple[Path, Path], tmp_path: Path, era: str
 ) -> None:
-    one, two = shops
+    one, two = repos
 
     async def test() -> None:
         async with connected("--repo", one, cwd=tmp_path, mode=era, roots=[tmp_path, two / "main"]) as agent:
@@ -42,8 +42,8 @@ def test_the_roots_of_the_client_come_before_what_the_server_was_told(
     run(test)
 
 
-def test_when_the_roots_change_the_project_changes(shops: tuple[Path, Path], tmp_path: Path) -> None:
-    one, two = shops
+def test_the_project_follows_the_roots_when_they_change(repos: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = repos
     roots = [one]
 
     async def test() -> None:
@@ -54,16 +54,16 @@ def test_when_the_roots_change_the_project_changes(shops: tuple[Path, Path], tmp
             assert (await agent("who"))["root"] == str(two)
             roots[:] = [one]
             await agent.client.session.send_notification(types.RootsListChangedNotification())
-            assert (await agent("take_lease"))["lock_id"] == lease["lock_id"]  # it was kept meanwhile
+            assert (await agent("take_lease"))["lock_id"] == lease["lock_id"]  # it was kept
 
     run(test)
 
 
-def test_without_roots_the_option_counts_then_the_environment_then_the_directory(
-    shops: tuple[Path, Path], tmp_path: Path
+def test_without_roots_the_option_wins_then_the_environment_then_the_directory(
+    repos: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    one, two = shops
-    # From the command to the settings is a straight line: one real server for the environment.
+    one, two = repos
+    # Options reach the settings directly, so only the environment needs a real server.
 
     async def test() -> None:
         async with connected(cwd=tmp_path, env={"HOLDFAST_REPO": str(two)}) as agent:
@@ -75,20 +75,20 @@ def test_without_roots_the_option_counts_then_the_environment_then_the_directory
     assert find_project(settings(two, repo=one / "main"), []).root == one
 
 
-def test_roots_that_have_nothing_to_do_with_holdfast_are_passed_over(shops: tuple[Path, Path], tmp_path: Path) -> None:
-    one, two = shops
+def test_roots_without_a_project_are_skipped(repos: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = repos
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
     assert find_project(settings(elsewhere), [elsewhere.as_uri(), two.as_uri()]).root == two
     assert find_project(settings(elsewhere, repo=one), [elsewhere.as_uri()]).root == one
     with pytest.raises(NotFound, match="elsewhere"):
-        find_project(settings(one), [elsewhere.as_uri()])  # not where we happen to be: that is not theirs
+        find_project(settings(one), [elsewhere.as_uri()])  # not the working directory: the client did not offer it
     assert find_project(settings(one), ["https://example.org/two"]).root == one
 
 
-def test_the_worktree_that_the_client_is_in_is_the_one_that_is_meant(shops: tuple[Path, Path]) -> None:
-    one, _ = shops
+def test_the_worktree_of_the_client_is_the_default(repos: tuple[Path, Path]) -> None:
+    one, _ = repos
     assert holdfast("worktree", "create", "side", cwd=one).returncode == 0
 
     project = find_project(settings(one), [(one / "worktrees/side").as_uri()])
@@ -100,8 +100,8 @@ def test_the_worktree_that_the_client_is_in_is_the_one_that_is_meant(shops: tupl
     assert find_project(settings(one), []).worktree(repository, None) == "main"
 
 
-def test_a_directory_called_ledger_in_a_worktree_is_not_taken_for_a_project(shops: tuple[Path, Path]) -> None:
-    one, _ = shops
+def test_a_directory_called_ledger_in_a_worktree_is_not_mistaken_for_a_project(repos: tuple[Path, Path]) -> None:
+    one, _ = repos
     (one / "main/ledger").mkdir()
 
     assert find_project(settings(one), [(one / "main").as_uri()]).root == one
@@ -114,14 +114,14 @@ def test_a_root_is_a_directory_on_this_machine() -> None:
     assert path_of("https://example.org/a") is None
 
 
-def test_work_is_claimed_in_the_name_of_the_client_unless_another_was_given(tmp_path: Path) -> None:
+def test_work_is_claimed_in_the_name_of_the_client_unless_an_actor_is_set(tmp_path: Path) -> None:
     assert actor_of(settings(tmp_path), "Claude Code") == "agent:Claude-Code"
     assert actor_of(settings(tmp_path), "!") == "agent:mcp"
     assert actor_of(settings(tmp_path, actor="human:ann"), "Claude Code") == "human:ann"
 
 
-def test_a_lease_that_was_handed_on_is_used_and_left_to_its_holder(shops: tuple[Path, Path]) -> None:
-    one, _ = shops
+def test_an_inherited_lease_is_used_and_left_to_its_holder(repos: tuple[Path, Path]) -> None:
+    one, _ = repos
 
     async def test() -> None:
         with Repository(one).lease("main", ttl=600) as held:
@@ -141,7 +141,7 @@ def test_a_lease_that_was_handed_on_is_used_and_left_to_its_holder(shops: tuple[
     run(test)
 
 
-def test_without_the_sdk_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_without_the_sdk_the_error_names_the_package_to_install(tmp_path: Path) -> None:
     (tmp_path / "mcp_types.py").write_text("raise ImportError('not installed', name='mcp_types')\n")
 
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -1,4 +1,4 @@
-"""Every tool: what it does, what it answers (the same as the command line), and how it fails."""
+"""Every tool: its effect, its answer (the same as the command line's) and its failures."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ import pytest
 from mcp import MCPError
 
 from tests.cli.commands import data, error, holdfast
-from tests.mcp.clients import ERAS, NAME, Agent, connected, make_shop, run
+from tests.mcp.clients import ERAS, NAME, Agent, connected, make_repo, run
 from tests.repository.stages import files_kept
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
 
 PASSING = ("at", "time_left", "age")
-"""What is another one at every look."""
+"""Fields that differ on every read."""
 
 
 def settled(value: Any) -> Any:
-    """The value without what the time of looking changes."""
+    """The value without the fields that depend on the time of reading."""
     if isinstance(value, dict):
         return {name: settled(each) for name, each in value.items() if name not in PASSING}
     return [settled(each) for each in value] if isinstance(value, list) else value
 
 
 @pytest.fixture
-def shop(scratch: Path) -> Path:
-    root = make_shop(scratch / "shop", "First", "Second")
+def repo(scratch: Path) -> Path:
+    root = make_repo(scratch / "repo", "First", "Second")
     (root / "main/text").write_text("one\n")
     return root
 
 
-def command(shop: Path, *arguments: str) -> Any:
-    """What a command prints with --json."""
-    return data(holdfast(*arguments, "--json", cwd=shop))
+def command(repo: Path, *arguments: str) -> Any:
+    """The data that a command prints with --json."""
+    return data(holdfast(*arguments, "--json", cwd=repo))
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.sampled(1)
-def test_what_is_offered_says_what_it_is(shop: Path, era: str) -> None:
+def test_tools_and_resources_are_described(repo: Path, era: str) -> None:
     async def test() -> None:
-        async with connected(cwd=shop, mode=era) as agent:
+        async with connected(cwd=repo, mode=era) as agent:
             assert "claim_next_work" in (agent.client.instructions or "")
             tools = {each.name: each for each in (await agent.client.list_tools()).tools}
             assert len(tools) <= 10
@@ -74,39 +74,39 @@ def test_what_is_offered_says_what_it_is(shop: Path, era: str) -> None:
     run(test)
 
 
-def test_leases_and_snapshots(shop: Path) -> None:
+def test_leases_and_snapshots(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=shop, mode="legacy") as agent:
-            await leases(agent, shop)
-            await snapshots(agent, shop)
+        async with connected(cwd=repo, mode="legacy") as agent:
+            await leases(agent, repo)
+            await snapshots(agent, repo)
 
     run(test)
-    assert command(shop, "who")["holdings"] == []
+    assert command(repo, "who")["holdings"] == []
 
 
-async def leases(agent: Agent, shop: Path) -> None:
-    lease = await agent("take_lease", ttl="10m", purpose="tests")  # not renewed while it is compared
+async def leases(agent: Agent, repo: Path) -> None:
+    lease = await agent("take_lease", ttl="10m", purpose="tests")  # the long ttl avoids a renewal during the comparison
     assert lease["purpose"] == f"{NAME}: tests"
-    assert lease == command(shop, "lease", "status")["lease"]
-    assert settled(await agent("who")) == settled(command(shop, "who"))
-    assert settled(await agent.read("who")) == settled(command(shop, "who"))
-    assert settled(await agent.read("worktrees")) == settled(command(shop, "worktree", "list"))
+    assert lease == command(repo, "lease", "status")["lease"]
+    assert settled(await agent("who")) == settled(command(repo, "who"))
+    assert settled(await agent.read("who")) == settled(command(repo, "who"))
+    assert settled(await agent.read("worktrees")) == settled(command(repo, "worktree", "list"))
 
-    again = await agent("take_lease", ttl="5m")  # on one that is held: renewed
+    again = await agent("take_lease", ttl="5m")  # already held: renewed
     assert (again["lock_id"], again["token"], again["ttl"]) == (lease["lock_id"], 1, 300.0)
 
-    refused = holdfast("lease", "acquire", "--json", cwd=shop)
+    refused = holdfast("lease", "acquire", "--json", cwd=repo)
     assert error(refused)["holder_id"] == lease["holder_id"]
     assert error(refused)["liveness"] == "alive"
 
     released = await agent("release_lease")
     assert released["lock_id"] == lease["lock_id"]
-    assert command(shop, "lease", "status")["state"] == "free"
+    assert command(repo, "lease", "status")["state"] == "free"
     assert (await agent.failure("release_lease"))["code"] == "E_LOCK_NOT_HELD"
 
-    other = command(shop, "lease", "acquire", "--ttl", "5m", "--purpose", "\x1b[2J\x9b")
+    other = command(repo, "lease", "acquire", "--ttl", "5m", "--purpose", "\x1b[2J\x9b")
     told = await agent.failure("take_lease")
-    expected = error(holdfast("lease", "acquire", "--json", cwd=shop))
+    expected = error(holdfast("lease", "acquire", "--json", cwd=repo))
     assert told["code"] == expected["code"] == "E_LOCK_CONFLICT"
     assert told["retryable"] is True
     shown = (await agent.client.call_tool("take_lease", {})).content[0]
@@ -119,9 +119,9 @@ async def leases(agent: Agent, shop: Path) -> None:
     assert set(told) == set(expected)
     assert (await agent.failure("take_lease", wait="100ms"))["code"] == "E_LOCK_TIMEOUT"
     assert (await agent.failure("snapshot"))["code"] == "E_LOCK_CONFLICT"
-    (shop / "main/text").write_text("zero\n")
+    (repo / "main/text").write_text("zero\n")
     await agent("snapshot", lock_id=other["lock_id"])
-    command(shop, "lease", "release", "--lock-id", other["lock_id"])
+    command(repo, "lease", "release", "--lock-id", other["lock_id"])
 
     for wrong in ({"worktree": "x" * 129}, {"purpose": "x" * 201}, {"nonsense": 1}, {"ttl": "soon"}):
         assert (await agent.failure("take_lease", **wrong))["code"] in ("E_USAGE", "E_SETTING_INVALID")
@@ -129,8 +129,8 @@ async def leases(agent: Agent, shop: Path) -> None:
     assert (await agent.failure("take_lease", worktree="nowhere"))["code"] == "E_NOT_FOUND"
 
 
-async def snapshots(agent: Agent, shop: Path) -> None:
-    (shop / "main/text").write_text("one\n")
+async def snapshots(agent: Agent, repo: Path) -> None:
+    (repo / "main/text").write_text("one\n")
     seen: list[tuple[float, float | None, str | None]] = []
 
     async def tell(progress: float, total: float | None, message: str | None) -> None:
@@ -140,62 +140,62 @@ async def snapshots(agent: Agent, shop: Path) -> None:
     first = result.structured_content
     assert [progress for progress, _, _ in seen] == [1.0]
     assert first["note"] == "the first"
-    (shop / "main/text").write_text("two\n")
+    (repo / "main/text").write_text("two\n")
     lease = await agent("take_lease")
     second = await agent("snapshot", note="the second")
     assert (second["lock_id"], second["token"]) == (lease["lock_id"], lease["token"])
     assert second["parent_id"] == first["snapshot_id"]
-    shown = command(shop, "show", "v1")
+    shown = command(repo, "show", "v1")
     assert {**shown, "tag": "v1"}.items() >= first.items()
 
-    expected = command(shop, "history")
+    expected = command(repo, "history")
     assert await agent("history", limit=50) == expected
     assert await agent.read("history/main") == await agent.read("history") == expected
-    assert await agent("history", all_worktrees=True) == command(shop, "history", "--all", "--limit", "20")
+    assert await agent("history", all_worktrees=True) == command(repo, "history", "--all", "--limit", "20")
     assert (await agent("history", limit=1))["more"] is True
     assert (await agent.failure("history", worktree="nowhere"))["code"] == "E_NOT_FOUND"
     assert (await agent.failure("snapshot", tag="v1"))["code"] == "E_ALREADY_EXISTS"
     assert (await agent.failure("snapshot", note="x" * 4001))["code"] == "E_USAGE"
 
     plan = await agent("restore", snapshot="v1", in_place=True, reason="try", dry_run=True)
-    assert plan == command(shop, "restore", "v1", "--inplace", "--reason", "try", "--dry-run")
+    assert plan == command(repo, "restore", "v1", "--inplace", "--reason", "try", "--dry-run")
     assert (await agent.failure("restore", snapshot="v1", in_place=True))["code"] == "E_USAGE"
     assert (await agent.failure("restore", snapshot="v1", reason="no"))["code"] == "E_USAGE"
     assert (await agent.failure("restore", snapshot="nothing"))["code"] == "E_NOT_FOUND"
 
-    (shop / "main/text").write_text("unsaved\n")
+    (repo / "main/text").write_text("unsaved\n")
     restored = await agent("restore", snapshot="v1", in_place=True, reason="it was better")
-    assert (shop / "main/text").read_text() == "one\n"
-    assert files_kept(shop / ".jvs/snapshots" / restored["kept_snapshot_id"])["text"] == "unsaved\n"
+    assert (repo / "main/text").read_text() == "one\n"
+    assert files_kept(repo / ".jvs/snapshots" / restored["kept_snapshot_id"])["text"] == "unsaved\n"
     assert (await agent("release_lease"))["lock_id"] == lease["lock_id"]
 
     into = await agent("restore", snapshot="head~1", into="copy", dry_run=True)
-    assert into == command(shop, "restore", "head~1", "copy", "--dry-run")
+    assert into == command(repo, "restore", "head~1", "copy", "--dry-run")
     made = await agent("restore", snapshot="head~1", into="copy")
     assert made == {**into, "dry_run": False}
-    assert (shop / "worktrees/copy/text").read_text() == "unsaved\n"
+    assert (repo / "worktrees/copy/text").read_text() == "unsaved\n"
 
 
-def test_work_and_the_ledger(shop: Path) -> None:
-    command(shop, "snapshot", "-m", "what the work begins with")
+def test_work_and_the_ledger(repo: Path) -> None:
+    command(repo, "snapshot", "-m", "what the work begins with")
 
     async def test() -> None:
-        async with connected("--actor", "agent:tester", cwd=shop) as agent:
-            await work(agent, shop)
-            await ledger(agent, shop)
+        async with connected("--actor", "agent:tester", cwd=repo) as agent:
+            await work(agent, repo)
+            await ledger(agent, repo)
 
     run(test)
-    assert command(shop, "who")["holdings"] == []
+    assert command(repo, "who")["holdings"] == []
 
 
-async def work(agent: Agent, shop: Path) -> None:
-    assert await agent.read("issues/ready") == command(shop, "ready")
-    first, second = command(shop, "ready")["issues"]
+async def work(agent: Agent, repo: Path) -> None:
+    assert await agent.read("issues/ready") == command(repo, "ready")
+    first, second = command(repo, "ready")["issues"]
 
     taken = await agent("claim_next_work", ttl="10m")
     assert (taken["id"], taken["assignee"]) == (first["id"], "agent:tester")
     assert settled(await agent.read(f"issues/{first['id'][:8]}")) == settled(
-        command(shop, "issue", "show", first["id"])
+        command(repo, "issue", "show", first["id"])
     )
     holdings = {each["kind"]: each for each in (await agent("who"))["holdings"]}
     assert holdings["issue"]["purpose"] == NAME
@@ -209,8 +209,8 @@ async def work(agent: Agent, shop: Path) -> None:
     Path(taken["path"], "result").write_text("whole")
     done = await agent("finish_work", outcome="done")
     assert (done["issue_id"], done["state"], done["succeeded"]) == (first["id"], "done", True)
-    assert files_kept(shop / ".jvs/snapshots" / done["snapshot_id"])["result"] == "whole"
-    event = command(shop, "ledger", "show", str(done["sequence"]))["event"]
+    assert files_kept(repo / ".jvs/snapshots" / done["snapshot_id"])["result"] == "whole"
+    event = command(repo, "ledger", "show", str(done["sequence"]))["event"]
     assert (event["type"], event["claim_token"]) == ("work_done", taken["claim_token"])
     assert (await agent.failure("finish_work", outcome="done"))["code"] == "E_NOT_FOUND"
 
@@ -225,7 +225,7 @@ async def work(agent: Agent, shop: Path) -> None:
     assert (await agent.failure("finish_work", outcome="perhaps"))["code"] == "E_USAGE"
 
     added = await agent("add_work", title="Third", depends_on=[second["id"][:8]], labels=["area:parser"])
-    shown = command(shop, "issue", "show", added["id"])
+    shown = command(repo, "issue", "show", added["id"])
     assert (shown["title"], shown["blocked_by"], shown["labels"]) == (
         "Third",
         [second["id"]],
@@ -237,20 +237,20 @@ async def work(agent: Agent, shop: Path) -> None:
     await agent("claim_next_work", issue=added["id"])
     await agent("finish_work", outcome="done")
     nothing = await agent.failure("claim_next_work")
-    expected = error(holdfast("agent", "run", "--next", "--json", "--", "true", cwd=shop), on="stderr")
+    expected = error(holdfast("agent", "run", "--next", "--json", "--", "true", cwd=repo), on="stderr")
     assert nothing == expected
     with pytest.raises(MCPError, match="E_NOT_FOUND") as raised:
         await agent.read("issues/nothing")
     assert raised.value.error.data["hint"]
 
 
-async def ledger(agent: Agent, shop: Path) -> None:
+async def ledger(agent: Agent, repo: Path) -> None:
     made = await agent("append_to_ledger", event={"type": "note", "text": "é"})
-    assert made == command(shop, "ledger", "show", str(made["sequence"]))
+    assert made == command(repo, "ledger", "show", str(made["sequence"]))
     assert await agent.read(f"ledger/{made['sequence']}") == made
-    assert await agent.read("ledger/tail") == command(shop, "ledger", "log", "--limit", "50")
+    assert await agent.read("ledger/tail") == command(repo, "ledger", "log", "--limit", "50")
     late = await agent.failure("append_to_ledger", event={"type": "note"}, if_sequence=0)
-    expected = error(holdfast("ledger", "append", '{"type":"note"}', "--if-sequence", "0", "--json", cwd=shop))
+    expected = error(holdfast("ledger", "append", '{"type":"note"}', "--if-sequence", "0", "--json", cwd=repo))
     assert late == expected
     assert (await agent.failure("append_to_ledger", event={"text": "no type"}))["code"] == "E_USAGE"
     large = {"type": "note", "text": "x" * (1 << 20)}

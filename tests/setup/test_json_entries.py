@@ -1,4 +1,4 @@
-"""Entries go into JSON files of any layout, and come out without a trace."""
+"""Entries are added to JSON files of any layout and removed without a trace."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SERVER = JsonEntry(("mcpServers",), {"command": "holdfast mcp"}, is_ours, "holdf
 ENTRIES = (item("Start"), item("End"), SERVER)
 
 
-def put_in(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str:
+def inserted(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str:
     for entry in entries:
         text = with_entry(text, entry, where=WHERE)
     assert text is not None
     return text
 
 
-def taken_out(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str | None:
+def removed(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str | None:
     for entry in reversed(entries):
         text = text and without_entry(text, entry, where=WHERE)
     return text
@@ -57,12 +57,12 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
-def test_taking_entries_out_gives_back_every_character(text: str) -> None:
-    with_all = put_in(text)
+def test_removing_entries_restores_every_character(text: str) -> None:
+    with_all = inserted(text)
 
     assert json.loads(with_all)["mcpServers"]["holdfast"] == SERVER.value
     assert json.loads(with_all)["hooks"]["Start"][-1] == ENTRIES[0].value
-    assert taken_out(with_all) == text
+    assert removed(with_all) == text
 
 
 values = st.recursive(
@@ -82,41 +82,41 @@ documents = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(documents, st.sampled_from([None, 0, 1, 2, 4, "\t"]), st.booleans())
-def test_it_does_so_for_any_document(document: dict[str, Any], indent: Any, ascii_only: bool) -> None:
+def test_removing_entries_restores_any_document(document: dict[str, Any], indent: Any, ascii_only: bool) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
 
-    with_all = put_in(text)
+    with_all = inserted(text)
 
     loaded = json.loads(with_all)
     assert loaded["hooks"]["End"][-1] == ENTRIES[1].value
     assert {key: loaded[key] for key in document if key == "other"} == {
         key: document[key] for key in document if key == "other"
     }
-    assert taken_out(with_all) == text
-    assert put_in(with_all) == with_all
+    assert removed(with_all) == text
+    assert inserted(with_all) == with_all
 
 
-def test_a_file_that_was_made_for_the_entries_goes_with_them() -> None:
-    made = put_in(None)
+def test_a_file_created_for_the_entries_is_removed_with_them() -> None:
+    made = inserted(None)
 
     assert json.loads(made)["hooks"]["Start"] == [ENTRIES[0].value]
-    assert taken_out(made) is None
+    assert removed(made) is None
 
 
-def test_what_was_added_to_a_file_of_ours_stays() -> None:
-    made = json.loads(put_in(None))
+def test_entries_that_users_added_to_our_file_stay() -> None:
+    made = json.loads(inserted(None))
     made["hooks"]["Start"].append({"command": "theirs"})
 
-    rest = taken_out(json.dumps(made, indent=2))
+    rest = removed(json.dumps(made, indent=2))
 
     assert rest is not None
     assert json.loads(rest) == {"hooks": {"Start": [{"command": "theirs"}]}}
 
 
-def test_an_older_version_is_replaced_at_its_place() -> None:
-    old = put_in('{"hooks": {"Start": [{"command": "theirs"}]}}', (item("Start", "old"),))
+def test_an_older_version_is_replaced_in_place() -> None:
+    old = inserted('{"hooks": {"Start": [{"command": "theirs"}]}}', (item("Start", "old"),))
 
-    new = put_in(old, (item("Start", "new"),))
+    new = inserted(old, (item("Start", "new"),))
 
     assert [each["command"] for each in json.loads(new)["hooks"]["Start"]] == ["theirs", "holdfast new"]
 
@@ -136,9 +136,9 @@ def test_an_older_version_is_replaced_at_its_place() -> None:
 )
 def test_a_file_of_another_shape_is_refused(text: str) -> None:
     with pytest.raises(Refused):
-        put_in(text)
+        inserted(text)
 
 
-def test_a_member_of_the_same_name_that_is_not_ours_is_left_alone() -> None:
+def test_a_foreign_member_of_the_same_name_is_left_alone() -> None:
     with pytest.raises(Refused, match="not made by this command"):
-        put_in('{"mcpServers": {"holdfast": {"command": "mine"}}}', (SERVER,))
+        inserted('{"mcpServers": {"holdfast": {"command": "mine"}}}', (SERVER,))

@@ -1,4 +1,4 @@
-"""`holdfast setup` in real projects: what it writes works, and what it takes out leaves no trace."""
+"""`holdfast setup` in real projects: its files work, and undoing it leaves no trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def everything(project: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project under git in which people have configured things their own way."""
+    """A git project with configuration of its own."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "AGENTS.md").write_text("# Rules\n\nBe kind.")
     os.symlink("AGENTS.md", tmp_path / "CLAUDE.md")
@@ -83,7 +83,7 @@ def test_an_empty_project_is_empty_again_afterwards(tmp_path: Path, target: Targ
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_one_program_shares_with_another_stays_as_long_as_that_one_is_set_up(project: Path) -> None:
+def test_shared_files_stay_until_the_last_program_that_uses_them_is_undone(project: Path) -> None:
     before = everything(project)
     for target in PROGRAMS[:3]:
         set_up(project, target)
@@ -96,7 +96,7 @@ def test_what_one_program_shares_with_another_stays_as_long_as_that_one_is_set_u
     assert everything(project) == before
 
 
-def test_the_files_are_what_the_programs_read(project: Path) -> None:
+def test_the_files_have_the_format_that_the_programs_read(project: Path) -> None:
     for target in PROGRAMS[:3]:
         set_up(project, target)
 
@@ -113,7 +113,7 @@ def test_the_files_are_what_the_programs_read(project: Path) -> None:
     assert cursor["hooks"]["preToolUse"][0]["command"].startswith("holdfast hook before-write")
 
 
-def test_nothing_is_changed_if_one_file_cannot_be(project: Path) -> None:
+def test_nothing_is_changed_if_one_file_cannot_be_edited(project: Path) -> None:
     (project / ".claude/settings.json").write_text("{ // with a comment\n}")
     before = everything(project)
 
@@ -123,8 +123,8 @@ def test_nothing_is_changed_if_one_file_cannot_be(project: Path) -> None:
     assert everything(project) == before
 
 
-def test_undoing_does_not_stumble_over_the_files_of_another_program(project: Path) -> None:
-    """Claude Code takes comments, which are no JSON: that is no matter of Codex."""
+def test_undoing_ignores_the_files_of_other_programs(project: Path) -> None:
+    """Claude Code accepts comments, which are not JSON; that must not affect Codex."""
     before = everything(project)
     settings = project / ".claude/settings.json"
     set_up(project, Target.CODEX)
@@ -152,12 +152,12 @@ def test_a_link_out_of_the_project_is_not_followed(project: Path, tmp_path_facto
 
 
 def commit(project: Path, guard_status: int) -> subprocess.CompletedProcess[str]:
-    """Commit with a `holdfast` on the PATH that stands in for the guard and ends with this status."""
+    """Commit with a stub `holdfast` on the PATH that plays the guard and exits with this status."""
     programs = project / ".programs"
     programs.mkdir(exist_ok=True)
-    stand_in = programs / "holdfast"
-    stand_in.write_text(f'#!/bin/sh\necho "guard $*" >> hook.log\nexit {guard_status}\n')
-    stand_in.chmod(0o755)
+    stub = programs / "holdfast"
+    stub.write_text(f'#!/bin/sh\necho "guard $*" >> hook.log\nexit {guard_status}\n')
+    stub.chmod(0o755)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     return subprocess.run(
         ["git", *identity, "commit", "-q", "--allow-empty", "-m", "x"],
@@ -176,7 +176,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_git_asks_the_guard_and_then_the_hook_that_was_there(project: Path, script: str) -> None:
+def test_git_runs_the_guard_and_then_the_existing_hook(project: Path, script: str) -> None:
     hook = project / ".git/hooks/pre-commit"
     hook.write_text(script)
     before = everything(project)
@@ -194,7 +194,7 @@ def test_git_asks_the_guard_and_then_the_hook_that_was_there(project: Path, scri
     assert not (project / ".git/hooks/pre-commit.before-holdfast").exists()
 
 
-def test_git_without_a_hook_gets_one_that_goes_again(project: Path) -> None:
+def test_git_without_a_hook_gets_one_that_undoing_removes(project: Path) -> None:
     hook = project / ".git/hooks/pre-commit"
     hook.unlink()
     set_up(project, Target.GIT)
@@ -206,7 +206,7 @@ def test_git_without_a_hook_gets_one_that_goes_again(project: Path) -> None:
     assert not hook.exists()
 
 
-def test_a_hook_that_was_switched_off_stays_off(project: Path) -> None:
+def test_a_disabled_hook_stays_disabled(project: Path) -> None:
     (project / ".git/hooks/pre-commit").chmod(0o600)
     set_up(project, Target.GIT)
 

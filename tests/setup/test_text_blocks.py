@@ -1,4 +1,4 @@
-"""A marked block goes in, is brought up to date, and comes out without a trace."""
+"""A marked block is inserted, updated and removed without a trace."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from proof.effort import rounds
 WHERE = "AGENTS.md"
 
 
-def put_in(content: bytes | None, text: str = "hello", version: int = 1, first_line: bytes = b"") -> bytes:
+def inserted(content: bytes | None, text: str = "hello", version: int = 1, first_line: bytes = b"") -> bytes:
     return with_block(content, text, version=version, comment=MARKDOWN, where=WHERE, first_line=first_line)
 
 
-def taken_out(content: bytes, first_line: bytes = b"") -> bytes | None:
+def removed(content: bytes, first_line: bytes = b"") -> bytes | None:
     return without_block(content, comment=MARKDOWN, where=WHERE, first_line=first_line)
 
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(st.binary().filter(lambda content: b"holdfast:" not in content))
-def test_taking_the_block_out_gives_back_every_byte(content: bytes) -> None:
-    assert taken_out(put_in(content)) == content
-    assert taken_out(put_in(content, first_line=b"#!/bin/sh\n"), b"#!/bin/sh\n") == content
+def test_removing_the_block_restores_every_byte(content: bytes) -> None:
+    assert removed(inserted(content)) == content
+    assert removed(inserted(content, first_line=b"#!/bin/sh\n"), b"#!/bin/sh\n") == content
 
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
@@ -33,28 +33,28 @@ def test_taking_the_block_out_gives_back_every_byte(content: bytes) -> None:
     st.binary().filter(lambda content: b"holdfast:" not in content),
     st.binary().filter(lambda content: b"holdfast:" not in content),
 )
-def test_what_is_written_around_the_block_stays(before: bytes, after: bytes) -> None:
-    changed = put_in(before) + after
+def test_text_around_the_block_stays(before: bytes, after: bytes) -> None:
+    changed = inserted(before) + after
 
-    assert taken_out(put_in(changed, "another text", 2)) == before + after
-
-
-def test_a_file_that_was_made_for_the_block_goes_with_it() -> None:
-    assert taken_out(put_in(None)) is None
-    assert taken_out(put_in(None) + b"mine") == b"mine"
-    assert taken_out(put_in(b"")) == b""
+    assert removed(inserted(changed, "another text", 2)) == before + after
 
 
-def test_putting_it_in_twice_changes_nothing() -> None:
-    once = put_in(b"# Mine")
+def test_a_file_created_for_the_block_is_removed_with_it() -> None:
+    assert removed(inserted(None)) is None
+    assert removed(inserted(None) + b"mine") == b"mine"
+    assert removed(inserted(b"")) == b""
 
-    assert put_in(once) == once
+
+def test_inserting_the_block_twice_changes_nothing() -> None:
+    once = inserted(b"# Mine")
+
+    assert inserted(once) == once
 
 
-def test_a_newer_version_takes_the_place_of_the_older_one() -> None:
-    old = put_in(b"above\n") + b"below\n"
+def test_a_newer_version_replaces_the_older_one() -> None:
+    old = inserted(b"above\n") + b"below\n"
 
-    new = put_in(old, "other words", 2)
+    new = inserted(old, "other words", 2)
 
     found = find_block(new, comment=MARKDOWN, where=WHERE)
     assert found is not None
@@ -63,7 +63,7 @@ def test_a_newer_version_takes_the_place_of_the_older_one() -> None:
     assert new.endswith(b"below\n")
 
 
-def test_behind_the_first_line_comes_before_everything_else_of_a_script() -> None:
+def test_the_block_goes_right_after_the_first_line_of_a_script() -> None:
     script = with_block(
         b"#!/bin/bash\nexit 0\n", "guard", version=1, comment=HASH, where="hook", first_line=b"#!/bin/sh\n"
     )
@@ -83,6 +83,6 @@ def test_behind_the_first_line_comes_before_everything_else_of_a_script() -> Non
 )
 def test_broken_markers_are_refused(content: bytes) -> None:
     with pytest.raises(Refused, match="do not enclose one block"):
-        put_in(content)
+        inserted(content)
     with pytest.raises(Refused):
-        taken_out(content)
+        removed(content)

@@ -1,4 +1,7 @@
-"""What this process has open. Tests compare sets: what an earlier test left may be closed at any moment."""
+"""Open descriptors of this process.
+
+Tests compare sets, not counts: the leftovers of an earlier test may be closed at any moment.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 
 def open_descriptors(under: Path | None = None) -> set[str]:
-    """The open descriptors of this process, or those of files below a path; none where nothing lists them."""
+    """The open descriptors of this process, or of files below a path; empty where the system does not list them."""
     if not os.path.isdir("/proc/self/fd"):
         return set()
     own = os.open("/proc/self/fd", os.O_RDONLY)

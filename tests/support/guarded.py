@@ -1,7 +1,7 @@
-"""Servers that do not let everybody in: passwords, certificates, encryption.
+"""Servers with access control: passwords, certificates, encryption.
 
-The PostgreSQL of the wheel is built without TLS. `TlsDoor` stands in front of it as a pooler or a load
-balancer does: to the client it is a server that encrypts and shows a certificate.
+The PostgreSQL of the wheel is built without TLS. `TlsDoor` sits in front of it as a pooler or a load balancer
+does: clients see a server that encrypts and presents a certificate.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 
 
 class GuardedPostgres(Postgres):
-    """A PostgreSQL with the user `agent`, who has a password, and owns the database `work`."""
+    """A PostgreSQL server with the user `agent`, who has a password and owns the database `work`."""
 
     def guard(self) -> None:
-        """Make the user and the database, and ask everybody else than the owner for a password."""
+        """Create the user and the database, and require a password from everyone but the superuser."""
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -41,7 +41,7 @@ class GuardedPostgres(Postgres):
 
     @property
     def address(self) -> str:
-        """The address for the user, without the password."""
+        """The address of the database for the user, without the password."""
         return f"postgresql://agent@127.0.0.1:{self.port}/work"
 
     @property
@@ -64,7 +64,7 @@ def guarded_postgres(server_directory: Path) -> Iterator[GuardedPostgres]:
 
 @pytest.fixture(scope="session")
 def guarded_etcd(server_directory: Path) -> Iterator[Etcd]:
-    """An etcd with users: root, and `agent`, who may use the prefix `work`."""
+    """An etcd with authentication: the users are root and `agent`, who may use the prefix `work`."""
     from holdfast.store.etcd import EtcdEngine, EtcdStore
     from holdfast.store.etcd_gateway import encoded
 
@@ -111,8 +111,7 @@ def _make_certificate(directory: Path, name: str) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A certificate authority `ca`, certificates of a `server` and a `client`, and an authority that is not
-    trusted: `stranger`."""
+    """A certificate authority `ca`, its certificates for a `server` and a `client`, and an untrusted `stranger`."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: no certificates")
     directory = tmp_path / "certificates"
@@ -125,7 +124,7 @@ def certificates(tmp_path: Path) -> Path:
 
 
 class EncryptedEtcd(Etcd):
-    """An etcd that wants to see a certificate, and shows one."""
+    """An etcd with mutual TLS."""
 
     def __init__(self, directory: Path, certificates: Path) -> None:
         files = {"cert-file": "server.pem", "key-file": "server.key", "trusted-ca-file": "ca.pem"}
@@ -140,9 +139,9 @@ class EncryptedEtcd(Etcd):
 
 
 class TlsDoor(Door):
-    """Speaks TLS to clients of PostgreSQL, and passes on in the clear what they say to a server on loopback.
+    """Terminates TLS for PostgreSQL clients and forwards the plaintext to a server on loopback.
 
-    It asks for the client's certificate and refuses who has none, if `mutual`.
+    With `mutual`, it rejects clients without a certificate.
     """
 
     def __init__(self, port: int, certificates: Path, *, mutual: bool = False) -> None:
@@ -157,18 +156,18 @@ class TlsDoor(Door):
     def serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:
             if client.recv(8, socket.MSG_WAITALL) != _SSL_REQUEST:
-                return  # it wants to talk in the clear
+                return  # a plaintext client
             client.sendall(b"S")
             with (
                 self._context.wrap_socket(client, server_side=True) as safe,
                 socket.create_connection(("127.0.0.1", self._target)) as server,
             ):
-                safe.settimeout(0.01)  # both directions of one TLS connection are for one thread
-                _pass_on(safe, server)
+                safe.settimeout(0.01)  # one thread has to serve both directions of a TLS connection
+                _forward(safe, server)
 
 
-def _pass_on(safe: ssl.SSLSocket, server: socket.socket) -> None:
-    """What either says, to the other, until one of them hangs up."""
+def _forward(safe: ssl.SSLSocket, server: socket.socket) -> None:
+    """Forward in both directions until one side hangs up."""
     server.settimeout(0.01)
     while True:
         for source, sink in ((safe, server), (server, safe)):

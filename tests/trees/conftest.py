@@ -1,4 +1,4 @@
-"""What the tests of trees share."""
+"""Collection rules for the tree tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories with everything that a file system can hold, and a look at them by no code of ours."""
+"""Directories with every kind of entry, and an observer independent of our code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = [
 
 
 class Seen(NamedTuple):
-    """All that a snapshot keeps of an entry, found out without any of the code under test."""
+    """Everything that a snapshot keeps of an entry, observed without the code under test."""
 
     kind: int
     mode: int
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def seen(directory: Path) -> dict[bytes, Seen]:
-    """What is in a directory, by path."""
+    """Observe the entries of a directory, by path."""
     found: dict[bytes, os.stat_result] = {}
     waiting = [os.fsencode(directory)]
     top = waiting[0]
@@ -77,7 +77,7 @@ def _seen(path: bytes, status: os.stat_result, names: set[bytes]) -> Seen:
 
 
 def set_xattr(path: Path, name: str, value: bytes) -> None:
-    """Set an extended attribute, where there are such."""
+    """Set an extended attribute, where supported."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setxattr(path, name, value)
@@ -94,7 +94,7 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
 
 
 def grow(top: Path) -> Path:
-    """Make a directory with one of everything; times lie in the past."""
+    """Create a directory with one entry of every kind; all times lie in the past."""
     if sys.platform == "win32":
         raise NotImplementedError
     top.mkdir()
@@ -138,7 +138,7 @@ def _socket(top: Path) -> None:
         raise NotImplementedError
     place = os.getcwd()
     with socket.socket(socket.AF_UNIX) as listener:
-        os.chdir(top)  # the path of a socket is short
+        os.chdir(top)  # socket paths are limited to about 100 bytes
         try:
             listener.bind("socket")
         finally:
@@ -146,7 +146,7 @@ def _socket(top: Path) -> None:
 
 
 def age(top: Path) -> None:
-    """Give everything a time of its own, in the past."""
+    """Give every entry its own time in the past."""
     number = 0
     for here, directories, names in os.walk(top, topdown=False):
         for name in (*names, *directories):

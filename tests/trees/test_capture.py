@@ -1,4 +1,4 @@
-"""What is captured: cheaply when little changed, faithfully when everything did, or not at all."""
+"""Captures: cheap when little changed, faithful when everything did, or refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Snapshots:
             path.write_bytes(content)
 
     def settle(self) -> None:
-        """Let the clock of the file system go on, so that no file is recent any more."""
+        """Let the file system clock advance, so that no file counts as recent."""
         time.sleep(0.05)
 
     def take(self, **options: Any) -> tuple[Path, Captured]:
@@ -73,7 +73,7 @@ def inodes(tree: Path) -> dict[str, int]:
 
 
 def reads_during(action: Callable[[], object], source: Path) -> list[str]:
-    """The names of the files of the source that are opened while it is captured."""
+    """The files of the source that the action opens."""
     opened: list[str] = []
 
     def note(attempt: Attempt) -> Any:
@@ -99,13 +99,13 @@ def test_a_second_capture_reads_nothing_and_stores_nothing(snapshots: Snapshots)
 
     assert opened == []
     assert list((second / PAYLOAD).iterdir()) == []
-    assert {home.tree for home in read_shared_directories(second).values()} == {first.name}
+    assert {location.tree for location in read_shared_directories(second).values()} == {first.name}
     assert (first / "manifest").stat().st_ino == (second / "manifest").stat().st_ino
     assert captured.stored_bytes == captured.bytes > 0
     assert list(verify(second, captured.payload_hash)) == []
 
 
-def test_only_what_changed_is_read_and_stored(snapshots: Snapshots) -> None:
+def test_only_changed_files_are_read_and_stored(snapshots: Snapshots) -> None:
     first, _ = snapshots.take()
     (snapshots.source / "d1/f2").write_bytes(b"changed")
     (snapshots.source / "d2/f0").unlink()
@@ -137,7 +137,7 @@ def test_a_renamed_directory_is_neither_read_nor_stored_again(snapshots: Snapsho
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage", "bit", "foreign"])
-def test_a_cache_that_is_no_good_costs_time_only(snapshots: Snapshots, damage: str) -> None:
+def test_a_damaged_cache_only_costs_time(snapshots: Snapshots, damage: str) -> None:
     _, before = snapshots.take()
     content = snapshots.cache.read_bytes()
     damaged = {
@@ -153,7 +153,7 @@ def test_a_cache_that_is_no_good_costs_time_only(snapshots: Snapshots, damage: s
     _, after = snapshots.take()
 
     assert after.payload_hash == before.payload_hash
-    assert after.stored_bytes == 0  # what is the same is linked even so
+    assert after.stored_bytes == 0  # equal files are linked anyway
     assert reads_during(snapshots.take, snapshots.source) == []  # the cache is whole again
 
 
@@ -163,7 +163,7 @@ def test_the_snapshot_shares_nothing_with_the_source(snapshots: Snapshots) -> No
         assert not set(inodes(tree).values()) & set(inodes(snapshots.source).values())
 
 
-def test_what_a_damaged_base_has_lost_is_taken_from_the_source(snapshots: Snapshots) -> None:
+def test_entries_missing_from_a_damaged_base_are_taken_from_the_source(snapshots: Snapshots) -> None:
     first, _ = snapshots.take()
     (first / PAYLOAD / "d1/f1").unlink()
     remove_tree(first / PAYLOAD / "d2")
@@ -172,7 +172,7 @@ def test_what_a_damaged_base_has_lost_is_taken_from_the_source(snapshots: Snapsh
     assert list(verify(second, captured.payload_hash)) == []
 
 
-def test_at_the_limit_of_links_files_are_copied(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_at_the_link_limit_are_copied(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     link, limit = calls.link, 3
 
     def limited(source: Any, target: Any, **options: Any) -> None:
@@ -212,13 +212,13 @@ def test_a_full_disk_fails_the_links_of_a_changed_directory(
     assert not (snapshots.place / "tree-2" / READY).exists()
 
 
-# --- Files that changed just now --------------------------------------------------------------------
+# --- Recently changed files -------------------------------------------------------------------------
 
 
 def racy(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Capture, change a file so that no status shows it, capture again; return what the second one missed.
+    """Capture, change a file without changing its status, capture again; return the paths the second one missed.
 
-    The times are those of a file system with coarse ticks: the marks of the two states are made equal.
+    This simulates a file system with coarse timestamps: the marks of the two states are made equal.
     """
     target = snapshots.source / "d1/f1"
     target.write_bytes(b"old!")
@@ -229,7 +229,7 @@ def racy(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     pack = scanning.MARK.pack
 
     class Frozen:
-        """What packs marks, with the time standing still for one file."""
+        """Packs marks with the time frozen for one file."""
 
         size, unpack_from, iter_unpack = (
             scanning.MARK.size,
@@ -247,11 +247,11 @@ def racy(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return [each.path for each in read_manifest(second) if each.path == b"d1/f1" and each.sha256 != wanted]
 
 
-def test_a_file_that_changed_just_before_is_read_again(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recently_changed_file_is_read_again(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     assert racy(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_times_of_such_a_file_is_found(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_the_times_of_a_recent_file_is_found(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: marks of recent files are kept in the cache."""
     monkeypatch.setattr("holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity)
     assert racy(snapshots, monkeypatch) == [b"d1/f1"]
@@ -268,32 +268,32 @@ def racy_directory(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> lis
     own_mark, frozen = scanning.own_mark, target.stat()
     set_xattr(target, "user.colour", b"blue")
 
-    def standing_still(own: os.stat_result, *lengths: int) -> bytes:
+    def freeze(own: os.stat_result, *lengths: int) -> bytes:
         return own_mark(frozen if own.st_ino == frozen.st_ino else own, *lengths)
 
-    monkeypatch.setattr(scanning, "own_mark", standing_still)
+    monkeypatch.setattr(scanning, "own_mark", freeze)
     second, _ = snapshots.take()
     wanted = ((b"user.colour", b"blue"),)
     return [each.path for each in read_manifest(second) if each.path == b"d1" and each.xattrs != wanted]
 
 
-def test_a_directory_that_changed_just_before_is_read_again(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recently_changed_directory_is_read_again(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     assert racy_directory(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_time_of_such_a_directory_is_found(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the time of a directory that changed just before is kept in the cache."""
+def test_trusting_the_time_of_a_recent_directory_is_found(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the time of a recently changed directory is kept in the cache."""
     monkeypatch.setattr("holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity)
     assert racy_directory(snapshots, monkeypatch) == [b"d1"]
 
 
-# --- A source that changes meanwhile ----------------------------------------------------------------
+# --- Concurrent changes -----------------------------------------------------------------------------
 
 
 def changes_at(step: int, change: Callable[[], object]) -> Callable[[int, int], None]:
-    """A progress callback that changes something when that many directories have been taken."""
+    """A progress callback that makes a change once this many directories are captured."""
     seen_steps = 0
 
     def progress(_files: int, _bytes: int) -> None:
@@ -323,7 +323,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("listening", [True, False], ids=["told", "looking"])
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.sampled(21)
-def test_whatever_changes_after_it_was_captured_is_noticed(
+def test_any_change_after_a_directory_is_captured_is_noticed(
     snapshots: Snapshots, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if listening:
@@ -335,10 +335,10 @@ def test_whatever_changes_after_it_was_captured_is_noticed(
         snapshots.take(progress=changes_at(2, lambda: CHANGES[name](snapshots.source)))
 
 
-def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
+def test_a_change_just_before_the_watch_forces_a_second_scan(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody tells us of it; only the time of the directory does."""
+    """No event reports it; only the time of the directory shows it."""
     monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", 0)
     again: list[str] = []
     add = SourceWatch.add
@@ -358,7 +358,7 @@ def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
     assert again == ["", "d0", "d1", "d2"]
 
 
-def test_best_effort_goes_on_when_files_vanish_and_directories_change(snapshots: Snapshots) -> None:
+def test_a_best_effort_capture_continues_when_files_vanish_and_directories_change(snapshots: Snapshots) -> None:
     def wreck() -> None:
         remove_tree(snapshots.source / "d1")
         (snapshots.source / "d2/f1").unlink()
@@ -393,16 +393,16 @@ def test_the_source_itself_may_not_vanish(snapshots: Snapshots) -> None:
         snapshots.take()
 
 
-# --- What cannot be read or written -----------------------------------------------------------------
+# --- Permissions and full disks ---------------------------------------------------------------------
 
 
 def as_nobody(place: Path) -> str:
-    """Capture and restore in another process, as a user without rights; what came of it."""
+    """Capture and restore in another process as an unprivileged user, and return the outcome."""
     if sys.platform == "win32":
         raise NotImplementedError
     if os.getuid() != 0:
-        pytest.skip("needs root to become somebody else")
-    assert native is not None  # loaded before the rights to load it are given up
+        pytest.skip("needs root to switch users")
+    assert native is not None  # loaded before dropping the privileges to load it
     out = place / "out"
     out.mkdir()
     os.chown(out, 65534, 65534)
@@ -431,7 +431,7 @@ def _capture_and_restore(place: Path, out: Path) -> str:
     return f"{captured.payload_hash} {len(made.not_preserved)}"
 
 
-def test_a_file_that_may_not_be_read_is_named(scratch: Path) -> None:
+def test_an_unreadable_file_is_named(scratch: Path) -> None:
     scratch.chmod(0o755)
     snapshots = Snapshots(scratch)
     snapshots.fill({"a/fine": b"", "a/secret": b""})
@@ -440,7 +440,7 @@ def test_a_file_that_may_not_be_read_is_named(scratch: Path) -> None:
     assert as_nobody(scratch).startswith(f"{NotReadable.code} cannot read {snapshots.source}/a/secret: ")
 
 
-def test_without_rights_the_owner_is_recorded_and_its_loss_reported(scratch: Path) -> None:
+def test_without_privileges_the_owner_is_recorded_and_its_loss_reported(scratch: Path) -> None:
     scratch.chmod(0o755)
     snapshots = Snapshots(scratch)
     snapshots.fill({"a/b": b"mine", "c": b"mine"})
@@ -463,7 +463,7 @@ def test_a_full_disk_is_a_failure_and_no_tree_is_ready(snapshots: Snapshots, mon
     assert not (snapshots.place / "tree-1" / READY).exists()
 
 
-# --- Odd trees --------------------------------------------------------------------------------------
+# --- Unusual trees ----------------------------------------------------------------------------------
 
 
 def test_special_files_are_reported_and_never_opened(tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ def test_a_mount_point_is_not_entered(tmp_path: Path, loop_mount: Callable[[str]
     assert restored.not_preserved == ("ext4: the filesystem mounted there was not captured",)
 
 
-def test_a_tree_deeper_than_any_path_is_captured_restored_and_removed(tmp_path: Path) -> None:
+def test_a_tree_deeper_than_the_path_limit_is_captured_restored_and_removed(tmp_path: Path) -> None:
     depth, name = 700, "directory"
     (tmp_path / "source").mkdir()
     here = os.open(tmp_path / "source", os.O_RDONLY)
@@ -512,8 +512,8 @@ def test_a_tree_deeper_than_any_path_is_captured_restored_and_removed(tmp_path: 
         assert not (tmp_path / each).exists()
 
 
-def test_a_new_name_for_an_inode_elsewhere_is_seen(snapshots: Snapshots) -> None:
-    """A directory whose files have other names is never taken as a whole: they may have moved."""
+def test_a_moved_hard_link_is_recorded_under_its_new_name(snapshots: Snapshots) -> None:
+    """A directory whose files have other names is never reused as a whole: they may have moved."""
     os.link(snapshots.source / "d0/f0", snapshots.source / "d2/twin")
     snapshots.settle()
     first, _ = snapshots.take()
@@ -559,7 +559,7 @@ def test_a_restored_directory_is_captured_without_reading_it(tmp_path: Path) -> 
 
 
 def test_a_linked_payload_is_found(snapshots: Snapshots) -> None:
-    """Planted: a snapshot that hard-links the source changes with it, and `verify` says so."""
+    """Planted: a snapshot that hard-links the source changes with it, and `verify` reports it."""
     tree, captured = snapshots.take()
     (tree / PAYLOAD / "d0/f0").unlink()
     os.link(snapshots.source / "d0/f0", tree / PAYLOAD / "d0/f0")
@@ -569,13 +569,13 @@ def test_a_linked_payload_is_found(snapshots: Snapshots) -> None:
     assert (problem.path, problem.what) == ("d0/f0", "content")
 
 
-# --- What changes between the scan and the reading -----------------------------------------------------
+# --- Changes between scan and read ---------------------------------------------------------------------
 
 
 def change_after_the_scan(
     monkeypatch: pytest.MonkeyPatch, name: str, number: int, change: Callable[[], object]
 ) -> None:
-    """Let something happen after the directory with this file was scanned for the `number`th time."""
+    """Make a change right after the directory with this file is scanned for the `number`th time."""
     scan, seen = scanning.scan_directory, list[str]()
 
     def scanned(descriptor: int) -> scanning.Listing:
@@ -590,10 +590,10 @@ def change_after_the_scan(
 
 
 @pytest.mark.parametrize("content", [b"longer than before", b"old"], ids=["other", "again"])
-def test_a_file_with_two_names_that_changes_between_them_is_two(
+def test_a_hard_linked_file_that_changes_between_its_names_is_stored_twice(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    """The first name was copied before; the second one must not be a link to that, if it says otherwise."""
+    """The first name is already copied; the second must not become a link to it if the file has changed since."""
     snapshots.fill({"x/twice": b"old"})
     (snapshots.source / "y").mkdir()
     os.link(snapshots.source / "x/twice", snapshots.source / "y/twice")
@@ -604,7 +604,7 @@ def test_a_file_with_two_names_that_changes_between_them_is_two(
     assert [(tree / PAYLOAD / each / "twice").read_bytes() for each in "xy"] == [b"old", content]
 
 
-def test_a_second_name_that_goes_before_it_is_read_leaves_nothing(
+def test_a_second_name_removed_before_it_is_read_leaves_nothing(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots.fill({"x/twice": b"old"})
@@ -617,7 +617,7 @@ def test_a_second_name_that_goes_before_it_is_read_leaves_nothing(
     assert not (tree / PAYLOAD / "y/twice").exists()
 
 
-def test_what_changed_after_the_scan_is_not_known_by_its_time(
+def test_the_time_of_a_file_changed_after_the_scan_is_not_trusted(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It changed so shortly before it was read that another change may leave the same time."""

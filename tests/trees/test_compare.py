@@ -1,4 +1,4 @@
-"""What is different is found, in what respect, in order; and what is wrong with a tree is found."""
+"""Differences between trees are found, in order and with their aspects; so is damage to a tree."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_modification_is_found_with_its_aspects(source: Path, tree: Path, tmp_
     assert [each.what for each in compare(tmp_path / "second", tree) if each.path == what.encode()] == ["modified"]
 
 
-def test_added_and_removed_directories_are_listed_with_all_that_is_in_them(source: Path, tree: Path) -> None:
+def test_added_and_removed_directories_are_listed_with_their_contents(source: Path, tree: Path) -> None:
     (source / "a").rename(source / "z")
     found = [(each.what, each.path) for each in changes(source, tree)]
 
@@ -120,5 +120,5 @@ def test_damage_is_found(source: Path, tmp_path: Path, name: str) -> None:
     assert problem in [(each.path, each.what) for each in verify(tree, captured.payload_hash)]
 
 
-def test_another_tree_than_the_one_that_was_asked_for_is_found(tree: Path) -> None:
+def test_a_tree_with_another_hash_than_expected_is_found(tree: Path) -> None:
     assert {each.what for each in verify(tree, "0" * 64)} == {"ready", "manifest"}

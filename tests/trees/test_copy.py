@@ -1,4 +1,4 @@
-"""The content of large files: what is hashed is what was written, however it is cut into pieces."""
+"""Copies of large files: the hash matches the bytes written, however they are split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK, BLOCK = 16, 64
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is large, and all is done in a thread."""
+    """Treat every file as large, and hash in a thread."""
     make_small(monkeypatch)
 
 
@@ -38,7 +38,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copied(source: Path, target: Path) -> bytes:
-    """Copy a file and return what was written; hash and size must be those of it."""
+    """Copy a file and return the bytes written; the reported hash and size must match them."""
     reading = os.open(source, os.O_RDONLY)
     writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -61,7 +61,7 @@ def test_a_file_of_any_size_is_copied_and_hashed(tmp_path: Path, size: int) -> N
     assert copied(tmp_path / "source", tmp_path / "target") == (tmp_path / "source").read_bytes()
 
 
-def test_a_file_that_is_really_large_is_copied_and_hashed(tmp_path: Path) -> None:
+def test_a_really_large_file_is_copied_and_hashed(tmp_path: Path) -> None:
     size = copy._WORTH_A_THREAD + copy._BLOCK + 5
     (tmp_path / "source").write_bytes(random.Random(1).randbytes(size))
     assert copied(tmp_path / "source", tmp_path / "target") == (tmp_path / "source").read_bytes()
@@ -69,7 +69,7 @@ def test_a_file_that_is_really_large_is_copied_and_hashed(tmp_path: Path) -> Non
 
 @given(seed=st.integers(0, 1 << 30), size=st.integers(0, 700))
 @settings(max_examples=rounds(60, least=25), deadline=None)
-def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
+def test_short_reads_of_any_size_are_handled(seed: int, size: int) -> None:
     chance, read = random.Random(seed), calls.read_into
 
     def little(descriptor: int, buffer: memoryview) -> int:
@@ -85,7 +85,7 @@ def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
 @given(places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3))
 @settings(max_examples=rounds(40, least=25), deadline=None)
 @pytest.mark.long
-def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]], end: int) -> None:
+def test_holes_are_hashed_as_zeros(places: list[tuple[int, int]], end: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:
         make_small(monkeypatch)
         with (here / "file").open("wb") as file:
@@ -97,8 +97,8 @@ def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]],
 
 
 @pytest.mark.usefixtures("small")
-def test_a_buffer_that_is_used_again_too_soon_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the next pieces are read into what the other thread has yet to hash."""
+def test_a_buffer_that_is_reused_too_soon_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the next bytes are read into a buffer that the other thread has yet to hash."""
 
     class Slow:
         def __init__(self) -> None:
@@ -129,11 +129,11 @@ def test_a_buffer_that_is_used_again_too_soon_is_found(tmp_path: Path, monkeypat
         copied(tmp_path / "source", tmp_path / "target")
 
 
-# --- What is not as it was said to be ------------------------------------------------------------------
+# --- Stale status --------------------------------------------------------------------------------------
 
 
 def copied_as(status: os.stat_result, source: Path, target: Path) -> bytes:
-    """Copy a file of which somebody else had this status; what was written has the hash that is told."""
+    """Copy a file with a possibly stale status; the reported hash must match the bytes written."""
     reading = os.open(source, os.O_RDONLY)
     writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -147,7 +147,7 @@ def copied_as(status: os.stat_result, source: Path, target: Path) -> bytes:
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 1 << 20])
-def test_a_file_with_holes_that_grows_has_the_hash_of_what_was_written(tmp_path: Path, beyond: int) -> None:
+def test_a_growing_sparse_file_has_the_hash_of_the_bytes_written(tmp_path: Path, beyond: int) -> None:
     with (tmp_path / "source").open("wb") as file:
         file.truncate(3 << 20)
     before = (tmp_path / "source").stat()
@@ -159,7 +159,7 @@ def test_a_file_with_holes_that_grows_has_the_hash_of_what_was_written(tmp_path:
 
 
 @pytest.mark.parametrize("size", [1, 2999, 3000, 3001])
-def test_a_small_file_is_read_to_its_end_however_little_comes_at_a_time(
+def test_a_small_file_is_read_to_its_end_despite_short_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     (tmp_path / "source").write_bytes(random.Random(3).randbytes(3000))
@@ -171,7 +171,7 @@ def test_a_small_file_is_read_to_its_end_however_little_comes_at_a_time(
 
 
 @pytest.mark.usefixtures("small")
-def test_without_another_thread_it_is_hashed_in_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_the_file_is_hashed_by_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 

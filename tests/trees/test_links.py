@@ -24,7 +24,7 @@ DIRECTORIES, FILES = 12, 6
 
 
 class Trees:
-    """A source in which something changed in every directory since the first tree was captured of it."""
+    """A source with a change in every directory since its first capture."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.source = top, top / "source"
@@ -50,7 +50,7 @@ class Trees:
         )
 
     def require_linked(self, tree: Path, captured: Captured) -> None:
-        """All that did not change is the same file in both trees."""
+        """Every unchanged file is the same inode in both trees."""
         assert list(verify(tree, captured.payload_hash)) == []
         for number in range(DIRECTORIES):
             for name in range(1, FILES):
@@ -65,11 +65,11 @@ def trees(tmp_path: Path) -> Trees:
     return Trees(tmp_path)
 
 
-def test_what_did_not_change_is_linked(trees: Trees) -> None:
+def test_unchanged_files_are_linked(trees: Trees) -> None:
     trees.require_linked(*trees.take(2))
 
 
-def test_where_no_link_is_possible_there_is_a_copy(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_linked_are_copied(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
@@ -82,13 +82,13 @@ def test_where_no_link_is_possible_there_is_a_copy(trees: Trees, monkeypatch: py
     assert (tree / PAYLOAD / "d1/f1").stat().st_nlink == 1
 
 
-def test_a_file_that_the_base_has_lost_is_copied_from_the_source(trees: Trees) -> None:
+def test_a_file_missing_from_the_base_is_copied_from_the_source(trees: Trees) -> None:
     (trees.first / PAYLOAD / "d3/f3").unlink()
     tree, captured = trees.take(2)
     assert list(verify(tree, captured.payload_hash)) == []
 
 
-def test_a_file_that_the_base_has_lost_and_that_changes_meanwhile_fails_the_capture(
+def test_a_file_missing_from_the_base_that_changes_meanwhile_fails_the_capture(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (trees.first / PAYLOAD / "d3/f3").unlink()
@@ -119,11 +119,11 @@ def test_a_full_disk_fails_the_capture(trees: Trees, monkeypatch: pytest.MonkeyP
     assert not (trees.top / "tree-2" / READY).exists()
 
 
-# --- The times of directories ------------------------------------------------------------------------
+# --- Directory times ---------------------------------------------------------------------------------
 
 
 class Nested:
-    """Directories in directories, in all of which something changes; the lower ones are made later."""
+    """Nested directories with a change in every one; the lower ones are created later."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.source, self.count = top, top / "source", 0
@@ -134,7 +134,7 @@ class Nested:
         for each in self.directories:
             for name in range(FILES):
                 (each / f"f{name}").write_text(f"{each} {name}")
-        self.directories[1].chmod(0o700)  # what lacks more than its time
+        self.directories[1].chmod(0o700)  # needs more than its time set
         self.take()
 
     def take(self) -> Path:
@@ -147,7 +147,7 @@ class Nested:
         return tree
 
     def wrong(self) -> list[str]:
-        """Directories of a tree in which everything has changed that have not the time of their source."""
+        """Capture a change in every directory and return those whose time differs from the source."""
         for each in self.directories:
             (each / "f0").write_text(f"changed {self.count}")
             os.utime(each, ns=(0, 10**18 + self.count))
@@ -159,5 +159,5 @@ class Nested:
         ]
 
 
-def test_directories_have_their_times_though_others_are_created_in_them_later(tmp_path: Path) -> None:
+def test_directories_keep_their_times_though_subdirectories_are_created_later(tmp_path: Path) -> None:
     assert Nested(tmp_path).wrong() == []

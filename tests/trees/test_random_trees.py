@@ -1,4 +1,4 @@
-"""Random trees, random edits, random races: the short ways give what the long way gives."""
+"""Random trees, edits and races: the shortcuts give the same result as a full copy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ HOW: dict[str, Callable[[Path, Any], object]] = {
 
 
 def edit(top: Path, how: str, path: str, extra: Any) -> None:
-    """Change something in a directory; what cannot be done is not done."""
+    """Apply a change to a directory; skip it if it is impossible."""
     target = top / path
     try:
         if how not in ("remove", "chmod", "utime"):
@@ -115,7 +115,7 @@ def place() -> Iterator[Path]:
 
 @given(edits=EDITS)
 @settings(max_examples=rounds(40, least=25), deadline=None)
-def test_a_random_tree_comes_back(edits: list[tuple[str, str, Any]]) -> None:
+def test_a_random_tree_is_restored_exactly(edits: list[tuple[str, str, Any]]) -> None:
     with place() as here:
         for each in edits:
             edit(here / "source", *each)
@@ -140,7 +140,7 @@ def test_a_random_tree_comes_back(edits: list[tuple[str, str, Any]]) -> None:
 @given(rounds=st.lists(EDITS, min_size=2, max_size=4))
 @settings(max_examples=rounds(40, least=25), deadline=None)
 @pytest.mark.long
-def test_after_random_edits_the_cheap_way_gives_what_the_long_way_gives(
+def test_after_random_edits_a_linked_capture_equals_a_full_copy(
     rounds: list[list[tuple[str, str, Any]]],
 ) -> None:
     with place() as here:
@@ -162,7 +162,7 @@ def test_after_random_edits_the_cheap_way_gives_what_the_long_way_gives(
 
 
 def applied(tree: Path, differences: Iterator[Change]) -> set[bytes]:
-    """The paths that a tree has after changes were made to it.
+    """The paths of a tree after these changes.
 
     A file that replaces a directory, or the reverse, is one removal and one addition of the same path.
     """
@@ -190,8 +190,8 @@ def applied(tree: Path, differences: Iterator[Change]) -> set[bytes]:
 FILES = 60
 
 
-def write_for_ever(source: str, pause: float) -> None:
-    """Write one number after the other into all files, in one order: a state is a step of that."""
+def write_forever(source: str, pause: float) -> None:
+    """Write increasing numbers into all files in a fixed order: each write is one state."""
     number = 0
     while True:
         number += 1
@@ -202,14 +202,14 @@ def write_for_ever(source: str, pause: float) -> None:
 
 
 def is_one_state(tree: Path) -> bool:
-    """Whether the files are as they were at one moment: an earlier one is never behind a later one."""
+    """Whether the files show one moment: an earlier file is never behind a later one."""
     shared = read_shared_directories(tree)
     paths = [located(tree, shared, f"d{each % 6}/f{each}".encode()) for each in range(FILES)]
     numbers = [int(path.read_bytes()) for path in paths]
     return all(one >= other for one, other in pairwise(numbers)) and numbers[0] - numbers[-1] <= 1
 
 
-def test_a_quiesced_capture_of_a_source_that_is_written_to_is_one_state_or_none(scratch: Path) -> None:
+def test_a_quiesced_capture_of_a_busy_source_is_one_state_or_refused(scratch: Path) -> None:
     source = scratch / "source"
     for each in range(FILES):
         (source / f"d{each % 6}").mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def test_a_quiesced_capture_of_a_source_that_is_written_to_is_one_state_or_none(
     if sys.platform == "win32":
         raise NotImplementedError
     fork = multiprocessing.get_context("fork")
-    writer = fork.Process(target=write_for_ever, args=(str(source), 0.02), daemon=True)
+    writer = fork.Process(target=write_forever, args=(str(source), 0.02), daemon=True)
     writer.start()
     try:
         met: Counter[str] = Counter()
@@ -241,7 +241,7 @@ def test_a_quiesced_capture_of_a_source_that_is_written_to_is_one_state_or_none(
         writer.join()
 
 
-def test_the_observer_finds_a_state_that_never_was(scratch: Path) -> None:
+def test_the_observer_finds_a_state_that_never_existed(scratch: Path) -> None:
     payload = scratch / PAYLOAD
     for each in range(FILES):
         (payload / f"d{each % 6}").mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A tree is removed whatever is in it, and nothing else is; and what that frees is known beforehand."""
+"""A tree is removed with any contents, and nothing else is; the space this frees is known in advance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.trees.groves import grow, seen
 
 
 class Removal:
-    """Remove a tree of everything, some of it read-only, with a neighbour and a link that leads to it."""
+    """Remove a tree of mixed entries, some of them read-only, with links to a neighbour."""
 
     def prepare(self, directory: Path) -> None:
         if sys.platform == "win32":
@@ -46,20 +46,20 @@ class Removal:
     def check(self, directory: Path, outcome: Outcome) -> None:
         assert (directory / "neighbour/file").read_bytes() == b"stays"
         if outcome.ending is not Ending.FAILED:
-            remove_tree(directory / "tree")  # finishes what was interrupted
+            remove_tree(directory / "tree")  # finishes the interrupted removal
             assert remove_tree(directory / "tree") is False
             assert os.listdir(directory) == ["neighbour"]
 
 
-def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next() -> None:
+def test_a_removal_killed_at_any_call_is_finished_by_the_next() -> None:
     kill_points(Removal(), share=SHARE).require_clean(at_least=50)
 
 
-def test_a_removal_that_fails_says_so_and_leaves_the_neighbours() -> None:
+def test_a_failed_removal_raises_and_leaves_the_neighbours() -> None:
     error_points(Removal(), (errno.EIO,), lasting=(), share=SHARE).require_clean(at_least=30)
 
 
-def test_everything_is_removed(tmp_path: Path) -> None:
+def test_entries_of_every_kind_are_removed(tmp_path: Path) -> None:
     grow(tmp_path / "tree")
 
     assert remove_tree(tmp_path / "tree") is True
@@ -68,7 +68,7 @@ def test_everything_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling", "fifo"])
-def test_what_is_no_directory_is_removed_itself(tmp_path: Path, what: str) -> None:
+def test_a_path_that_is_not_a_directory_is_removed_itself(tmp_path: Path, what: str) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/file").touch()
     path = tmp_path / "path"
@@ -87,7 +87,7 @@ def test_what_is_no_directory_is_removed_itself(tmp_path: Path, what: str) -> No
     assert os.listdir(tmp_path / "kept") == ["file"]
 
 
-def test_depth_is_no_obstacle(scratch: Path) -> None:
+def test_a_very_deep_tree_is_removed(scratch: Path) -> None:
     here = os.open(scratch, os.O_RDONLY)
     for _ in range(5000):
         os.mkdir("d", dir_fd=here)
@@ -100,7 +100,7 @@ def test_depth_is_no_obstacle(scratch: Path) -> None:
     assert os.listdir(scratch) == []
 
 
-def test_what_is_mounted_in_a_tree_keeps_it(loop_mount: Callable[[str], LoopMount]) -> None:
+def test_a_tree_with_a_mount_inside_is_not_removed(loop_mount: Callable[[str], LoopMount]) -> None:
     mounted = loop_mount("ext4")
     (mounted.path / "inside").write_bytes(b"")
     with pytest.raises(Refused, match="something is mounted at ext4"):
@@ -109,10 +109,10 @@ def test_what_is_mounted_in_a_tree_keeps_it(loop_mount: Callable[[str], LoopMoun
     assert mounted.image.exists()
 
 
-# --- What it frees ----------------------------------------------------------------------------------
+# --- Freed space ------------------------------------------------------------------------------------
 
 
-def test_only_what_no_other_tree_has_is_freed(tmp_path: Path) -> None:
+def test_only_data_that_no_other_tree_has_is_freed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "shared").write_bytes(bytes(1 << 20))
@@ -133,7 +133,7 @@ def test_only_what_no_other_tree_has_is_freed(tmp_path: Path) -> None:
 # --- Exchange ---------------------------------------------------------------------------------------
 
 
-def test_two_directories_swap_their_places(tmp_path: Path) -> None:
+def test_two_directories_are_exchanged(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "a/one").touch()
@@ -149,7 +149,7 @@ def test_two_directories_swap_their_places(tmp_path: Path) -> None:
         exchange(tmp_path / "a", tmp_path / "nothing")
 
 
-def test_where_there_is_no_exchange_the_failure_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_exchange_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -158,8 +158,8 @@ def test_where_there_is_no_exchange_the_failure_says_so(tmp_path: Path, monkeypa
         exchange(tmp_path / "a", tmp_path / "b")
 
 
-def test_looking_with_other_eyes_finds_links(tmp_path: Path) -> None:
-    """The observer that these tests rely on sees a name that is lost, a mode and a second link."""
+def test_the_independent_observer_finds_modes_and_links(tmp_path: Path) -> None:
+    """The observer that these tests rely on sees a changed mode and a second link."""
     before = seen(grow(tmp_path / "tree"))
     (tmp_path / "tree/plain").chmod(0o600)
     os.link(tmp_path / "tree/script", tmp_path / "tree/again")

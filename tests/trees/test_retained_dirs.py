@@ -1,4 +1,4 @@
-"""A retained tree keeps what is needed of it, unchanged, and nothing else; the reclaimable size is known."""
+"""A retained tree keeps only its needed directories, unchanged; the reclaimable size is known in advance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OLD = 1_500_000_000_123_456_789
 
 
 def make(tree: Path) -> Path:
-    """A tree with a file, a link and a fifo in each of its directories, and times that are long past."""
+    """A tree with a file and a link in each of its directories, and times long past."""
     for each in DIRECTORIES:
         directory = tree / "payload" / each
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def time_of(directory: str) -> int:
 
 
 def require_trimmed(retained: Path, need: set[bytes]) -> None:
-    """Of what is needed all files and the time; of all else nothing."""
+    """Needed directories keep their files and times; nothing else is left."""
     assert [each.name for each in retained.iterdir()] == ["payload"]
     for each in DIRECTORIES:
         directory, inside = retained / "payload" / each, each.encode()
@@ -83,7 +83,7 @@ def trimmed(retained: Path, need: set[bytes], bin_: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, seed: int) -> None:
+def test_needed_directories_stay_unchanged_and_nothing_else_stays(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     retained, need = make(tmp_path / "retained"), {each.encode() for each in DIRECTORIES}
     while need:
@@ -92,7 +92,7 @@ def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, see
         require_trimmed(retained, need)
         before = seen(retained)
         trimmed(retained, need, tmp_path / "bin")
-        assert seen(retained) == before  # twice is as good as once
+        assert seen(retained) == before  # trimming is idempotent
         need = set(chance.sample(sorted(need), chance.randrange(len(need))))
     trimmed(retained, need, tmp_path / "bin")
     assert not retained.exists()
@@ -100,7 +100,7 @@ def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, see
 
 
 class Trimming:
-    """A retained of which two directories are needed that have others in them."""
+    """A retained tree with needed directories that contain others."""
 
     need = frozenset({b"a", b"a/b/d", b""})
 
@@ -119,11 +119,11 @@ class Trimming:
         require_trimmed(directory / "retained", set(self.need))
 
 
-def test_a_trim_that_is_killed_anywhere_is_finished_by_the_next_with_the_times_as_they_were() -> None:
+def test_a_trim_killed_at_any_call_is_finished_by_the_next_with_the_original_times() -> None:
     kill_points(Trimming(), share=SHARE).require_clean(at_least=30)
 
 
-def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None:
+def test_a_trim_on_a_full_disk_works_without_a_note(tmp_path: Path) -> None:
     retained = make(tmp_path / "retained")
     (tmp_path / "bin").mkdir()
 
@@ -137,9 +137,7 @@ def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None
     require_trimmed(retained, {b"a"})
 
 
-def test_what_is_mounted_in_a_retained_tree_is_not_touched(
-    tmp_path: Path, loop_mount: Callable[[str], LoopMount]
-) -> None:
+def test_a_mount_in_a_retained_tree_is_not_touched(tmp_path: Path, loop_mount: Callable[[str], LoopMount]) -> None:
     retained = make(tmp_path / "retained")
     (tmp_path / "bin").mkdir()
     mounted, inside = loop_mount("ext4").path, retained / "payload/f/g"
@@ -164,7 +162,7 @@ def test_a_link_in_the_place_of_a_directory_is_never_followed(tmp_path: Path, wh
     assert seen(elsewhere) == before
 
 
-def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
+def test_a_needed_directory_that_is_lost_is_not_recreated(tmp_path: Path) -> None:
     retained = make(tmp_path / "retained")
     remove_tree(retained / "payload/a")
     trimmed(retained, {b"a/b", b"f"}, tmp_path / "bin")
@@ -172,7 +170,7 @@ def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
     assert is_trimmed(retained, {b"a/b", b"f"})
 
 
-# --- What is needed ---------------------------------------------------------------------------------
+# --- Needed directories -----------------------------------------------------------------------------
 
 
 def with_shared(tree: Path, **there: set[bytes]) -> Path:
@@ -183,7 +181,7 @@ def with_shared(tree: Path, **there: set[bytes]) -> Path:
     return tree
 
 
-def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Path) -> None:
+def test_a_corrupt_list_is_reported_and_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     good = with_shared(tmp_path / "good", one={b"a", b"b"}, two={b""})
     assert needed([good, tmp_path / "without"]) == {"one": {b"a", b"b"}, "two": {b""}}
     bad = with_shared(tmp_path / "bad", one={b"c"})
@@ -195,7 +193,7 @@ def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Pat
             needed([good, bad])
 
 
-def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is(tmp_path: Path) -> None:
+def test_a_partial_list_is_corrupt_only_in_a_complete_tree(tmp_path: Path) -> None:
     tree = with_shared(tmp_path / "tree", one={b"c"})
     assert needed_by_captures([tree]) == {"one": {b"c"}}
     whole = (tree / "homes").read_bytes()
@@ -214,7 +212,7 @@ def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is
         assert needed_by_captures([tree]) == {"one": {b"c"}}
 
 
-def test_a_list_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_list_without_read_permission_is_reported(tmp_path: Path) -> None:
     tree = with_shared(tmp_path / "tree", one={b"c"})
 
     def refused(attempt: Attempt) -> object:
@@ -226,11 +224,11 @@ def test_a_list_that_may_not_be_read_is_told(tmp_path: Path) -> None:
         needed([tree])
 
 
-# --- What becomes free ------------------------------------------------------------------------------
+# --- Reclaimable space ------------------------------------------------------------------------------
 
 
 def used(*tops: Path) -> int:
-    """What is on the disk below these directories, each inode once."""
+    """The disk usage below these directories, counting each inode once."""
     if sys.platform == "win32":
         raise NotImplementedError
     found: dict[int, int] = {}
@@ -243,8 +241,8 @@ def used(*tops: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: Path, seed: int) -> None:
-    """In random orders, with random needs and files that several trees have; measured after each one."""
+def test_the_reclaimable_size_is_exact_for_each_number_of_removed_trees(tmp_path: Path, seed: int) -> None:
+    """Random orders, random needs and files shared between trees; measured after each removal."""
     chance = random.Random(seed)
     snapshots, retained_trees = tmp_path / "snapshots", tmp_path / "remnants"
     retained_trees.mkdir()
@@ -265,8 +263,8 @@ def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: P
     going = chance.sample(names[1:], 4)
     stay = [snapshots / name for name in names[1:] if name not in going]
     before = used(snapshots, retained_trees) - used_alone(snapshots, retained_trees)
-    foretold = reclaimable_sizes([snapshots / name for name in going], needed(stay), [retained_trees / names[0]])
-    assert foretold == sorted(foretold)
+    predicted = reclaimable_sizes([snapshots / name for name in going], needed(stay), [retained_trees / names[0]])
+    assert predicted == sorted(predicted)
     for count in range(len(going) + 1):
         if count:
             (snapshots / going[count - 1]).rename(retained_trees / going[count - 1])
@@ -274,7 +272,7 @@ def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: P
         for retained in sorted(retained_trees.iterdir()):
             trimmed(retained, need.get(retained.name, set()), tmp_path / "bin")
         after = used(snapshots, retained_trees) - used_alone(snapshots, retained_trees)
-        assert before - after == foretold[count], count
+        assert before - after == predicted[count], count
     assert tree_bytes([*snapshots.iterdir(), *retained_trees.iterdir(), tmp_path / "none"]) == after
 
 
@@ -284,8 +282,8 @@ def used_alone(*directories: Path) -> int:
     return sum(each.stat().st_blocks * 512 for each in directories)
 
 
-def test_one_that_goes_and_cannot_say_what_it_needs_is_no_obstacle(tmp_path: Path) -> None:
-    tree = make(tmp_path / "tree")  # its list is none
+def test_a_removed_tree_with_an_invalid_list_is_still_counted(tmp_path: Path) -> None:
+    tree = make(tmp_path / "tree")  # its list is invalid
     assert reclaimable_sizes([tree], {}) == [0, used(tree)]
     assert reclaimable_sizes([tree, tmp_path / "missing"], {"tree": {b"a"}})[2] < used(tree)
     assert calls.stat(tree / "homes").st_size > 0

@@ -1,4 +1,4 @@
-"""What is captured comes back as it was, by every engine, on every file system, with the same hash."""
+"""A captured directory is restored exactly, by every engine, on every file system, with the same hash."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, scratch: Path) -> Path
 
 
 @pytest.mark.parametrize("time", [(1 << 63) + 10**9, -(1 << 63) - 10**9])
-def test_a_time_that_64_bits_cannot_hold_is_no_reason_to_keep_nothing(tmp_path: Path, time: int) -> None:
-    """A file from an archive that says it is of the year 2440."""
+def test_a_time_that_64_bits_cannot_hold_does_not_prevent_a_capture(tmp_path: Path, time: int) -> None:
+    """Archives may contain such times."""
     source, tree, cache = tmp_path / "source", tmp_path / "tree", tmp_path / "cache"
     source.mkdir()
     for name in ("file", "directory"):
@@ -57,7 +57,7 @@ def test_a_time_that_64_bits_cannot_hold_is_no_reason_to_keep_nothing(tmp_path: 
 
 
 def round_trip(place: Path, engines: list[Engine]) -> None:
-    """Capture with each engine, twice, and restore: all the same."""
+    """Capture repeatedly with each engine and restore: all results are equal."""
     source = grow(place / "source")
     before, hashes = seen(source), set()
     for engine in engines:
@@ -77,11 +77,11 @@ def round_trip(place: Path, engines: list[Engine]) -> None:
 
 
 @pytest.mark.parametrize("engine", FILE_BY_FILE)
-def test_everything_comes_back(place: Path, engine: Engine) -> None:
+def test_everything_is_restored(place: Path, engine: Engine) -> None:
     round_trip(place, [engine])
 
 
-def test_all_engines_that_go_file_by_file_give_one_hash(place: Path) -> None:
+def test_all_file_by_file_engines_give_the_same_hash(place: Path) -> None:
     round_trip(place, FILE_BY_FILE)
 
 
@@ -96,7 +96,7 @@ def test_all_engines_work_on_xfs(loop_mount: Callable[[str], LoopMount]) -> None
 @pytest.mark.req("WT-12")
 def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> None:
     place = loop_mount("btrfs").path
-    assert choose_engine(place / ".", place) is Engine.BTRFS_SUBVOLUME  # the top of a file system is one
+    assert choose_engine(place / ".", place) is Engine.BTRFS_SUBVOLUME  # the top of a file system is a subvolume
     round_trip(place, FILE_BY_FILE)
     subprocess.run(["btrfs", "subvolume", "create", str(place / "volume")], check=True, capture_output=True)
     grow(place / "volume" / "source")
@@ -122,7 +122,7 @@ def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> No
     assert after == before
 
 
-# --- Parts, and second trees ------------------------------------------------------------------------
+# --- Partial restores and shared trees --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def tree(scratch: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", [b"a/b", b"a", b"plain", b"link", b"fifo", b"a/b/c/third name", b"new\nline"])
-def test_one_path_comes_back_alone(tree: Path, scratch: Path, path: bytes) -> None:
+def test_a_single_path_can_be_restored(tree: Path, scratch: Path, path: bytes) -> None:
     materialise(tree, scratch / "part", only=path)
     whole, part = seen(scratch / "source"), seen(scratch / "part")
     below = [each for each in whole if each == path or each.startswith(path + b"/")]
@@ -159,14 +159,14 @@ def test_nothing_is_overwritten(tree: Path, scratch: Path) -> None:
     assert list((scratch / "there").iterdir()) == []
 
 
-def test_a_tree_that_is_not_complete_is_not_restored(tree: Path, scratch: Path) -> None:
+def test_an_incomplete_tree_is_not_restored(tree: Path, scratch: Path) -> None:
     (tree / READY).unlink()
     with pytest.raises(PartialSnapshot):
         materialise(tree, scratch / "restored")
     assert not (scratch / "restored").exists()
 
 
-def test_a_tree_that_shares_all_with_another_is_equal_to_it(tree: Path, scratch: Path) -> None:
+def test_a_tree_that_shares_everything_with_another_is_equal_to_it(tree: Path, scratch: Path) -> None:
     share_tree(tree, scratch / "second")
     (payload_hash,) = {fields["payload_hash"] for fields in ready(tree, scratch / "second")}
 
@@ -210,10 +210,10 @@ def test_an_engine_that_cannot_work_here_is_refused_with_the_reason(scratch: Pat
     assert list(scratch.iterdir()) == []
 
 
-def test_another_file_system_with_the_number_of_one_that_is_gone_is_probed_again(
+def test_a_new_file_system_with_a_reused_device_number_is_probed_again(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers of devices are given again, once what had them is not mounted any more."""
+    """Device numbers are reused after an unmount."""
     kind, probed = "first", list[str]()
 
     def probe(_source: Path, _beside: Path) -> str:
@@ -230,8 +230,8 @@ def test_another_file_system_with_the_number_of_one_that_is_gone_is_probed_again
     assert probed == ["first", "second"]
 
 
-STAND_IN = """#!/bin/sh
-# Stands in for the program of JuiceFS: takes the same words and copies.
+STUB = """#!/bin/sh
+# A stub for juicefs: takes the same arguments and copies.
 [ "$1" = clone ] || exit 9
 [ "$2" = --help ] && exit 0
 [ "$2" = --preserve ] || exit 8
@@ -241,11 +241,11 @@ exec cp -a -- "$3" "$4"
 
 
 @pytest.mark.req("WT-12")
-def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in that copies; the file system is no JuiceFS, and only says so."""
+def test_the_juicefs_engine_runs_juicefs_clone(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stub that copies, on a file system that only pretends to be JuiceFS."""
     programs = scratch / "programs"
     programs.mkdir()
-    (programs / "juicefs").write_text(STAND_IN)
+    (programs / "juicefs").write_text(STUB)
     (programs / "juicefs").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     monkeypatch.setattr("holdfast.trees.engines.filesystem_kind", lambda _path: "fuse.juicefs")

@@ -1,4 +1,4 @@
-"""The scan worker saves scans and nothing else: with or without it, the tree is the same."""
+"""The scan worker only saves scans: the tree is the same with or without it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tests.trees.test_random_trees import EDITS, edit, place
 
 
 class Started:
-    """The workers that were started, and the directories of which a report was used.
+    """Records the started workers, and the directories whose report was used.
 
-    `meet` is called with each path that is asked for; by default the first call waits for all reports.
+    `meet` is called with each requested path; by default the first call waits for all reports.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ class Started:
     def wait_at(
         self, where: str, before: Callable[[], object] = int, after: Callable[[], object] = int
     ) -> Callable[[workers.ScanWorker, str], None]:
-        """Wait for all reports when `where` is asked for."""
+        """Wait for all reports when `where` is requested."""
 
         def meet(worker: workers.ScanWorker, path: str) -> None:
             if path == where:
@@ -82,7 +82,7 @@ class Started:
 
 
 def wait_for_all(worker: workers.ScanWorker) -> None:
-    """Read until the worker has ended, and leave the reports as if they had just arrived."""
+    """Read until the worker has exited, and leave the reports as if they had just arrived."""
     while worker._running:
         assert select.select((worker.pipe,), (), (), 60)[0]
         worker._receive()
@@ -105,7 +105,7 @@ DIRECTORIES = 1 + 4 + 4 * 3
 
 
 def scans_during(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many directories the capturing process scans."""
+    """Count the directories that the capturing process scans itself."""
     count = 0
 
     def counted(descriptor: int) -> Any:
@@ -123,10 +123,10 @@ def alike(one: Captured, other: Captured) -> bool:
     return one._replace(stored_bytes=0) == other._replace(stored_bytes=0)
 
 
-# --- What it saves ----------------------------------------------------------------------------------
+# --- Saved scans ------------------------------------------------------------------------------------
 
 
-def test_what_the_worker_reported_is_not_scanned_again(
+def test_reported_directories_are_not_scanned_again(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = snapshots.take()
@@ -140,7 +140,7 @@ def test_what_the_worker_reported_is_not_scanned_again(
     assert list(verify(tree, first.payload_hash)) == []
 
 
-def test_they_meet_and_the_worker_is_stopped(
+def test_the_walk_meets_the_worker_and_stops_it(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = snapshots.take()
@@ -149,7 +149,7 @@ def test_they_meet_and_the_worker_is_stopped(
     started.meet = lambda *_: None
     _, third = snapshots.take()
 
-    assert scans == 1 + 2 * 4 + 2  # the top, d0 and d1 with all in them, d2 and d2/e0
+    assert scans == 1 + 2 * 4 + 2  # the top, d0 and d1 with their contents, d2 and d2/e0
     assert started.used[0] == "d2/e1"
     assert alike(first, third)
     assert all(each._process.returncode is not None for each in started.workers)
@@ -215,7 +215,7 @@ def test_a_directory_of_very_many_files_is_reported_whole(
 
 
 def gone_after_its_report(snapshots: Snapshots, started: Started) -> list[str]:
-    """Remove a directory after the worker reported it and before its parent is scanned."""
+    """Remove a directory after the worker reports it and before its parent is scanned."""
     snapshots.fill({"d2/linked": b"", "d2/e9/f0": b"old"})
     os.link(snapshots.source / "d2/linked", snapshots.source / "d2/again")  # so that d2 is scanned here
     snapshots.settle()
@@ -238,14 +238,14 @@ def gone_after_its_report(snapshots: Snapshots, started: Started) -> list[str]:
     ]
 
 
-def test_a_directory_that_has_gone_since_its_report_leaves_nothing(snapshots: Snapshots, started: Started) -> None:
+def test_a_directory_removed_after_its_report_leaves_nothing(snapshots: Snapshots, started: Started) -> None:
     assert gone_after_its_report(snapshots, started) == []
 
 
-def test_capturing_what_the_walk_may_never_reach_is_found(
+def test_capturing_a_directory_that_the_walk_never_reaches_is_found(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: every report is captured at once."""
+    """Planted: every report is captured immediately."""
 
     class Everything(set[str]):
         def __contains__(self, _: object) -> bool:
@@ -260,10 +260,10 @@ def test_capturing_what_the_walk_may_never_reach_is_found(
     assert gone_after_its_report(snapshots, started) != []
 
 
-def test_what_changed_is_captured_when_it_is_reported(
+def test_changed_directories_are_captured_when_they_are_reported(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker has scanned everything before the walk reaches `d1`; `d3` is read before `d2` then."""
+    """The worker scans everything before the walk reaches `d1`, so `d3` is read before `d2`."""
     snapshots.take()
     for number in range(4):
         (snapshots.source / f"d{number}/e1/f0").write_bytes(b"changed")
@@ -284,7 +284,7 @@ def test_what_changed_is_captured_when_it_is_reported(
     assert list(verify(tree, captured.payload_hash)) == []
 
 
-# --- Without it -------------------------------------------------------------------------------------
+# --- Without a worker -------------------------------------------------------------------------------
 
 FALSE_REPORT = REPORT.pack(5, 60, 7, 0, 0) + b"d0/e0" + bytes(60)
 PROGRAMS = {
@@ -297,7 +297,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_whatever_it_reports_the_tree_is_the_same(
+def test_the_tree_is_the_same_for_any_report(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     _, first = snapshots.take()
@@ -311,7 +311,7 @@ def test_whatever_it_reports_the_tree_is_the_same(
     assert list(verify(tree, first.payload_hash)) == []
 
 
-def test_a_torn_report_is_none(snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_report_is_ignored(snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     _, first = snapshots.take()
     read, taken = calls.read, bytearray()
 
@@ -339,7 +339,7 @@ REASONS: dict[str, tuple[object, str, object]] = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_where_there_can_be_none_there_is_none(
+def test_no_worker_starts_where_it_cannot_help(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     _, first = snapshots.take()
@@ -360,18 +360,18 @@ def test_where_there_can_be_none_there_is_none(
         (b"a b c d/e", False),
     ],
 )
-def test_two_processors_are_busy_with_three_that_run(said: bytes, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processors_are_busy_with_three_running_processes(
+    said: bytes, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if sys.platform != "linux":
-        pytest.skip("only Linux tells")
+        pytest.skip("only Linux reports the number of running processes")
     monkeypatch.setattr(workers, "read_whole", lambda _: said)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     assert workers._is_busy() is busy
 
 
-def test_killed_at_any_moment_it_leaves_the_rest_to_the_capturing_process(
-    snapshots: Snapshots, started: Started
-) -> None:
+def test_a_killed_worker_leaves_the_rest_to_the_capturing_process(snapshots: Snapshots, started: Started) -> None:
     _, first = snapshots.take()
     chance = random.Random(4)
     rounds, seen = 25, set()
@@ -395,8 +395,8 @@ def test_killed_at_any_moment_it_leaves_the_rest_to_the_capturing_process(
     assert {0, DIRECTORIES} & seen
 
 
-def test_it_ends_with_the_process_that_started_it(snapshots: Snapshots) -> None:
-    """It is in the middle of a report that nobody reads when its parent is killed."""
+def test_the_worker_ends_with_its_parent(snapshots: Snapshots) -> None:
+    """The parent is killed while the worker is writing a report that nobody reads."""
     snapshots.fill({f"d3/e2/{number:0100}": b"" for number in range(1500)})
     snapshots.take()
     code = (
@@ -428,13 +428,13 @@ def is_running(process: int) -> bool:
         return False
 
 
-# --- One moment -------------------------------------------------------------------------------------
+# --- Consistency ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("watching", [True, False], ids=["watching", "scanning"])
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.sampled(9)
-def test_whatever_changes_after_the_worker_scanned_is_noticed(
+def test_any_change_after_the_scan_of_the_worker_is_noticed(
     snapshots: Snapshots, started: Started, name: str, watching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots.fill({"d0/f0": b"", "d0/f1": b""})
@@ -451,7 +451,7 @@ def test_whatever_changes_after_the_worker_scanned_is_noticed(
     assert "d0" in started.used
 
 
-def test_a_change_shortly_before_the_worker_scanned_makes_all_be_scanned_again(
+def test_a_change_shortly_before_the_scan_of_the_worker_forces_a_second_scan(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots.take()
@@ -472,7 +472,7 @@ def test_a_change_shortly_before_the_worker_scanned_makes_all_be_scanned_again(
 
 
 def moved_across(snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """Move a directory that neither has scanned to where the walk has been, then let the worker scan."""
+    """Move a directory that neither has scanned behind the walk, then let the worker scan."""
     snapshots.take()
     go = snapshots.place / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.001)\n"
@@ -487,7 +487,7 @@ def moved_across(snapshots: Snapshots, started: Started, monkeypatch: pytest.Mon
     return {each.path for each in read_manifest(tree) if each.path.endswith(b"/f1")}
 
 
-def test_a_directory_that_is_moved_behind_both_is_noticed(
+def test_a_directory_moved_behind_both_is_noticed(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConsistencyUnavailable, match="d0/moved"):
@@ -495,7 +495,7 @@ def test_a_directory_that_is_moved_behind_both_is_noticed(
     assert "d2" in started.used
 
 
-def test_a_directory_that_was_missed_by_both_is_found(
+def test_a_directory_missed_by_both_is_found(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: no watch, and no second scan."""
@@ -504,12 +504,12 @@ def test_a_directory_that_was_missed_by_both_is_found(
     assert len(moved_across(snapshots, started, monkeypatch)) == 4 * 3 - 1
 
 
-# --- At random --------------------------------------------------------------------------------------
+# --- Random edits -----------------------------------------------------------------------------------
 
 
 @given(rounds=st.lists(EDITS, min_size=2, max_size=3))
 @settings(max_examples=12, deadline=None)
-def test_after_random_edits_it_is_as_if_there_were_no_worker(
+def test_after_random_edits_the_worker_makes_no_difference(
     rounds: list[list[tuple[str, str, Any]]],
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:
@@ -531,7 +531,7 @@ PLACES, MOVED, IN_EACH = 24, 12, 3
 
 
 def moves() -> Iterator[list[int]]:
-    """Where each directory is, in one state after the other; the same states whenever they are asked for."""
+    """Yield the places of all directories, state by state; every call yields the same states."""
     chance = random.Random(11)
     at = [chance.randrange(PLACES) for _ in range(MOVED)]
     while True:
@@ -539,8 +539,8 @@ def moves() -> Iterator[list[int]]:
         at[chance.randrange(MOVED)] = chance.randrange(PLACES)
 
 
-def move_for_ever(source: str, count: Any, pause: Any) -> None:
-    """Go from state to state, some of them at once, then rest, for as long as the other process wishes."""
+def move_forever(source: str, count: Any, pause: Any) -> None:
+    """Go through the states in short bursts, with pauses up to the length that the other process sets."""
     states, chance = moves(), random.Random(5)
     before = next(states)
     while True:
@@ -556,14 +556,14 @@ def move_for_ever(source: str, count: Any, pause: Any) -> None:
 
 
 def layout(tree: Path) -> list[int]:
-    """Where the directories are in a tree; none may be missing, or there twice, or without its files."""
+    """The places of the directories in a tree; none may be missing, duplicated or incomplete."""
     paths = [each.path.decode() for each in read_manifest(tree) if each.kind == "f"]
     found = sorted((int(path.split("/")[1][1:]), int(path[1:3])) for path in paths)
     assert [each for each, _ in found] == [each for each in range(MOVED) for _ in range(IN_EACH)]
     return [where for _, where in found[::IN_EACH]]
 
 
-def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(scratch: Path, started: Started) -> None:
+def test_a_capture_while_directories_move_is_one_state_or_refused(scratch: Path, started: Started) -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     source, chance = scratch / "source", random.Random(3)
@@ -579,7 +579,7 @@ def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(scratch: 
     capture(source, base, **options)
     context = multiprocessing.get_context("fork")
     count, pause = context.Value("q", 0), context.Value("d", 0.1)
-    mover = context.Process(target=move_for_ever, args=(str(source), count, pause), daemon=True)
+    mover = context.Process(target=move_forever, args=(str(source), count, pause), daemon=True)
     refused: list[int] = []
     taken: list[Any] = []
     mover.start()
@@ -604,10 +604,10 @@ def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(scratch: 
     assert started.used
 
 
-# --- Directories that changed -----------------------------------------------------------------------
+# --- Changed directories ----------------------------------------------------------------------------
 
 
-def test_a_changed_directory_that_it_reported_is_read_without_another_scan(
+def test_a_reported_changed_directory_is_read_without_another_scan(
     snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots.take()
@@ -638,7 +638,7 @@ def test_a_directory_that_changed_again_after_the_report_is_scanned(
     assert list(verify(tree, captured.payload_hash)) == []
 
 
-def test_a_symbolic_link_in_a_directory_that_changed_has_its_owner(snapshots: Snapshots, started: Started) -> None:
+def test_a_symbolic_link_in_a_changed_directory_keeps_its_owner(snapshots: Snapshots, started: Started) -> None:
     (snapshots.source / "d1/e1/link").symlink_to("f1")
     snapshots.settle()
     snapshots.take()

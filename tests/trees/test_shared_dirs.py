@@ -1,4 +1,4 @@
-"""Directories that trees share: noted where they really are, found wherever that is, never taken on trust."""
+"""Directories shared between trees: recorded at their real location, found wherever it is, never blindly trusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ A_TICK = 0.05
 
 
 class Trees:
-    """A source and the trees that were captured of it, one after the other, beside each other."""
+    """A source and its successive captures, side by side."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -52,7 +52,7 @@ class Trees:
         return self.place / f"tree-{number}"
 
     def take(self, *, cached: bool = True) -> tuple[Path, Captured]:
-        time.sleep(A_TICK)  # so that no file is too young to be believed
+        time.sleep(A_TICK)  # so that no file is too recent to trust its time
         base = self.tree(self.count) if self.count else None
         self.count += 1
         tree, cache = self.tree(self.count), self.top / "cache" if cached else None
@@ -80,10 +80,10 @@ def own(tree: Path) -> set[str]:
     return {str(each.relative_to(payload)) for each in payload.rglob("*") if not each.is_dir()}
 
 
-# --- What is shared ---------------------------------------------------------------------------------
+# --- Sharing ----------------------------------------------------------------------------------------
 
 
-def test_only_directories_that_changed_are_made_again(trees: Trees) -> None:
+def test_only_changed_directories_are_stored_again(trees: Trees) -> None:
     trees.take()
     trees.write("a/b/one", "changed")
     second, captured = trees.take()
@@ -97,7 +97,7 @@ def test_only_directories_that_changed_are_made_again(trees: Trees) -> None:
     assert trees.restored(2) == seen(trees.source)
 
 
-def test_the_directories_that_a_tree_makes_have_their_modes_and_times(trees: Trees) -> None:
+def test_directories_stored_in_a_tree_have_their_modes_and_times(trees: Trees) -> None:
     trees.take()
     trees.write("a/new", "new")
     trees.write("a/b/c/new", "new")
@@ -109,7 +109,7 @@ def test_the_directories_that_a_tree_makes_have_their_modes_and_times(trees: Tre
         assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns), directory
 
 
-def test_a_location_is_a_tree_that_really_stores_the_directory(trees: Trees) -> None:
+def test_a_location_names_the_tree_that_stores_the_directory(trees: Trees) -> None:
     trees.take()
     trees.write("d/one", "changed")
     trees.take()
@@ -127,20 +127,20 @@ def test_a_location_is_a_tree_that_really_stores_the_directory(trees: Trees) -> 
     assert own(fourth) == set()
 
 
-def test_what_is_below_a_renamed_directory_is_shared_under_its_old_path(trees: Trees) -> None:
+def test_directories_below_a_renamed_one_are_shared_under_their_old_paths(trees: Trees) -> None:
     trees.take()
     (trees.source / "a").rename(trees.source / "z")
     second, captured = trees.take()
 
     assert read_shared_directories(second)[b"z/b/c"] == SharedDirectory("tree-1", b"a/b/c")
-    assert own(second) == {"top", "z/one", "z/two"}  # renaming shows in the times of what is renamed
+    assert own(second) == {"top", "z/one", "z/two"}  # a rename changes the times of the renamed directory
     assert list(verify(second, captured.payload_hash)) == []
     third, _ = trees.take()
     assert read_shared_directories(third)[b"z/b/c"] == SharedDirectory("tree-1", b"a/b/c")
     assert trees.restored(3) == seen(trees.source)
 
 
-def test_a_tree_that_shares_all_has_the_same_locations(trees: Trees) -> None:
+def test_a_tree_that_shares_everything_has_the_same_locations(trees: Trees) -> None:
     trees.take()
     trees.write("d/one", "changed")
     second, captured = trees.take()
@@ -154,7 +154,7 @@ def test_a_tree_that_shares_all_has_the_same_locations(trees: Trees) -> None:
     assert trees.restored(3) == trees.restored(2)
 
 
-def test_names_of_any_bytes_are_found_again(trees: Trees) -> None:
+def test_names_of_arbitrary_bytes_are_located(trees: Trees) -> None:
     name = os.fsdecode(b"\xff\n\x01 \xe2\x82")
     trees.write(f"{name}/{name}/file")
     trees.take()
@@ -166,7 +166,7 @@ def test_names_of_any_bytes_are_found_again(trees: Trees) -> None:
     assert place.read_text() == "content"
 
 
-def test_histories_of_random_edits_are_all_restored_as_they_were(trees: Trees) -> None:
+def test_every_snapshot_of_a_random_history_is_restored_exactly(trees: Trees) -> None:
     chance = random.Random(8)
     states = []
     for _ in range(25):
@@ -200,11 +200,11 @@ def edit(trees: Trees, chance: random.Random) -> None:
             (place / f"file{chance.randrange(5)}").write_text(str(chance.random()))
 
 
-# --- What is not taken on trust ---------------------------------------------------------------------
+# --- Damaged bases and lists ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["a/b/one", "a/b"])
-def test_what_the_base_has_lost_is_captured_anew(trees: Trees, lost: str) -> None:
+def test_entries_missing_from_the_base_are_captured_again(trees: Trees, lost: str) -> None:
     first, captured = trees.take()
     place = first / PAYLOAD / lost
     shutil.rmtree(place) if place.is_dir() else place.unlink()
@@ -215,7 +215,7 @@ def test_what_the_base_has_lost_is_captured_anew(trees: Trees, lost: str) -> Non
     assert "a/b/one" in own(second)
 
 
-def test_something_put_into_the_base_is_not_shared(trees: Trees) -> None:
+def test_a_directory_with_a_foreign_file_is_not_shared(trees: Trees) -> None:
     first, _ = trees.take()
     (first / PAYLOAD / "d/strange").write_text("strange")
     second, again = trees.take()
@@ -224,7 +224,7 @@ def test_something_put_into_the_base_is_not_shared(trees: Trees) -> None:
     assert own(second) == {"d/one", "d/two"}
 
 
-def test_a_list_that_cannot_be_read_makes_a_base_useless_and_a_tree_unsound(trees: Trees) -> None:
+def test_a_corrupt_list_invalidates_the_base_and_the_tree(trees: Trees) -> None:
     trees.take()
     second, _ = trees.take()
     content = bytearray((second / HOMES).read_bytes())
@@ -241,7 +241,7 @@ def test_a_list_that_cannot_be_read_makes_a_base_useless_and_a_tree_unsound(tree
     assert list(verify(third, captured.payload_hash)) == []
 
 
-def test_every_cut_of_a_list_is_noticed(trees: Trees) -> None:
+def test_every_truncation_of_a_list_is_noticed(trees: Trees) -> None:
     trees.take()
     second, _ = trees.take()
     content = (second / HOMES).read_bytes()
@@ -253,17 +253,17 @@ def test_every_cut_of_a_list_is_noticed(trees: Trees) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other", "a/b", "", "."])
-def test_a_list_leads_to_no_other_place(trees: Trees, name: str) -> None:
+def test_a_list_cannot_point_elsewhere(trees: Trees, name: str) -> None:
     tree, _ = trees.take()
     write_shared_directories(tree, [(b"a", SharedDirectory(name, b"a"))])
     with pytest.raises(Corrupt, match="an invalid name"):
         read_shared_directories(tree)
 
 
-# --- Where the other trees are ----------------------------------------------------------------------
+# --- Locating other trees ---------------------------------------------------------------------------
 
 
-def test_what_is_left_of_a_tree_is_found_among_the_retained_directories(trees: Trees) -> None:
+def test_the_rest_of_a_removed_tree_is_found_among_the_retained_directories(trees: Trees) -> None:
     first, _ = trees.take()
     second, captured = trees.take()
     (trees.top / REMNANTS).mkdir()
@@ -276,7 +276,7 @@ def test_what_is_left_of_a_tree_is_found_among_the_retained_directories(trees: T
     assert own(third) == set()
 
 
-def test_a_tree_that_is_gone_is_reported(trees: Trees) -> None:
+def test_a_missing_tree_is_reported(trees: Trees) -> None:
     first, _ = trees.take()
     second, captured = trees.take()
     shutil.rmtree(first)
@@ -287,10 +287,10 @@ def test_a_tree_that_is_gone_is_reported(trees: Trees) -> None:
     with pytest.raises(Corrupt):
         materialise(second, trees.top / "restored")
     third, again = trees.take()
-    assert list(verify(third, again.payload_hash)) == []  # captured anew
+    assert list(verify(third, again.payload_hash)) == []  # captured again
 
 
-def test_more_trees_than_are_kept_open_are_all_reached(trees: Trees) -> None:
+def test_more_trees_than_stay_open_are_all_reachable(trees: Trees) -> None:
     for number in range(40):
         trees.write(f"n{number:02}/file", str(number))
         trees.take()
@@ -315,9 +315,9 @@ def test_the_manifest_is_the_same_whether_directories_are_shared_or_not(trees: T
     assert (trees.top / "copy" / MANIFEST).read_bytes() == (second / MANIFEST).read_bytes()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
-def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees: Trees) -> None:
-    """Its files are elsewhere; but through it one would come to what changed below it."""
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX modes")
+def test_a_private_directory_stays_private_where_it_only_leads_to_others(trees: Trees) -> None:
+    """Its own files are stored elsewhere, but it gives access to the changes below it."""
     trees.write("private/file", "1")
     trees.write("private/below/file", "1")
     for path in (trees.source / "private", trees.source):
@@ -333,7 +333,7 @@ def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees
 
 
 def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> None:
-    """Not even from a tree that seems to have all directories itself."""
+    """Not even from a tree that appears to store all directories itself."""
     trees.write("above/file", "1")
     trees.write("above/below/file", "1")
     trees.take()
@@ -351,7 +351,7 @@ def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> 
     assert list(verify(tree)) == []
 
 
-def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:
+def test_the_recipe_in_the_protocol_finds_every_file_without_our_code(trees: Trees) -> None:
     page = (Path(__file__).parents[2] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
     recipe = page[page.index("    import os\n") :].split("\n\nA directory that is not among them")[0]
     program: dict[str, Any] = {}

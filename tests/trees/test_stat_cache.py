@@ -1,4 +1,4 @@
-"""What is known of a source: appended to while little changes, and never believed where it is damaged."""
+"""The stat cache of a source: appended to while little changes, never trusted where it is damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_part(path: Path, count: int = 20) -> list[KnownDirectory]:
     return every
 
 
-def test_what_was_written_is_known(tmp_path: Path) -> None:
+def test_written_records_are_known(tmp_path: Path) -> None:
     every = first_part(tmp_path / "cache")
     read = StatCache.read(tmp_path / "cache", DEVICE)
     assert [read.known(inode) for inode in range(1, 21)] == every
@@ -40,7 +40,7 @@ def test_what_was_written_is_known(tmp_path: Path) -> None:
     assert len(StatCache.read(tmp_path / "nothing", DEVICE)) == 0
 
 
-def test_of_several_records_the_last_one_counts(tmp_path: Path) -> None:
+def test_the_last_of_several_records_wins(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     every = first_part(cache)
     for word in ("second", "third"):
@@ -53,7 +53,7 @@ def test_of_several_records_the_last_one_counts(tmp_path: Path) -> None:
     assert (len(read), len(read.parts)) == (21, 3)
 
 
-def test_it_is_not_appended_to_what_somebody_else_has_changed(tmp_path: Path) -> None:
+def test_a_cache_changed_by_another_process_is_not_appended_to(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first_part(cache)
     before = StatCache.read(cache, DEVICE)
@@ -66,7 +66,7 @@ def test_it_is_not_appended_to_what_somebody_else_has_changed(tmp_path: Path) ->
     assert not cache.exists()
 
 
-def test_it_does_not_grow_to_more_than_twice_its_size(tmp_path: Path) -> None:
+def test_the_cache_never_grows_beyond_twice_its_size(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first_part(cache)
     size, rounds = cache.stat().st_size, 0
@@ -77,7 +77,7 @@ def test_it_does_not_grow_to_more_than_twice_its_size(tmp_path: Path) -> None:
     assert size < cache.stat().st_size <= 2 * size
 
 
-def test_a_part_that_is_torn_anywhere_is_not_believed_and_those_before_it_are(tmp_path: Path) -> None:
+def test_a_torn_part_is_ignored_and_the_parts_before_it_are_used(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     every = first_part(cache)
     whole = cache.stat().st_size
@@ -95,7 +95,7 @@ def test_a_part_that_is_torn_anywhere_is_not_believed_and_those_before_it_are(tm
             assert append_to_cache(cache, read, [known(5, "late")]) is not torn, length
 
 
-def test_a_part_in_which_a_byte_is_wrong_is_not_believed_nor_what_follows(tmp_path: Path) -> None:
+def test_a_corrupt_part_and_all_parts_after_it_are_ignored(tmp_path: Path) -> None:
     cache, chance = tmp_path / "cache", random.Random(3)
     first_part(cache)
     sizes = [cache.stat().st_size]
@@ -111,7 +111,7 @@ def test_a_part_in_which_a_byte_is_wrong_is_not_believed_nor_what_follows(tmp_pa
         assert read.parts == [size for size in sizes if size <= at], at
 
 
-# --- As captures use it -----------------------------------------------------------------------------
+# --- In captures ------------------------------------------------------------------------------------
 
 
 class Source:
@@ -128,7 +128,7 @@ class Source:
         tree = self.top / str(self.count)
         return tree, capture(self.source, tree, engine=Engine.LINKED, base=base, cache=self.cache, quiesced=True)
 
-    def require_right(self) -> None:
+    def require_correct(self) -> None:
         tree, captured = self.take()
         copied = capture(self.source, self.top / f"copy-{self.count}", engine=Engine.COPY, quiesced=True)
         assert captured.payload_hash == copied.payload_hash
@@ -140,36 +140,36 @@ def source(tmp_path: Path) -> Source:
     return Source(tmp_path)
 
 
-def test_what_did_not_change_is_not_written_again_and_what_did_is_appended(source: Source) -> None:
+def test_only_changed_records_are_appended(source: Source) -> None:
     source.take()
     content = source.cache.read_bytes()
     source.take()
     assert source.cache.read_bytes() == content
     (source.source / "d3/file").write_text("changed")
-    source.require_right()
+    source.require_correct()
     grown = source.cache.read_bytes()
     assert grown.startswith(content)
     assert 0 < len(grown) - len(content) < len(content) // 4
-    source.require_right()
+    source.require_correct()
     assert source.cache.read_bytes() == grown
 
 
-def test_a_cache_of_what_is_mostly_gone_is_written_anew(source: Source) -> None:
+def test_a_mostly_stale_cache_is_rewritten(source: Source) -> None:
     source.take()
     size = source.cache.stat().st_size
     for number in range(3, 30):
         (source.source / f"d{number}/file").unlink()
         (source.source / f"d{number}").rmdir()
-    source.require_right()
+    source.require_correct()
     assert source.cache.stat().st_size < size // 4
 
 
-def test_whatever_is_cut_off_of_it_the_next_capture_is_right(source: Source) -> None:
+def test_a_capture_with_a_truncated_cache_is_correct(source: Source) -> None:
     source.take()
     chance = random.Random(5)
     for number in range(12):
         (source.source / f"d{number}/file").write_text(f"changed {number}")
-        source.require_right()
+        source.require_correct()
         content = source.cache.read_bytes()
         source.cache.write_bytes(content[: chance.randrange(len(content) * 3 // 4, len(content))])
-        source.require_right()
+        source.require_correct()

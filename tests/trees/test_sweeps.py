@@ -1,4 +1,4 @@
-"""Capturing and restoring, killed and failed at every file system call: complete, or not there."""
+"""Captures and restores, killed or failed at every file system call: complete or absent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.trees.groves import seen
 
 
 class Capturing:
-    """A second capture, with a base and a cache, of a source in which some things changed."""
+    """A second capture, with a base and a cache, of a partly changed source."""
 
     def prepare(self, directory: Path) -> None:
         source = directory / "source"
@@ -43,23 +43,23 @@ class Capturing:
             assert isinstance(outcome.error, Failure), outcome.error
         ready = (directory / "2" / READY).exists()
         assert ready or outcome.ending is not Ending.SUCCEEDED
-        if ready and (directory / "2" / READY).stat().st_size:  # the last write may have been cut
+        if ready and (directory / "2" / READY).stat().st_size:  # the last write may be torn
             assert [each for each in verify(directory / "2") if each.what != "ready"] == []
         remove_tree(directory / "2")
         self.operate(directory)
         assert list(changes(directory / "source", directory / "2")) == []
 
 
-def test_a_capture_that_is_killed_leaves_the_base_and_the_cache_usable() -> None:
+def test_a_killed_capture_leaves_the_base_and_the_cache_usable() -> None:
     kill_points(Capturing(), share=SHARE).require_clean(at_least=60)
 
 
-def test_a_capture_fails_as_a_failure_at_every_call() -> None:
+def test_an_error_at_any_call_of_a_capture_is_a_failure() -> None:
     error_points(Capturing(), (errno.EIO,), lasting=(errno.ENOSPC,), share=SHARE).require_clean(at_least=60)
 
 
 class Restoring:
-    """A tree becomes a directory, and a second tree."""
+    """Restore a tree to a directory, and share it as a second tree."""
 
     def prepare(self, directory: Path) -> None:
         source = directory / "source"
@@ -83,5 +83,5 @@ class Restoring:
             assert list(verify(directory / "2")) == []
 
 
-def test_restoring_fails_as_a_failure_at_every_call() -> None:
+def test_an_error_at_any_call_of_a_restore_is_a_failure() -> None:
     error_points(Restoring(), (errno.EIO,), lasting=(errno.ENOSPC,), share=SHARE).require_clean(at_least=40)

@@ -1,4 +1,4 @@
-"""A tree is brought to the disk early where that helps; what goes wrong there is not lost."""
+"""A large tree is synced early, and the errors of that sync are not lost."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_many_directories_are_synced_before_the_tree_is_complete(
     assert list(verify(tmp_path / "tree", captured.payload_hash)) == []
 
 
-def test_few_are_not(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_directories_are_not_synced_early(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.trees.capture._WORTH_SYNCING_EARLY", 6)
     monkeypatch.setattr(calls, "sync_filesystem", lambda _: pytest.fail("it was synced"))
     capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
 
 
-def test_an_error_of_the_disk_fails_the_capture(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system tells it once: a sync after this one would succeed."""
+def test_a_disk_error_fails_the_capture(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reports it once: a later sync would succeed."""
     told: list[int] = []
 
     def broken(_: int) -> None:
@@ -68,7 +68,7 @@ def test_an_error_of_the_disk_fails_the_capture(source: Path, tmp_path: Path, mo
     assert not (tmp_path / "tree" / READY).exists()
 
 
-def test_without_another_thread_it_is_left_to_the_end(
+def test_without_a_thread_the_sync_is_left_to_the_end(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -81,7 +81,7 @@ def test_without_another_thread_it_is_left_to_the_end(
     assert list(verify(tmp_path / "tree", captured.payload_hash)) == []
 
 
-def test_what_fails_meanwhile_does_not_leave_it_behind(
+def test_a_failed_capture_waits_for_the_early_sync(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
@@ -102,10 +102,10 @@ def test_what_fails_meanwhile_does_not_leave_it_behind(
     assert ended.is_set()
 
 
-def test_who_syncs_has_opened_something_before_anything_was_written(
+def test_the_synced_descriptor_is_opened_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error that another process was told of first is told to those who were there before."""
+    """The system reports an error to every descriptor that was open before it happened."""
     opened, synced_by = list[int](), list[int]()
     open_, sync = calls.open, calls.sync_filesystem
 
@@ -128,7 +128,7 @@ def test_who_syncs_has_opened_something_before_anything_was_written(
     assert synced_by[0] in before
 
 
-def test_what_fails_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_block_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "sync_filesystem", lambda _: pytest.fail("it was synced"))
     with pytest.raises(ZeroDivisionError), synced(tmp_path):
         raise ZeroDivisionError

@@ -29,7 +29,7 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(paths=st.lists(st.sampled_from(PATHS)))
 @settings(max_examples=rounds(60, least=25), deadline=None)
-def test_each_step_leads_where_it_should(top: Path, paths: list[str]) -> None:
+def test_each_step_reaches_the_right_directory(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:
             found = walker.enter(path)
@@ -38,7 +38,7 @@ def test_each_step_leads_where_it_should(top: Path, paths: list[str]) -> None:
 
 @given(paths=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
 @settings(max_examples=rounds(60, least=25), deadline=None)
-def test_a_step_that_fails_does_not_mislead_the_next(top: Path, paths: list[str]) -> None:
+def test_a_failed_step_does_not_mislead_the_next(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:
             if path in PATHS:
@@ -48,7 +48,7 @@ def test_a_step_that_fails_does_not_mislead_the_next(top: Path, paths: list[str]
                     walker.enter(path)
 
 
-def test_the_root_is_found_after_a_step_that_failed(top: Path) -> None:
+def test_the_root_is_found_after_a_failed_step(top: Path) -> None:
     with TreeWalker(top) as walker:
         with pytest.raises(FileNotFoundError):
             walker.enter("a/x")
@@ -66,6 +66,6 @@ def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
     assert open_descriptors() - before == set()
 
 
-def test_a_root_that_is_missing_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_root_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         TreeWalker(tmp_path / "nothing")
