@@ -1,4 +1,4 @@
-"""Holdfast beside its peers, on this machine, in one run: `make bench`, or `python -m bench` from the root.
+"""Holdfast compared with its peers on this machine: `make bench`, or `python -m bench` from the root.
 
 A suite is a module with a function `run(*, quick: bool) -> Report`. To add one, name it here.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suites that were named, or all; print what they found and write it down."""
+    """Run the named suites, or all; print their reports and save them as JSON."""
     options = _parse(arguments)
     load = _load()
     print(_machine(load))
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Compare Holdfast with its peers.")
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"which to run: {', '.join(SUITES)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; noisy")
+    parser.add_argument("--quick", action="store_true", help="a smoke test of a few seconds; noisy")
     parser.add_argument("--strict", action="store_true", help="end with status 1 unless every target is met")
     parser.add_argument(
         "--json", type=Path, default=Path("bench-results.json"), metavar="FILE", help="default: %(default)s"
@@ -52,7 +52,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     unknown = [name for name in options.suites if name not in SUITES]
     if unknown:
-        parser.error(f"there is no suite {unknown[0]!r}; there is {', '.join(SUITES)}")
+        parser.error(f"there is no suite {unknown[0]!r}; the suites are {', '.join(SUITES)}")
     return options
 
 

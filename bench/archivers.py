@@ -1,4 +1,4 @@
-"""Programs that keep states of a directory: ours and the usual ones."""
+"""Programs that save and restore states of a directory: Holdfast and its peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASES = ("first", "unchanged", "changed", "restore")
 
 
 class Contender(ABC):
-    """A program that keeps states of `source` in `place` and restores them."""
+    """A program that saves states of `source` in `place` and restores them."""
 
     program: str | None = None
     phases: tuple[str, ...] = PHASES
@@ -31,7 +31,7 @@ class Contender(ABC):
 
     @abstractmethod
     def take(self) -> None:
-        """Keep the source as it is now."""
+        """Save the current state of the source."""
 
     @abstractmethod
     def restore(self, target: Path) -> None:
@@ -74,7 +74,7 @@ class Copy(Contender):
 
 
 class Links(Contender):
-    """The floor of hard-linking: no content, no check."""
+    """The floor for hard links: copies and checks no content."""
 
     program = "cp"
     phases = ("first", "unchanged", "changed")
@@ -106,7 +106,7 @@ class Rsync(Contender):
 
 
 class Git(Contender):
-    """git, without later work such as packing."""
+    """git, without garbage collection."""
 
     program = "git"
     every_round = False

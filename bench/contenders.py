@@ -1,6 +1,6 @@
 """The locks that are compared, each used the way its own documentation shows, with a time limit.
 
-`cycle` is written out for each, so that none of them pays for a call that only the bench makes.
+`cycle` is written out for each, so that none pays for method calls that only the bench makes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Contender(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
     def cycle(self, times: int) -> None:
         """Acquire and release that many times."""
@@ -43,19 +43,19 @@ class Contender(ABC):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether it can take part here."""
+        """Whether it can run here."""
         return cls.package is None or find_spec(cls.package) is not None
 
     @classmethod
     def label(cls) -> str:
-        """The name, with the version of what is installed."""
+        """The name, with the installed version."""
         return cls.name if cls.package is None else f"{cls.name} {version(cls.package)}"
 
 
 if sys.platform == "win32":
 
     class Flock(Contender):
-        """The floor; not to be had on Windows."""
+        """The floor; not available on Windows."""
 
         name = "bare flock"
 
@@ -73,7 +73,7 @@ else:
     from fcntl import LOCK_EX, LOCK_SH, flock
 
     class Flock(Contender):
-        """The floor: what the kernel itself takes, without a time limit. It waits in the kernel."""
+        """The floor: the bare system calls, without a time limit. It waits in the kernel."""
 
         name = "bare flock"
 
@@ -120,7 +120,7 @@ class Holdfast(Contender):
 
 
 class HoldfastFair(Holdfast):
-    """Ours, serving those who wait in turn."""
+    """Ours, serving waiters in the order of arrival."""
 
     name = "holdfast, fair"
     fair = True

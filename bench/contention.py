@@ -1,4 +1,4 @@
-"""Several processes that want the same lock: what is done in them, and what it tells.
+"""Several processes that contend for one lock: their work, and the measurements.
 
 Times are taken with `time.monotonic()`, which all processes of a machine share.
 """
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from bench.crew import Crew
 
 SHORTEST_HOLD, LONGEST_HOLD = 0.02, 0.06
-"""Before a lock is handed over it is held for a random time: those who poll meet it at any phase."""
+"""A lock is held for a random time before its release, which so falls into any phase of a polling interval."""
 
 
-# --- How much gets done -----------------------------------------------------------------------------
+# --- Throughput -------------------------------------------------------------------------------------
 
 
 class Increments(NamedTuple):
-    """What the processes say they have added to a common number, and what it has become."""
+    """The additions to a shared number that the processes report, and its final value."""
 
     done: int
     counted: int
@@ -37,7 +37,7 @@ class Increments(NamedTuple):
 
 
 def contend(crew: Crew, kind: Kind, directory: Path, seconds: float) -> Increments:
-    """Everybody adds 1 to a number in shared memory, under the lock, as often as possible."""
+    """Have all processes add 1 to a number in shared memory, under the lock, as often as possible."""
     number = directory / "number"
     number.write_bytes(bytes(8))
     done = sum(crew.all_do(_increment, kind, _lock_path(directory, kind), str(number), seconds=seconds))
@@ -66,7 +66,7 @@ def _increment(kind: Kind, path: str, number: str) -> Callable[[float], int]:
     return work
 
 
-# --- Who gets it ------------------------------------------------------------------------------------
+# --- Fairness ---------------------------------------------------------------------------------------
 
 
 class Turns(NamedTuple):
@@ -77,7 +77,7 @@ class Turns(NamedTuple):
 
 
 def take_turns(crew: Crew, kind: Kind, directory: Path, seconds: float, hold: float) -> list[Turns]:
-    """Everybody holds the lock for a moment, again and again."""
+    """Have all processes hold the lock briefly, again and again."""
     turns: list[Turns] = crew.all_do(_hold, kind, _lock_path(directory, kind), hold, seconds=seconds)
     return turns
 
@@ -99,11 +99,11 @@ def _hold(kind: Kind, path: str, hold: float) -> Callable[[float], Turns]:
     return work
 
 
-# --- How soon the next one has it -------------------------------------------------------------------
+# --- Hand-over --------------------------------------------------------------------------------------
 
 
 class Grant(NamedTuple):
-    """One wait for a lock: its two ends, and the CPU time that the process has spent between them."""
+    """One wait for a lock: its start, its end, and the CPU time that the process spent on it."""
 
     asked_at: float
     granted_at: float
@@ -111,7 +111,7 @@ class Grant(NamedTuple):
 
 
 def hand_over(crew: Crew, kind: Kind, directory: Path, seconds: float) -> list[float]:
-    """Hand a lock over to another process as often as fits; from each release to the grant."""
+    """Hand a lock over to another process, again and again; the seconds from each release to the grant."""
     path, end_at = _lock_path(directory, kind), time.monotonic() + seconds
     lock, latencies = kind(path), list[float]()
     while not latencies or time.monotonic() < end_at:
@@ -123,13 +123,13 @@ def hand_over(crew: Crew, kind: Kind, directory: Path, seconds: float) -> list[f
             lock.release()
         finally:
             grant = crew.hear(0)
-        if grant.asked_at < released_at - SHORTEST_HOLD / 2:  # else it came too late to wait
+        if grant.asked_at < released_at - SHORTEST_HOLD / 2:  # otherwise it asked too late
             latencies.append(grant.granted_at - released_at)
     return latencies
 
 
 def cost_of_waiting(crew: Crew, kinds: Sequence[Kind], directory: Path, seconds: float) -> dict[str, float]:
-    """CPU seconds per second of waiting. All wait at the same time, each in its process for its lock."""
+    """CPU seconds per second of waiting. All contenders wait at once, each in its own process for its own lock."""
     costs: dict[str, float] = {}
     for first in range(0, len(kinds), crew.size):
         costs |= _cost_of_some(crew, kinds[first : first + crew.size], directory, seconds)

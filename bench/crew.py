@@ -1,6 +1,6 @@
-"""Processes that stand ready to do what they are told, all at once.
+"""A pool of processes that run tasks at the same time.
 
-They are started once for a whole suite, so that no measurement pays for starting them.
+They are started once per suite, so that no measurement includes their start.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Crew:
             member.start()
             theirs.close()
         self.latest_start = 0.0
-        """By how much somebody missed the beginning of a span: the machine was too busy."""
+        """The longest delay of a member at the beginning of a span: if it is long, the machine was too busy."""
 
     def tell(self, member: int, task: Callable[..., object], *arguments: object) -> None:
-        """Have one member begin a task; `hear` gives its result."""
+        """Have one member begin a task; `hear` returns its result."""
         self._pipes[member].send((task, arguments))
 
     def hear(self, member: int) -> Any:
-        """Wait for the result of the task that the member was told."""
+        """Wait for the result of the task of a member."""
         try:
             result = self._pipes[member].recv()
         except EOFError:
@@ -74,19 +74,19 @@ class Crew:
     def all_do(
         self, prepare: Callable[..., Callable[[float], object]], *arguments: object, seconds: float
     ) -> list[Any]:
-        """Have everybody work in the same span of time.
+        """Have all members work during the same span of time.
 
-        `prepare(*arguments)` returns the work, which is called with the instant when it is to end. Only
-        when all have prepared does the span begin: nobody is still loading something while others work.
+        `prepare(*arguments)` returns the work, which is called with the instant at which it must end. The
+        span begins when all members have prepared, so that none is still loading modules while others work.
         """
-        everybody = range(self.size)
-        for member in everybody:
+        members = range(self.size)
+        for member in members:
             self.tell(member, _prepare, prepare, arguments)
-        self.hear_all(everybody)
+        self.hear_all(members)
         start_at = time.monotonic() + _HEAD_START
-        for member in everybody:
+        for member in members:
             self.tell(member, _work, start_at, start_at + seconds)
-        finished: list[_Finished] = self.hear_all(everybody)
+        finished: list[_Finished] = self.hear_all(members)
         self.latest_start = max(self.latest_start, *(each.late for each in finished))
         return [each.result for each in finished]
 
@@ -119,13 +119,13 @@ def _work(start_at: float, end_at: float) -> _Finished:
     global _prepared
     work, _prepared = _prepared, None
     assert work is not None
-    early = start_at - time.monotonic()  # this clock is one for all processes of a machine
+    early = start_at - time.monotonic()  # all processes of a machine share this clock
     time.sleep(max(0.0, early))
     return _Finished(max(0.0, -early), work(end_at))
 
 
 def _serve(pipe: Connection[Any, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who leads the crew ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends the crew
     while True:
         try:
             task, arguments = pipe.recv()

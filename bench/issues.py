@@ -1,8 +1,8 @@
-"""The issue tracker: creating, updating and listing, beside SQLite and beside bare JSON files without locks.
+"""The issue tracker: creating, updating and listing, compared with SQLite and with bare JSON files without locks.
 
-The bare files are the unsafe floor: durable replacement, but nothing that keeps two writers apart; what
-they lose is counted. SQLite runs with WAL and synchronous=FULL and keeps an issue as a row and an event
-as another one, in one transaction.
+The bare files are the unsafe floor: durable replacement, but no protection against concurrent writers; lost
+updates are counted. SQLite runs with WAL and synchronous=FULL, and writes an issue and its event as rows of
+one transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ QUICK = Size(crew_seconds=0.2, counts=(20, 100), rounds=2)
 
 
 class Contender(ABC):
-    """Something that keeps issues with a title, a state and a counter."""
+    """A tracker of issues with a title, a state and a counter."""
 
     name: ClassVar[str]
 
@@ -55,23 +55,23 @@ class Contender(ABC):
 
     @abstractmethod
     def make(self, count: int) -> list[str]:
-        """Begin with so many issues; their ids."""
+        """Create the initial issues; return their ids."""
 
     @abstractmethod
     def create(self) -> None:
-        """One more issue, durably."""
+        """Create one more issue, durably."""
 
     @abstractmethod
     def update(self, issue: str) -> None:
-        """Count an issue up, durably."""
+        """Increment the counter of an issue, durably."""
 
     @abstractmethod
     def counted(self) -> tuple[int, int]:
-        """How many issues there are, and the sum of their counters."""
+        """The number of issues, and the sum of their counters."""
 
     @abstractmethod
     def ready(self) -> int:
-        """How many can be worked on."""
+        """The number of issues that are ready."""
 
 
 class Ours(Contender):
@@ -156,7 +156,7 @@ class Sqlite(Contender):
 
 
 class BareFiles(Contender):
-    """JSON files without any lock: what they lose, they lose."""
+    """JSON files without any lock: concurrent updates may be lost."""
 
     name = "bare files, no locks (unsafe)"
 
@@ -207,7 +207,7 @@ KINDS: tuple[type[Contender], ...] = (Ours, Sqlite, BareFiles)
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report, size = Report(), QUICK if quick else FULL
     if sys.platform == "win32":
         report.notes.append("issues: the floor needs directories that can be synced; nothing was measured")
@@ -219,7 +219,7 @@ def run(*, quick: bool) -> Report:
 
 
 def together(directory: Path, size: Size, report: Report) -> None:
-    """Several processes that create issues, or update one issue, or each its own."""
+    """Several processes create issues, update the same issue, or update one each."""
     titles = [f"{count} {what}" for count in PROCESSES for what in ("create", "same", "own")]
     table = Table(
         "creates/s, updates/s of the same issue, updates/s of own issues; by the number of processes",
@@ -247,7 +247,7 @@ def _prepare(kind: type[Contender], place: Path, what: str, ids: list[str]) -> C
     def work(end_at: float) -> int:
         done = 0
         while monotonic() < end_at:
-            with suppress(json.JSONDecodeError, FileNotFoundError):  # the unsafe one, in another's way
+            with suppress(json.JSONDecodeError, FileNotFoundError):  # races of the unsafe contender
                 each.create() if what == "create" else each.update(issue)
             done += 1
         return done
@@ -272,9 +272,9 @@ def _check(kind: type[Contender], place: Path, what: str, before: int, done: int
 
 
 def listing(directory: Path, size: Size, report: Report) -> None:
-    """What can be worked on: in a process that runs already, and by a command from its cold start."""
+    """Find ready issues: in a running process, and by a command from a cold start."""
     columns = [Column(f"{count:,} issues", number(".1f")) for count in size.counts]
-    table = Table("ms to find what is ready, and to update one issue, by the number of issues", columns)
+    table = Table("ms to find ready issues, and to update one issue, by the number of issues", columns)
     names = ["holdfast ready (cold start)", "holdfast issue list (cold start)", "holdfast update of one"]
     table.rows = {name: [] for name in (*(f"{kind.name}, running" for kind in KINDS), *names)}
     updates: list[float] = []

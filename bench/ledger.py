@@ -1,7 +1,7 @@
 """The ledger: durable appends, claims, many writers and replay, at sizes up to 100 000 events.
 
-Beside SQLite with WAL and synchronous=FULL, which promises the same durability, and beside the floor:
-what one durable file costs whoever makes it (write, fsync, link, unlink, fsync of the directory).
+They are compared with SQLite with WAL and synchronous=FULL, which promises the same durability, and with
+the floor: the bare calls that create one durable file (write, fsync, link, unlink, fsync of the directory).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.store.files import FileStore
 MICRO = 1e6
 WRITERS = (1, 8, 32)
 BATCH = 100
-PATIENCE = 60.0
+TIMEOUT = 60.0
 EVENT = {
     "type": "lock_acquired",
     "timestamp": "2024-01-15T10:30:00.000000Z",
@@ -57,7 +57,7 @@ QUICK = Size(rounds=5, claim_rounds=3, crew_seconds=0.2, events=(0, 100, 1_000))
 
 
 class Contender(ABC):
-    """Something that events are appended to."""
+    """A log to which events are appended."""
 
     name: ClassVar[str]
 
@@ -66,23 +66,23 @@ class Contender(ABC):
 
     @abstractmethod
     def fill(self, count: int) -> None:
-        """Have so many events, somehow."""
+        """Create the initial events, in any way."""
 
     @abstractmethod
     def append(self) -> None:
-        """One event, durably."""
+        """Append one event, durably."""
 
     @abstractmethod
     def append_many(self, count: int) -> None:
-        """Several, durably, all or none."""
+        """Append several events, durably, all or none."""
 
     @abstractmethod
     def replay(self) -> int:
-        """Read all, and tell how many there are."""
+        """Read all events; return their number."""
 
 
 class Floor(Contender):
-    """No lock, no order, no all or none: just durable files."""
+    """Just durable files: no lock, no order, no atomic batches."""
 
     name = "bare calls (floor)"
 
@@ -110,7 +110,7 @@ class Floor(Contender):
         os.close(directory)
 
     def append_many(self, count: int) -> None:
-        """One sync for all contents and one for all names; not all or none."""
+        """Use one sync for all contents and one for all names; not atomic."""
         directory = os.open(self.directory, os.O_RDONLY)
         numbers = self._next(count)
         for each in numbers:
@@ -145,12 +145,12 @@ class Floor(Contender):
 
 
 class AllOrNone(Floor):
-    """The calls that a batch takes which is all or none, and nothing but these calls."""
+    """The bare calls of an atomic batch."""
 
     name = "bare calls, all or none"
 
     def append_many(self, count: int) -> None:
-        """An intent beside the events: written and synced with them, named before any, removed at the end."""
+        """Write and sync an intent with the events; rename it before any of them, and remove it at the end."""
         path = os.path.join(self.directory, "intents")
         os.makedirs(path, exist_ok=True)
         intents = os.open(path, os.O_RDONLY)
@@ -173,12 +173,12 @@ class AllOrNone(Floor):
 
 
 class NeverSynced(Floor):
-    """Files that are written under their own names and left to the disk's good will: torn in a power cut."""
+    """Files that are written under their final names and never synced: a power cut may tear them."""
 
     name = "bare files, never synced"
 
     def append_many(self, count: int) -> None:
-        """What no batch of one file for each event can be faster than."""
+        """Write the files only: no batch with one file per event can be faster."""
         directory = os.open(self.directory, os.O_RDONLY)
         for each in self._next(count):
             self._write(f"event-{each:06d}.json", directory)
@@ -192,7 +192,7 @@ class Ours(Contender):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.store = FileStore(directory, timeout=PATIENCE)
+        self.store = FileStore(directory, timeout=TIMEOUT)
         self.ledger = Ledger(self.store, checkpoint_root=directory)
 
     def fill(self, count: int) -> None:
@@ -217,7 +217,7 @@ class Sqlite(Contender):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         path = directory / "events.db"
-        self.connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+        self.connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("CREATE TABLE IF NOT EXISTS e (n INTEGER PRIMARY KEY, content BLOB)")
@@ -246,7 +246,7 @@ KINDS: tuple[type[Contender], ...] = (Floor, Ours, Sqlite)
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report, size = Report(), QUICK if quick else FULL
     if sys.platform == "win32":
         report.notes.append("ledger: the floor needs directories that can be synced; nothing was measured")
@@ -263,7 +263,7 @@ def run(*, quick: bool) -> Report:
 
 
 def appends(filled: dict[int, dict[str, Contender]], size: Size, report: Report) -> None:
-    """One writer: what an append costs, by how many events there are."""
+    """One writer: the cost of an append, by the number of events."""
     _say("appends")
     samples = {
         (name, count): _sampled(each.append, size.sample_seconds)
@@ -289,7 +289,7 @@ def appends(filled: dict[int, dict[str, Contender]], size: Size, report: Report)
 
 
 def batches(contenders: dict[str, Contender], size: Size, report: Report) -> None:
-    """One writer: what an event costs in a batch, and alone; and what the bare calls of such a batch cost."""
+    """One writer: the cost of an event in a batch and alone, and of the bare calls of such a batch."""
     _say("batches")
     compared = dict(contenders)
     for kind in (AllOrNone, NeverSynced):
@@ -347,7 +347,7 @@ def replays(contenders: dict[str, Contender], report: Report) -> None:
 
 
 def writers(directory: Path, size: Size, report: Report) -> None:
-    """Several processes: appends per second in all."""
+    """Several processes: appends per second in total."""
     columns = [Column(f"{count} writers", number(",.0f")) for count in WRITERS]
     table = Table("durable appends/s by several processes", columns)
     for count in WRITERS:
@@ -359,9 +359,9 @@ def writers(directory: Path, size: Size, report: Report) -> None:
                 kind(place)
                 done = crew.all_do(_prepare, kind, place, seconds=size.crew_seconds)
                 table.rows.setdefault(kind.name, []).append(sum(done) / size.crew_seconds)
-                there = kind(place).replay()
-                if there != sum(done):
-                    report.notes.append(f"{kind.name}: {sum(done)} were appended, {there} are there")
+                read_back = kind(place).replay()
+                if read_back != sum(done):
+                    report.notes.append(f"{kind.name}: {sum(done)} were appended, {read_back} were found")
     report.tables.append(table)
 
 
@@ -404,7 +404,7 @@ def _batch(each: Contender) -> float:
 
 def _claim_and_release(directory: Path) -> float:
     started = perf_counter()
-    with FileStore(directory, timeout=PATIENCE) as store:
+    with FileStore(directory, timeout=TIMEOUT) as store:
         Claims(Ledger(store, checkpoint_root=directory)).claim("7.7", "bench").release()
     return perf_counter() - started
 

@@ -1,4 +1,4 @@
-"""File locks: what one costs, how much gets done under contention, who gets it, how soon, at what price."""
+"""File locks: cost, throughput under contention, fairness, hand-over, and CPU time of waiting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUICK = Size(
 
 @dataclass(frozen=True)
 class Contest:
-    """Who takes part, how long, where, and where it is written down."""
+    """The contenders, the size and the directory of the measurements, and their report."""
 
     kinds: Sequence[Kind]
     size: Size
@@ -61,12 +61,12 @@ class Contest:
     report: Report
 
     def present(self, found: Mapping[str, object]) -> list[Kind]:
-        """Those who got to the end."""
+        """The contenders that finished."""
         return [kind for kind in self.kinds if kind.name in found]
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report = Report()
     if not Flock.is_available():
         report.notes.append("locks: there is no flock here to compare with; nothing was measured")
@@ -80,7 +80,7 @@ def run(*, quick: bool) -> Report:
 
 
 def measure(contest: Contest) -> None:
-    """Each part in turn."""
+    """Run the parts one after the other."""
     _say("acquire and release")
     uncontended(contest)
     _say(f"starting {contest.size.processes} processes")
@@ -100,7 +100,7 @@ def _say(what: str) -> None:
     print(f"locks: {what} ...", file=sys.stderr, flush=True)
 
 
-# --- 1. Nobody else wants it ------------------------------------------------------------------------
+# --- 1. Uncontended ---------------------------------------------------------------------------------
 
 
 def uncontended(contest: Contest) -> None:
@@ -133,7 +133,7 @@ def _cycles(contest: Contest, mode: str) -> dict[str, list[float]]:
 
 
 class _CycleTimer:
-    """Gives the seconds of one acquire and release; at first it finds out how many make a good sample."""
+    """Returns the seconds of one acquire and release; the first call chooses the sample size."""
 
     def __init__(self, make: partial[Contender], seconds: float) -> None:
         self._make = make
@@ -158,11 +158,11 @@ def _judge_cycles(mode: str, series: Mapping[str, list[float]], report: Report) 
         report.targets.append(below(1, f"{PLAIN}, {mode}: takes less than {peer.name} (1)", to_peer))
 
 
-# --- 2. Everybody wants it --------------------------------------------------------------------------
+# --- 2. Throughput under contention -----------------------------------------------------------------
 
 
 def throughput(contest: Contest, crew: Crew) -> None:
-    """Increments of a common number, and whether any got lost."""
+    """Increments of a shared number, and whether any were lost."""
     size = contest.size
     rounds = interleave(
         {
@@ -196,11 +196,11 @@ def _judge_throughput(speeds: Mapping[str, list[float]], lost: Mapping[str, int]
     ]
 
 
-# --- 3. Who gets it ---------------------------------------------------------------------------------
+# --- 3. Fairness ------------------------------------------------------------------------------------
 
 
 def fairness(contest: Contest, crew: Crew) -> None:
-    """How evenly the lock goes round, and the longest that anybody waited."""
+    """How evenly the processes get the lock, and the longest wait."""
     size = contest.size
     rounds = interleave(
         {
@@ -213,7 +213,7 @@ def fairness(contest: Contest, crew: Crew) -> None:
     shares = {name: _share(results) for name, results in rounds.series.items()}
     table = Table(
         f"{crew.size} processes, {size.hold * MILLI:g} ms holds; "
-        f"the middle one of {size.turn_rounds} times {size.turn_seconds} s",
+        f"the median of {size.turn_rounds} times {size.turn_seconds} s",
         [
             Column("most : least"),
             Column("max/min", number(".2f")),
@@ -239,7 +239,7 @@ def fairness(contest: Contest, crew: Crew) -> None:
 
 
 class _Share(NamedTuple):
-    """The counts of the round that was neither the most nor the least even; the worst wait of all."""
+    """The counts of the median round, by evenness; the longest wait of all rounds."""
 
     counts: list[int]
     worst_wait: float
@@ -254,11 +254,11 @@ def _spread(counts: Sequence[int]) -> float:
     return max(counts) / min(counts) if min(counts) else math.inf
 
 
-# --- 4. How soon the next one has it, and what waiting costs ------------------------------------------
+# --- 4. Hand-over, and the cost of waiting ----------------------------------------------------------
 
 
 def hand_over(contest: Contest, crew: Crew) -> None:
-    """From one process's release to the other's grant; and the CPU time of a long wait."""
+    """The time from the release in one process to the grant in another, and the CPU time of a long wait."""
     size = contest.size
     rounds = interleave(
         {
@@ -268,7 +268,7 @@ def hand_over(contest: Contest, crew: Crew) -> None:
         1 + size.hand_over_rounds,
     )
     contest.report.note_failures("hand-over", rounds.failures)
-    # Without the first round: what is loaded at the first wait is no part of a hand-over.
+    # Drop the first round: loading modules at the first wait is not part of a hand-over.
     series = {name: batches[1:] for name, batches in rounds.series.items()}
     latencies = {name: [each for batch in batches for each in batch] for name, batches in series.items()}
     per_round = {name: [median(batch) for batch in batches] for name, batches in series.items()}

@@ -1,7 +1,7 @@
-"""Measuring on a machine that others use too.
+"""Measurements on a shared machine.
 
 Absolute times mean little there. So contenders take turns within each round, each round gives one
-ratio between two contenders that met the same noise, and the median of those ratios is what counts.
+ratio between two contenders that met the same noise, and the result is the median of these ratios.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Ratio(NamedTuple):
-    """The median of the ratios of all rounds, and between which values the middle half of them lies."""
+    """The median of the ratios of all rounds, and the bounds of their middle half."""
 
     median: float
     low: float
@@ -27,16 +27,16 @@ class Ratio(NamedTuple):
 
 
 class Rounds(NamedTuple, Generic[Result]):
-    """What each contender gave in each round; and why some gave nothing."""
+    """The results of each contender, one per round, and the errors of those that failed."""
 
     series: dict[str, list[Result]]
     failures: dict[str, str]
 
 
 def interleave(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> Rounds[Result]:
-    """Run every contender once per round, each round beginning with another one.
+    """Run every contender once per round, each round starting with a different one.
 
-    A contender that fails is out; the others go on.
+    A contender that fails is dropped; the others continue.
     """
     series: dict[str, list[Result]] = {name: [] for name in contenders}
     failures: dict[str, str] = {}
@@ -51,19 +51,19 @@ def interleave(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> R
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """The same names in the same order, beginning further on."""
+    """The names, rotated to the left."""
     start = by % len(names) if names else 0
     return [*names[start:], *names[:start]]
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """How many times the base, round by round."""
+    """The values as multiples of the base, round by round."""
     ratios = [value / each if each else math.inf for value, each in zip(values, base, strict=True)]
     return Ratio(median(ratios), percentile(ratios, 25), percentile(ratios, 75))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all do not exceed."""
+    """The smallest value that at least `percent` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
@@ -75,10 +75,10 @@ def jain(shares: Sequence[float]) -> float:
 
 
 def enough_times(cycle: Callable[[int], None], seconds: float) -> int:
-    """How often to repeat within one `cycle` call for it to take about that long, if nobody disturbs.
+    """The number of repetitions for which a `cycle` call takes about `seconds`, if nothing disturbs it.
 
-    Keep it shorter than the scheduler's time slices, and the same for all: longer samples contain
-    interruptions that the median cannot take out.
+    Keep `seconds` shorter than the scheduler's time slices, and the same for all contenders: longer samples
+    contain interruptions that the median cannot remove.
     """
     times = 1
     while (elapsed := min(_timed(cycle, times) for _ in range(5))) < seconds / 4:
@@ -87,7 +87,7 @@ def enough_times(cycle: Callable[[int], None], seconds: float) -> int:
 
 
 def seconds_each(cycle: Callable[[int], None], times: int) -> float:
-    """What one repetition takes."""
+    """The duration of one repetition."""
     return _timed(cycle, times) / times
 
 

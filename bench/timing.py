@@ -1,4 +1,4 @@
-"""What an action on the file system costs, with one sync; and telling those who wait what is going on."""
+"""The cost of a file system action with one sync; progress messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from holdfast.trees.walker import sync_tree
 
 
 def say(what: str) -> None:
-    """Tell those who wait what is going on."""
+    """Print a progress message."""
     print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 class Cost(NamedTuple):
-    """Seconds until it is done, and seconds of CPU time."""
+    """Wall-clock seconds and CPU seconds."""
 
     wall: float
     cpu: float
 
 
 def timed(action: Callable[[], None], place: Path) -> Cost:
-    """What it costs, with one sync; what others have left to be written is written before."""
+    """The cost of an action with one sync; an earlier sync first writes the data of others."""
     sync_tree(place)
     started, used = perf_counter(), sum(os.times()[:4])
     action()

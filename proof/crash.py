@@ -1,4 +1,4 @@
-"""Crash sweeps: kill an operation at each of its file system calls, or make that call fail, and check what is left.
+"""Crash sweeps: kill an operation at each of its file system calls, or make that call fail, and check the result.
 
 A `Scenario` prepares a directory, runs an operation on it, and checks the result. `kill_points` runs it once
 per call, in a child that dies by SIGKILL just before the call, just after it, or halfway through a write.
@@ -81,24 +81,24 @@ __all__ = [
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR)
 LASTING_ERRORS = (errno.ENOSPC, errno.EIO)
 
-_PATIENCE = 60  # seconds until a child that hangs is ended
+_TIMEOUT = 60  # seconds until a hung child is killed
 
 
 class Scenario(Protocol):
-    """A state, an operation on it, and a check of what is left.
+    """An initial state, an operation on it, and a check of the resulting state.
 
-    `check` must judge by the directory and the outcome alone: the operation may have run in another
-    process, or once for many outcomes, so its traces in `self` mean nothing.
+    `check` must rely on the directory and the outcome alone, and not on attributes that `operate` has set:
+    the operation may have run in another process, or once for many outcomes.
     """
 
     def prepare(self, directory: Path) -> None:
         """Build the old state in the empty `directory`."""
 
     def operate(self, directory: Path) -> object:
-        """Run the operation under test; it succeeds if nothing disturbs it."""
+        """Run the operation under test. It must succeed if nothing disturbs it."""
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        """Raise if the state is not legal after this outcome, preferably an AssertionError that says why."""
+        """Raise if the state is illegal after this outcome, preferably an AssertionError that says why."""
 
 
 class Ending(Enum):
@@ -112,10 +112,10 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one run: how it ended, what was done to it at which call, and what it promised.
+    """The outcome of one run: how it ended, which fault hit which call, and what the operation had promised.
 
-    `acknowledged` says whether the operation had returned to its caller, `marks` which of its parts
-    had been announced as done (see `mark`), `left_open` what it opened and never closed.
+    `acknowledged` says whether the operation had returned to its caller. `marks` are the parts that it had
+    announced as done (see `mark`). `left_open` are the calls whose descriptors it never closed.
     """
 
     ending: Ending
@@ -145,9 +145,9 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """The results of a sweep. `capped` names each place at which not everything was tried.
+    """The results of a sweep. `capped` names each point at which not every state was tried.
 
-    `skipped` counts the points that were left out on purpose, because only a share was asked for.
+    `skipped` counts the points that were left out because only a share was requested.
     """
 
     scenario: str
@@ -168,12 +168,12 @@ class Report:
             self.violations.append(Violation(outcome, problem, listing))
 
     def require_clean(self, *, at_least: int = 1) -> None:
-        """Raise an AssertionError unless everything was tried, at least that many points, and nothing was found.
+        """Raise an AssertionError if there are violations, or if the sweep was capped or too short.
 
-        A sweep of a share is not held to a number.
+        The minimum does not apply to a sweep of a share.
         """
         if self.violations or self.capped or (self.points < at_least and not self.skipped):
-            raise AssertionError(f"{self}\n(at least {at_least} points were asked for)")
+            raise AssertionError(f"{self}\n(at least {at_least} points were required)")
 
     def __str__(self) -> str:
         skipped = f" ({self.skipped} left out)" if self.skipped else ""
@@ -189,7 +189,7 @@ class Report:
 def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING, share: float = 1.0) -> Report:
     """Kill the operation before, after and (for writes) halfway through each of its calls; check each time.
 
-    With a `share` below 1, only that share of the calls, chosen by `effort.SEED`.
+    With a `share` below 1, only that share of the calls is tried, chosen by `effort.SEED`.
     """
     report = Report(type(scenario).__name__, "kills at a call")
     with scratch() as base:
@@ -217,15 +217,15 @@ def error_points(
     descriptors: bool = True,
     share: float = 1.0,
 ) -> Report:
-    """Make each call fail with each error, once; write only half; break the disk for good. Check each time.
+    """Inject faults at each call: each error once, a short write, and a permanent error. Check each time.
 
-    `lasting` are the errors of a disk that stays full or broken: from one call on, everything that
-    needs the disk fails (removing does not). A short write is not a failure: the operation must succeed.
-    With `descriptors`, it must also have closed what it opened, whatever happened. `share` is as in
+    `lasting` are the errors of a disk that stays full or broken: from one call on, every call that needs
+    the disk fails (removals do not). A short write is not a failure: the operation must succeed.
+    With `descriptors`, the operation must also close every descriptor that it opens. `share` is as in
     `kill_points`.
     """
     if not errnos:
-        raise ValueError("at least one error is needed: where it does not strike, the operation is over")
+        raise ValueError("at least one error is needed: the sweep ends at the first call that it does not hit")
     faults = [*map(Fault, errnos), SHORT_WRITE, *(Fault(code, lasting=True) for code in lasting)]
     report = Report(type(scenario).__name__, "errors at a call")
     with scratch() as base:
@@ -236,7 +236,7 @@ def error_points(
                     over = outcome.call is None and fault is faults[0]
                     if over or (outcome.call is not None and outcome.call.index == index):
                         problem = judge(scenario, directory, outcome)
-                        problem = problem or _misconduct(outcome, fault, descriptors=descriptors)
+                        problem = problem or _broken_rule(outcome, fault, descriptors=descriptors)
                         report.add(outcome, problem, _listing(directory) if problem else "")
                 if over:
                     return report
@@ -246,7 +246,7 @@ def error_points(
 def indexes(
     scenario: Scenario, base: Path, names: Sequence[str], share: float, report: Report, *, each: int = 2
 ) -> Iterator[int]:
-    """The calls to disturb: all, or a share of them and the last one; the calls left out are counted."""
+    """Yield the indexes of the calls to disturb, and one past the last call. The report counts those left out."""
     if share >= 1:
         yield from count(1)
         return
@@ -259,7 +259,7 @@ def indexes(
 
 
 def _count_calls(scenario: Scenario, directory: Path, names: Sequence[str], report: Report) -> int:
-    """The number of calls that the undisturbed operation makes; the report gets their names."""
+    """Count the calls of the undisturbed operation, and add their names to the report."""
     scenario.prepare(directory)
     status, said = _in_a_child(scenario, directory, Kill.BEFORE, sys.maxsize, names)
     found = [message["made"] for message in said if "made" in message]
@@ -270,7 +270,7 @@ def _count_calls(scenario: Scenario, directory: Path, names: Sequence[str], repo
 
 
 def judge(scenario: Scenario, directory: Path, outcome: Outcome) -> str | None:
-    """What the scenario finds wrong with the state in `directory`, or None; any exception is a finding."""
+    """Return the problem that the scenario's check reports, or None. Any exception counts as a problem."""
     try:
         scenario.check(directory, outcome)
     except Exception as error:
@@ -287,8 +287,8 @@ def run_killed(
 ) -> Outcome:
     """Prepare the empty `directory` and run the operation in a child that dies at its call `index`.
 
-    If the operation makes fewer calls, it succeeds. The child must have died by our signal and at our
-    call: anything else is an error of the scenario, not an outcome.
+    If the operation makes fewer calls, it succeeds. The child must die from our signal, at our call: any
+    other end is an error in the scenario, not an outcome.
     """
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
@@ -300,7 +300,7 @@ def run_killed(
         return Outcome(Ending.KILLED, when.value, died_at[0], marks=marks)
     if status == 0 and not died_at:
         return Outcome(Ending.SUCCEEDED, marks=marks, acknowledged=True)
-    raise RuntimeError(f"the child was to be {when.value} call {index}, but ended with {status}: {said}")
+    raise RuntimeError(f"the child should have been {when.value} call {index}, but it ended with {status}: {said}")
 
 
 def _in_a_child(
@@ -311,7 +311,7 @@ def _in_a_child(
         raise NotImplementedError("there is no fork on Windows")
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: this child only dies
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is safe here: the child only dies
         child = os.fork()
     if child == 0:
         _operate_and_die(scenario, directory, when, index, names, writer)
@@ -338,7 +338,7 @@ def run_faulted(
         except Exception as raised:
             error = raised
         if fate.opened:
-            gc.collect()  # a context manager that failed on its way out may be kept alive by itself alone
+            gc.collect()  # a context manager that failed in __exit__ may survive in a reference cycle
     if error is not None and fate.struck is None:
         raise RuntimeError(f"{type(scenario).__name__} failed though nothing disturbed it") from error
     ending = Ending.SUCCEEDED if error is None else Ending.FAILED
@@ -350,28 +350,28 @@ def run_faulted(
 def cut_short(
     operation: Callable[[], object], when: Kill, index: int, *, names: Sequence[str] = calls.CHANGING
 ) -> Call | None:
-    """Run `operation` here as far as a process would get that dies at its call `index`; return that call.
+    """Run `operation` in this process as if it were killed at its call `index`; return that call.
 
-    From then on, none of its calls has an effect, not even those of its cleanup, and everything that it had
-    opened is closed. None if it finished first. For scenarios that continue after a process has died.
+    Later calls have no effect, not even those of its cleanup, and all its descriptors are closed. Returns None
+    if the operation finished first. This is for scenarios that continue after the death of a process.
     """
     fate = Deadly(when, index, raise_death)
-    with _witnessed() as directories:
+    with _opened_directories() as directories:
         try:
-            with interposed(fate, names), _finalisers_may_die():
+            with interposed(fate, names), _silent_finalisers():
                 operation()
-        except BaseException as end:  # keeps what the operation referred to: none of it was closed yet
-            _bury(fate.close_all(), directories)
+        except BaseException as end:  # keeps the operation's objects alive: none has closed its descriptor yet
+            _disown(fate.close_all(), directories)
             if not isinstance(end, Death):
                 raise
         else:
-            _bury(fate.close_all(), directories)
+            _disown(fate.close_all(), directories)
     return fate.struck
 
 
 @contextmanager
-def _witnessed() -> Iterator[list[Directory]]:
-    """The directories that are opened inside the block."""
+def _opened_directories() -> Iterator[list[Directory]]:
+    """Collect the directories that are opened inside the block."""
     opened: list[Directory] = []
     before, directories_opened.witness = directories_opened.witness, opened.append
     try:
@@ -381,8 +381,8 @@ def _witnessed() -> Iterator[list[Directory]]:
 
 
 @contextmanager
-def _finalisers_may_die() -> Iterator[None]:
-    """Keep Python from reporting finalisers that our exception ends: that is how they should end."""
+def _silent_finalisers() -> Iterator[None]:
+    """Keep Python from reporting finalisers that `Death` ends: they are meant to end that way."""
     report = sys.unraisablehook
     sys.unraisablehook = lambda seen: None if isinstance(seen.exc_value, Death) else report(seen)
     try:
@@ -391,8 +391,8 @@ def _finalisers_may_die() -> Iterator[None]:
         sys.unraisablehook = report
 
 
-def _bury(closed: Sequence[int], directories: Sequence[Directory]) -> None:
-    """Keep the dead operation's objects from closing these descriptors again: they may be reused by then."""
+def _disown(closed: Sequence[int], directories: Sequence[Directory]) -> None:
+    """Keep the dead operation's objects from closing these descriptors again: the numbers may be reused by then."""
     for each in directories:
         if each.fd in closed:
             each.fd = -1
@@ -405,7 +405,7 @@ def _bury(closed: Sequence[int], directories: Sequence[Directory]) -> None:
 def _operate_and_die(
     scenario: Scenario, directory: Path, when: Kill, index: int, names: Sequence[str], writer: int
 ) -> NoReturn:
-    """Act as the child: report to the parent, and never return into the parent's code."""
+    """Act as the child: report to the parent, and never return to the caller."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
 
@@ -420,7 +420,7 @@ def _operate_and_die(
     status = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_PATIENCE)
+        signal.alarm(_TIMEOUT)
         fate = Deadly(when, index, die)
         with interposed(fate, names), listening(lambda label: say(mark=label)):
             scenario.operate(directory)
@@ -432,8 +432,8 @@ def _operate_and_die(
         os._exit(status)
 
 
-def _misconduct(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | None:
-    """Something that no operation may do, whatever its scenario; None if it did nothing of the kind."""
+def _broken_rule(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | None:
+    """Return the rule that the operation broke, of those that hold for every scenario, or None."""
     if fault is SHORT_WRITE and outcome.ending is Ending.FAILED:
         return "a short write is not an error, but the operation failed"
     if descriptors and outcome.left_open:

@@ -1,7 +1,7 @@
 """A model of a disk: every state that a power cut may leave after each step of a recorded operation.
 
-A `Trace` lists what an operation did, event by event. A `Disk` takes these events and knows, after each of them,
-every `State` that may exist when the power returns. `powercut` states the rules.
+A `Trace` lists the events of an operation. A `Disk` takes these events and computes, after each of them, every
+`State` that may exist when the power returns. `powercut` states the rules.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import NamedTuple, TypeVar
 from proof.interpose import Call
 
 LIMIT = 4096
-"""How many sets of names, and how many contents of each, are tried per cut before the cut is capped."""
+"""The most sets of names, and contents for each of them, that are tried per cut before the cut is capped."""
 
 T = TypeVar("T")
 Names = dict[int, dict[str, int]]
-"""The names in each directory, and the node that each stands for."""
+"""The names in each directory, and the node that each refers to."""
 
 _ROOT = 0
 
 
-# --- What can be seen in a directory ----------------------------------------------------------------
+# --- States of a directory --------------------------------------------------------------------------
 
 
 class Node(NamedTuple):
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One path of a state. `twin` is the first path with the same inode: another one if it is a hard link."""
+    """One path of a state. `twin` is the first path with the same inode; for a hard link, it differs from `path`."""
 
     path: str
     node: Node
@@ -74,7 +74,7 @@ def describe(state: State) -> str:
     return ", ".join(lines) or "(empty)"
 
 
-# --- What happened ----------------------------------------------------------------------------------
+# --- Events -----------------------------------------------------------------------------------------
 
 
 class Edit(NamedTuple):
@@ -93,13 +93,13 @@ class Edit(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One name, the node that it led to before and the one that it leads to now; None for nothing."""
+    """One name, and the nodes that it referred to before and after a change; None: the name did not exist."""
 
     directory: int
     name: str
     before: int | None
     after: int | None
-    replacing: bool = False  # what stood there does not matter
+    replacing: bool = False  # any previous node will do
 
 
 class Naming(NamedTuple):
@@ -159,7 +159,7 @@ class Trace:
         return Trace(self.nodes, self.names, self.contents, tuple(s for s in self.steps if s is not step))
 
 
-# --- What may be on the disk ------------------------------------------------------------------------
+# --- Possible states of the disk --------------------------------------------------------------------
 
 
 class Disk:
@@ -190,7 +190,7 @@ class Disk:
                     self._edits.pop(node, None)
 
     def states(self) -> Iterator[State]:
-        """Every state that a power cut may leave now. Reports in `capped` if some were left out."""
+        """Every state that a power cut may leave now. Sets `capped` if some were left out."""
         self.capped = ""
         possible = {file: self._possible_contents(file) for file in self._files}
         for tree in self._trees():
@@ -199,7 +199,7 @@ class Disk:
                 yield self._seen(tree, dict(zip(files, contents, strict=True)))
 
     def latest(self) -> State:
-        """The state that everybody sees as long as the power stays on."""
+        """The state that processes see while the power is on."""
         names = self._named([True] * len(self._unsynced_names))
         contents = {file: self._possible_contents(file)[-1] for file in self._files}
         return self._seen(tuple(_walk(names)), contents)

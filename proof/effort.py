@@ -1,4 +1,4 @@
-"""How much a run tries: everything in `make proof`, a random share of it in `make test`.
+"""The amount of work in a run: everything in `make proof`, a random share of it in `make test`.
 
 `HOLDFAST_ROUNDS` is the share, from 0 to 1. `HOLDFAST_SEED` repeats the choices of an earlier run. A test asks for
 `rounds(200)`, a sweep for a share of its points. The summary of the run reports both.
@@ -18,20 +18,20 @@ SHARE = min(1.0, float(os.environ.get("HOLDFAST_ROUNDS", "0.05")))
 """The share of all rounds and points that this run tries."""
 
 SEED = int(os.environ.setdefault("HOLDFAST_SEED", str(random.SystemRandom().randrange(1 << 32))))
-"""Chooses the points; set in the environment, so that the processes of one run agree."""
+"""The seed for choosing points. It is put into the environment, so that all processes of a run agree."""
 
 
 tried: Counter[str] = Counter()
-"""What was tried so far in this process, by kind: points, states, schedules, rounds of races."""
+"""Counts of the points, states, schedules and rounds that this process has tried so far."""
 
 
 def rounds(full: int, *, least: int = 3) -> int:
-    """How many of `full` rounds this run plays, at least `least`."""
+    """The number of rounds to run: a share of `full`, but at least `least`."""
     return max(min(full, least), round(full * SHARE))
 
 
 def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 6, salt: str = "") -> list[T]:
-    """A share of the items, in their order; always includes the first and the last."""
+    """A share of the items, in order, always including the first and the last."""
     wanted = max(min(len(items), least), round(len(items) * share))
     if wanted >= len(items):
         return list(items)
@@ -40,7 +40,7 @@ def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 6, salt: st
 
 
 def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> Iterator[tuple[T, bool]]:
-    """Each item, and whether it is chosen: for items that are too many to list. The first always is."""
+    """Yield each item, and whether it is chosen, without listing all items first. The first one always is."""
     chance = random.Random(f"{SEED} {salt}")
     first = True
     for item in items:
@@ -49,13 +49,14 @@ def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> It
 
 
 def until(met: Callable[[], object], full: int, *, most: int = 20_000) -> Iterator[int]:
-    """The numbers of the rounds: as many as `rounds(full)`, and more until the wanted event has occurred.
+    """Yield round numbers: `rounds(full)` of them, and more until `met` returns true.
 
-    So no run depends on luck: a run that sees the event late plays longer, and fails only if it never occurs.
+    So the result does not depend on luck: the run takes longer if the event is late, and fails only if it never
+    occurs.
     """
     for number in range(most):
         if number >= rounds(full) and met():
             return
         tried["rounds of races"] += 1
         yield number
-    raise AssertionError(f"{most} rounds have not met what they are about")
+    raise AssertionError(f"the expected event did not occur in {most} rounds")

@@ -1,10 +1,10 @@
-"""Schedule explorer: tries every order in which a few tasks can make their file system calls, and every point to die.
+"""Schedule explorer: tries every order of the file system calls of a few tasks, and every point at which to kill one.
 
     explored = explore([taker, taker], prepare=stale_lock, check=one_winner, kills=1)
     explored.require_clean(at_least=50)
 
 A task is a function of a directory and stands for a process. Tasks share nothing but the directory: each opens its
-own stores and lockers, and returns what it saw. Before each of its calls, a task can be overtaken or killed. A
+own stores and lockers, and returns what it observed. Before each of its calls, a task can be overtaken or killed. A
 violation comes with its schedule, a text that `replay` runs again.
 
 Each schedule is an execution that starts from the prepared directory, repeats the choices made so far, and then
@@ -17,18 +17,19 @@ makes a new one, depth first. Three reductions keep the number of schedules smal
    `explorer.footprints`) one task changes and another touches. A call that touches none of them is made at once,
    without trying the other tasks first. This is safe: take any schedule in which others move first. Until one of
    them touches the same thing, they behave the same if the call comes before them. So among the schedules with the
-   call first, there is an equal one, or one in which the two meet. A new meeting restarts the search with the thing
-   added. Anything that inspects the directory in between is a reader too: with an `invariant`, or while a task may
-   still be killed, calls that change a file are never skipped in this way. A task is killed only before calls that
-   change something: a kill before any other call leaves what a kill after it leaves, and a kill after the last
-   change leaves what no kill leaves.
-3. *Settled choices.* If two calls do not meet at some point, both orders lead to the same state. A choice that was
-   tried at a state is not tried again after a call that it does not meet ("sleep sets"). If a state is reached
-   again with fewer settled choices, the search continues from it with the missing ones.
+   call first, there is an equal one, or one in which the two conflict. A new conflict restarts the search with the
+   thing added. Anything that inspects the directory in between is a reader too: with an `invariant`, or while a task
+   may still be killed, calls that change a file are never skipped in this way. A task is killed only before calls
+   that change something: a kill before any other call leaves the same state as a kill after it, and a kill after
+   the last change leaves the same state as no kill.
+3. *Settled choices.* If two calls do not conflict, both orders lead to the same state. A choice that was tried at a
+   state is not tried again after a call that it does not conflict with ("sleep sets"). If a state is reached again
+   with fewer settled choices, the search continues from it with the missing ones.
 
 Time passes only for waiting tasks. A sleeping task continues when another one has changed something; if no task can
 move, it oversleeps, so that a time limit is reached. If all live tasks wait for each other's locks, that is a
-deadlock, time limit or not. With `timeouts`, that many waits end late although other tasks could move.
+deadlock, even if their waits have a time limit. With `timeouts`, that many waits end late although other tasks
+could move.
 
 Not explored: torn calls (half a write: see `crash`), power cuts (see `powercut`), and anything that depends on file
 times, or on the size and link count of directories.
@@ -69,7 +70,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """The result. `exhausted` is False if not every schedule was tried, and `capped` says why.
+    """The result of a search. `exhausted` is False if not every schedule was tried, and `capped` says why.
 
     `schedules` counts the executions since the last restart of the search.
     `states` counts the distinct states at which there was a choice, a task had just died, or everything had
@@ -85,9 +86,9 @@ class Exploration:
     deadlocks: list[Violation] = field(default_factory=list)
 
     def require_clean(self, *, at_least: int = 1) -> None:
-        """Raise an AssertionError unless everything was tried, at least that many states, and nothing was found."""
+        """Raise an AssertionError if there are violations or deadlocks, or if the search was capped or too small."""
         if self.violations or self.deadlocks or not self.exhausted or self.states < at_least:
-            raise AssertionError(f"{self}\n(at least {at_least} states were asked for)")
+            raise AssertionError(f"{self}\n(at least {at_least} states were required)")
 
     def replay(self, schedule: str, directory: Path | None = None) -> Replayed:
         """Run one schedule again; in an empty `directory` of your choice, which is left for inspection.
@@ -124,15 +125,15 @@ def explore(
     most_schedules: int = 20_000,
     most_violations: int = 100,
 ) -> Exploration:
-    """Try all schedules of the tasks, with at most that many `kills`, and waits that end with `timeouts`.
+    """Try all schedules of the tasks, with at most `kills` killed tasks, and at most `timeouts` waits that end late.
 
-    `prepare` builds the directory, once. When all tasks have ended, `check` raises if the directory and the
-    results of the tasks do not fit together; `invariant` raises if the directory is wrong at any point. An
-    AssertionError in a task counts too.
+    `prepare` builds the directory, once. When all tasks have ended, `check` raises if the directory does not
+    match the results of the tasks; `invariant` raises if the directory is wrong at any point. An AssertionError
+    in a task counts too.
 
     With `names`, tasks are switched only at these calls (and at locks): the search is then incomplete by
     choice. Without `reduced`, invisible calls are tried in every order too: far slower, with the same
-    result.
+    results.
     """
     if sys.platform == "win32":
         raise NotImplementedError("there is no flock on Windows")

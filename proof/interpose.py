@@ -1,7 +1,7 @@
-"""Interposition: gets between an operation and its file system calls, to fail them, to kill it there, or to watch.
+"""Interposition: intercepts the file system calls of an operation, to watch them, fail them, or kill the operation.
 
 `interposed` passes every call of `holdfast.fs.calls` to a function that decides its outcome. A `Fate` decides by
-the number of the call: `Faulty` makes one fail, `Deadly` ends the operation there.
+the index of the call: `Faulty` makes one fail, `Deadly` ends the operation there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEEDING_THE_DISK = (
 )
 
 
-# --- Calls, and what can be done to them ------------------------------------------------------------
+# --- Calls and faults -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Kill(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong at one call: an error, once or from then on; without an error, a short write."""
+    """A fault at one call: an error, once or from then on; without a code, a short write."""
 
     code: int | None
     lasting: bool = False
@@ -89,9 +89,9 @@ class Attempt:
     @property
     def needs_the_disk(self) -> bool:
         """Whether this fails on a full or broken disk: it writes, or creates something."""
-        return self.name in _NEEDING_THE_DISK or (bool(self.flags & os.O_CREAT) and not self._is_there())
+        return self.name in _NEEDING_THE_DISK or (bool(self.flags & os.O_CREAT) and not self._exists())
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         try:
             os.stat(self.arguments[0], dir_fd=self.options.get("dir_fd"), follow_symlinks=False)
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class Attempt:
 
     @property
     def flags(self) -> int:
-        """The flags of an `open`; nothing for other calls."""
+        """The flags of an `open`; 0 for other calls."""
         if self.name != "open":
             return 0
         flags: int = self.arguments[1] if len(self.arguments) > 1 else self.options["flags"]
@@ -113,12 +113,12 @@ class Attempt:
         return Call(index, self.name, ", ".join(listed))
 
 
-# --- Between ----------------------------------------------------------------------------------------
+# --- Interception -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls.CHANGING) -> Iterator[None]:
-    """Inside the block, each of the named calls returns what `intercept` makes of it.
+    """Inside the block, pass each of the named calls to `intercept`, and return its result.
 
     A call made inside another one (`sync_directory` uses `fsync`) is part of that one. The garbage collector is off:
     it would close files that earlier code left open, as calls of this block.
@@ -126,7 +126,7 @@ def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls
     collecting = gc.isenabled()
     inside = threading.local()
 
-    def led(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def intercepted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if getattr(inside, "call", False):
                 return original(*arguments, **options)
@@ -142,7 +142,7 @@ def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls
     gc.disable()
     try:
         for name, original in originals.items():
-            setattr(calls, name, led(name, original))
+            setattr(calls, name, intercepted(name, original))
         yield
     finally:
         if collecting:
@@ -174,7 +174,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 class Fate:
-    """Counts the calls of an operation, and records what it has opened and which call was hit first."""
+    """Counts the calls of an operation, and records its open descriptors and the first call that was hit."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -184,17 +184,17 @@ class Fate:
         self.opened: dict[int, Call] = {}
 
     def perform(self, attempt: Attempt) -> Any:
-        """Make the call, and record what is open."""
+        """Make the call, and record what it opens or closes."""
         self.made.append(attempt.name)
         if attempt.name == "close":
-            self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails has closed
+            self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails also closes
         result = attempt.perform()
         if attempt.name == "open":
             self.opened[result] = attempt.numbered(self.count)
         return result
 
     def close_all(self) -> list[int]:
-        """Close what the operation has left open, as the system does for a dead process; return what that was."""
+        """Close all descriptors of the operation, as the system does for a dead process; return them."""
         left = list(self.opened)
         self.opened.clear()
         for descriptor in left:
@@ -203,7 +203,7 @@ class Fate:
 
 
 class Faulty(Fate):
-    """Makes one call fail, or everything that needs the disk from one call on."""
+    """Makes one call fail, or from one call on every call that needs the disk."""
 
     def __init__(self, fault: Fault, index: int) -> None:
         super().__init__(index)
@@ -216,7 +216,7 @@ class Faulty(Fate):
         self.struck = self.struck or attempt.numbered(self.count)
         if self.fault.code is None:
             return attempt.perform_half()
-        if attempt.name == "close":  # a close that fails has closed nevertheless
+        if attempt.name == "close":  # a close that fails closes nevertheless
             self.perform(attempt)
         if attempt.name == "flock_interruptible":  # the one call that returns its error
             return self.fault.code
@@ -253,7 +253,7 @@ class Deadly(Fate):
 
 
 class Death(BaseException):
-    """Stands for the end of the process in `cut_short`."""
+    """Simulates the death of the process in `cut_short`."""
 
 
 def raise_death(call: Call) -> NoReturn:

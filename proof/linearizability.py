@@ -1,6 +1,6 @@
 """Linearizability checker: could the recorded answers come from one object that does one operation at a time?
 
-Each process records its operations: what it asked, what was answered, and when. A history is *linearizable* if each
+Each process records its operations: the call, the answer, and the times of both. A history is *linearizable* if each
 operation can be assigned an instant between its call and its return such that, done one after the other in that
 order, the operations give the recorded answers. An operation that never returned, because its process was killed
 or got `OutcomeUnknown`, may have happened at any instant after its call, or not at all; if the end of its process
@@ -8,7 +8,7 @@ is known, not after that.
 
 The search is that of Wing and Gong, with a memo on (operations done, state). It is bounded, and a search that
 reaches its bound is `UNDECIDED`, never a silent success. For a history that is not linearizable, the checker names
-the first operation whose answer has no place: up to just before its return, the history was linearizable.
+the first operation whose answer fits into no order: until just before its return, the history was linearizable.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from holdfast.errors import Failure, OutcomeUnknown
 
 MOST_CONFIGURATIONS = 1_000_000
-"""How many configurations a search may visit before it gives up, saying so."""
+"""The most configurations that a search visits before it gives up as undecided."""
 
 _GUESS = 8
-"""How many operations in the right order weigh as much as one guess less."""
+"""The cost of a guess, in operations: a guess must get the search that much further."""
 
 State = TypeVar("State", bound=Hashable)
 Value = TypeVar("Value")
@@ -69,8 +69,8 @@ class Spec(Protocol[State]):
         ...
 
 
-class Verdict(Enum):
-    """The result of a search."""
+class CheckResult(Enum):
+    """The answer of the checker."""
 
     LINEARIZABLE = "linearizable"
     NOT_LINEARIZABLE = "not linearizable"
@@ -78,16 +78,16 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """A result, the operation that has no place if there is one, and the reasons in words."""
+    """A result, the operation that fits into no order if there is one, and an explanation."""
 
-    verdict: Verdict
+    result: CheckResult
     culprit: Operation | None = None
     explanation: str = ""
 
     def require(self) -> None:
         """Raise unless the history is linearizable: undecided is not good enough."""
-        if self.verdict is not Verdict.LINEARIZABLE:
-            raise AssertionError(f"the history is {self.verdict.value}: {self.explanation}")
+        if self.result is not CheckResult.LINEARIZABLE:
+            raise AssertionError(f"the history is {self.result.value}: {self.explanation}")
 
 
 # --- Recording --------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class History:
         self._calls = 0
 
     def record(self, name: str, argument: Any, do: Callable[[], Value]) -> Value:
-        """Perform an operation, and write down the question before it and the answer after it.
+        """Perform an operation, and record the call before it and the answer after it.
 
         `OutcomeUnknown` leaves the operation open. Any other failure means that nothing was done, and
         withdraws it.
@@ -130,9 +130,9 @@ class History:
 
     @staticmethod
     def note_end(directory: Path, process: str) -> None:
-        """Write down, from outside, that a process has ended, and that everything it did is done by now.
+        """Record, from outside, that a process has ended and can have no further effect.
 
-        Not for stores on which a request may still take effect after its client is gone.
+        Not for stores on which a request may take effect after its client has ended.
         """
         history = History(directory, process)
         history._write([-1, "end", time.monotonic_ns()])
@@ -147,7 +147,7 @@ class History:
         return sorted(found, key=lambda each: each.called_at)
 
     def _write(self, line: list[Any]) -> None:
-        os.write(self._fd, b"\n" + json.dumps(line).encode() + b"\n")  # what is torn spoils only itself
+        os.write(self._fd, b"\n" + json.dumps(line).encode() + b"\n")  # so that a torn line spoils no other
 
 
 def _read_process(process: str, content: bytes) -> Iterable[Operation]:
@@ -174,14 +174,14 @@ def _read_process(process: str, content: bytes) -> Iterable[Operation]:
 
 
 def check(history: Iterable[Operation], spec: Spec[State], *, limit: int = MOST_CONFIGURATIONS) -> Check:
-    """Whether a history is linearizable; if not, the first operation that has no place."""
+    """Whether a history is linearizable; if not, the first operation that fits into no order."""
     operations = sorted(history, key=lambda each: each.called_at)
-    verdict = _search(operations, spec, limit)
-    if verdict is Verdict.UNDECIDED:
-        return Check(verdict, None, f"the search was given up after {limit} configurations")
-    if verdict is Verdict.NOT_LINEARIZABLE:
+    result = _search(operations, spec, limit)
+    if result is CheckResult.UNDECIDED:
+        return Check(result, None, f"the search was given up after {limit} configurations")
+    if result is CheckResult.NOT_LINEARIZABLE:
         return _explain(operations, spec, limit)
-    return Check(verdict)
+    return Check(result)
 
 
 def check_by_key(
@@ -191,20 +191,20 @@ def check_by_key(
     *,
     limit: int = MOST_CONFIGURATIONS,
 ) -> Check:
-    """The same for operations that each concern one key only: each key is judged by itself."""
+    """Check each key on its own, for operations that concern one key each."""
     by_key: dict[Hashable, list[Operation]] = {}
     for each in history:
         by_key.setdefault(key_of(each), []).append(each)
     checks = [check(operations, spec, limit=limit) for operations in by_key.values()]
-    for verdict in (Verdict.NOT_LINEARIZABLE, Verdict.UNDECIDED):
+    for result in (CheckResult.NOT_LINEARIZABLE, CheckResult.UNDECIDED):
         for found in checks:
-            if found.verdict is verdict:
+            if found.result is result:
                 return found
-    return Check(Verdict.LINEARIZABLE)
+    return Check(CheckResult.LINEARIZABLE)
 
 
 class _Configuration(NamedTuple):
-    """How far a search has come: the first `below` of the returned operations are done, and those in
+    """The progress of a search: the first `below` of the returned operations are done, and those in
     `beyond`; of the operations that never returned, those in `guessed` are assumed to have happened.
     """
 
@@ -235,10 +235,10 @@ class _Search:
         return at.below == len(self.returned)
 
     def steps(self, at: _Configuration) -> list[_Configuration]:
-        """The possible next steps, the most promising last: what returned first, and guesses only if needed.
+        """The possible next steps, the most promising last: guesses first, the earliest return last.
 
-        An operation that fits, and whose result says that it changed nothing, can always come next: nothing
-        else need be tried, unless it is too late for a guess then.
+        An operation that fits, and whose result says that it changed nothing, can always come next: no other
+        step need be tried, unless a guess would then come too late.
         """
         candidates, horizon = self._candidates(at)
         guesses = self._guesses(at, horizon)
@@ -254,7 +254,7 @@ class _Search:
         guessed = [
             at._replace(guessed=at.guessed | {index}, state=state)
             for index, state in guesses
-            if state != at.state  # a guess that changes nothing tells nothing
+            if state != at.state  # a guess that changes nothing is useless
         ]
         return [*guessed, *found]
 
@@ -270,7 +270,7 @@ class _Search:
                 continue
             if operation.ended_at is not None and operation.ended_at < latest_call:
                 continue
-            tried.add(self._alike[index])  # of several that are alike, the one that was called first will do
+            tried.add(self._alike[index])  # of several that are alike, only the earliest call is tried
             state, _ = self._spec.apply(at.state, operation.name, operation.argument)
             found.append((index, state))
         return found
@@ -298,8 +298,8 @@ class _Search:
         return at._replace(below=below, beyond=beyond, state=state)
 
 
-def _search(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Verdict:
-    """Continue where most is done with few guesses: another guess must get the search further ahead."""
+def _search(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> CheckResult:
+    """Best-first search: prefer configurations with many operations done and few guesses."""
     search = _Search(operations, spec)
     start = search.start()
     seen = {start}
@@ -307,14 +307,14 @@ def _search(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Ver
     while ahead:
         *_, at = heappop(ahead)
         if search.is_end(at):
-            return Verdict.LINEARIZABLE
+            return CheckResult.LINEARIZABLE
         for step in search.steps(at):
             if step not in seen:
                 seen.add(step)
                 heappush(ahead, (_GUESS * len(step.guessed) - step.done, -len(seen), step))
         if len(seen) > limit:
-            return Verdict.UNDECIDED
-    return Verdict.NOT_LINEARIZABLE
+            return CheckResult.UNDECIDED
+    return CheckResult.NOT_LINEARIZABLE
 
 
 def _explain(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Check:
@@ -323,12 +323,14 @@ def _explain(operations: Sequence[Operation], spec: Spec[Any], limit: int) -> Ch
     good, bad = 0, len(returns)  # how many returns have been seen
     while bad - good > 1:
         middle = (good + bad) // 2
-        verdict = _search(_until(operations, returns[middle - 1]), spec, limit)
-        if verdict is Verdict.UNDECIDED:
-            return Check(Verdict.NOT_LINEARIZABLE, None, "no order fits; where it breaks was not found")
-        good, bad = (middle, bad) if verdict is Verdict.LINEARIZABLE else (good, middle)
+        result = _search(_until(operations, returns[middle - 1]), spec, limit)
+        if result is CheckResult.UNDECIDED:
+            return Check(
+                CheckResult.NOT_LINEARIZABLE, None, "no order fits; the first operation that breaks it was not found"
+            )
+        good, bad = (middle, bad) if result is CheckResult.LINEARIZABLE else (good, middle)
     culprit = next(each for each in operations if each.returned_at == returns[bad - 1])
-    return Check(Verdict.NOT_LINEARIZABLE, culprit, _in_words(operations, culprit))
+    return Check(CheckResult.NOT_LINEARIZABLE, culprit, _in_words(operations, culprit))
 
 
 def _until(operations: Sequence[Operation], moment: int) -> list[Operation]:
@@ -351,7 +353,7 @@ def _in_words(operations: Sequence[Operation], culprit: Operation) -> str:
     ]
     return (
         f"{culprit} fits into no order. The last one to return before it was called: {last or 'none'}. "
-        f"Under way at the same time: {'; '.join(beside[:8]) or 'nothing'}"
+        f"Concurrent with it: {'; '.join(beside[:8]) or 'nothing'}"
     )
 
 
@@ -359,7 +361,7 @@ def _in_words(operations: Sequence[Operation], culprit: Operation) -> str:
 
 
 class Register:
-    """One value: `read`, `write` and `cas`, which takes (expected, new) and returns whether it changed it."""
+    """One value: `read`, `write` and `cas`, which takes (expected, new) and returns whether it succeeded."""
 
     def __init__(self, initial: Hashable = None) -> None:
         self._initial = initial

@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(changes=st.lists(_changes, max_size=6), forgotten=st.sampled_from([0, 0, 0, 0, 0, 1]))
     def transact(self, changes: list[Change], forgotten: int) -> None:
-        """Commit changes; sometimes, one of them is not named."""
+        """Commit changes, sometimes without naming one of them."""
         changes = [_enlarged(each) for each in changes]
         named = [each.stream if isinstance(each, Append) else each.key for each in changes]
         expected, _ = _outcome(self.model, named[forgotten:], changes)
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(changes=st.lists(_changes, min_size=1, max_size=3))
     def make_fitting_changes(self, changes: list[Change]) -> None:
-        """Commit changes that are never refused, so that there is something to compare."""
+        """Commit changes that are always accepted, so that there is something to compare."""
         fitting: dict[Key[Any] | int, Change] = {}
         for number, each in enumerate(changes):
             if isinstance(each, Append):
@@ -179,7 +179,7 @@ def run_state_machine(
 ) -> None:
     """Compare the stores that `fresh` makes, one for each example, with the model.
 
-    If they differ, the shortest sequence that shows it is searched for, unless `shrink` is off.
+    If they differ, Hypothesis searches for the shortest sequence that shows it, unless `shrink` is off.
     """
     machine = type("ComparedStore", (StoreMachine,), {"fresh": staticmethod(fresh)})
     phases = [each for each in Phase if shrink or each not in (Phase.shrink, Phase.explain)]

@@ -54,7 +54,7 @@ __all__ = [
 
 
 Case = tuple[tuple[str, ...], bool, State]
-"""What was promised (marks, and whether the operation had returned), and what is left."""
+"""The promises made (marks, and whether the operation had returned), and the state that is left."""
 
 
 def power_cuts(
@@ -65,7 +65,7 @@ def power_cuts(
     since_mark: bool = False,
     share: float = 1.0,
 ) -> Report:
-    """Record the operation once, then check every state that a power cut after each call may leave.
+    """Record the operation once, then check every state that a power cut after any of its calls may leave.
 
     The points of the report are the distinct states. A state that several cuts may leave is checked
     once for each set of promises. Sweeps that share `checked` do not repeat each other's checks.
@@ -89,7 +89,7 @@ def redundant_syncs(scenario: Scenario, *, limit: int = LIMIT) -> list[Call]:
 
 
 def record(scenario: Scenario, directory: Path) -> Trace:
-    """Prepare the empty `directory`, run the operation there and record what happens."""
+    """Prepare the empty `directory`, run the operation there and record its events."""
     scenario.prepare(directory)
     recorder = Recorder(directory)
     with interposed(recorder), listening(recorder.mark):
@@ -125,7 +125,7 @@ def _explore(
     enough: int | None = None,
     share: float = 1.0,
 ) -> Report:
-    """Check the states of these cuts that were not checked yet, up to `enough` violations."""
+    """Check the states of these cuts that have not been checked yet; stop after `enough` violations."""
     report = Report(type(scenario).__name__, "states after a power cut")
     report.calls.update(step.call.name for step in trace.steps if step.call is not None)
     for number, (outcome, disk) in enumerate(cuts):

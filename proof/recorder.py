@@ -1,4 +1,4 @@
-"""Records what an operation does to a directory: makes each call, and notes what it changed."""
+"""Records the changes that an operation makes to a directory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from proof.interpose import Attempt, Call
 
 
 class Recorder:
-    """Makes each call and notes what it changed.
+    """Makes each call and records its changes.
 
-    Files and directories are identified by inode, so it does not matter through which path or
-    descriptor they are reached, or who opened it. Anything outside the directory is ignored.
+    Files and directories are identified by inode, so they are recognised through any path or descriptor,
+    even one that was opened earlier. Anything outside the directory is ignored.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,18 +41,18 @@ class Recorder:
         return result
 
     def mark(self, label: str | None) -> None:
-        """Note that a part of the operation is done; None: all of it."""
+        """Record that a part of the operation is done; None: all of it."""
         self._steps.append(Step(Mark(label), self._call))
 
     def trace(self) -> Trace:
-        """Everything that was noted."""
+        """Everything that was recorded."""
         new: Names = {number: {} for number in self._names if number not in self._first_names}
         return Trace(self._nodes, self._first_names | new, self._contents, tuple(self._steps))
 
     def _survey(self, directory: Path, number: int) -> None:
         for path in sorted(directory.iterdir()):
             status = path.lstat()
-            known = self._number(status)  # of a file that has several names
+            known = self._number(status)  # set if the file has several names
             target = os.readlink(path) if path.is_symlink() else ""
             node = self._add(status, target) if known is None else known
             self._names[number][path.name] = node
@@ -76,7 +76,7 @@ class Recorder:
         return self._numbers.get((status.st_dev, status.st_ino))
 
     def _place(self, attempt: Attempt, argument: int) -> tuple[int, str] | None:
-        """The directory and the name in it that an argument refers to; None if it is not one of ours."""
+        """The directory and the name in it that an argument refers to; None if it lies outside."""
         parent, name = os.path.split(os.fsdecode(attempt.arguments[argument]).rstrip("/"))
         directory = self._number(os.stat(parent or ".", dir_fd=_descriptor(attempt, argument)))
         return None if directory is None else (directory, name)
@@ -107,7 +107,7 @@ class Recorder:
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
             self._edit(descriptor, end - size, bytes(memoryview(content)[:size]))
 
-    def _cut(self, attempt: Attempt, _: None) -> None:
+    def _truncated(self, attempt: Attempt, _: None) -> None:
         descriptor, size = attempt.arguments
         self._edit(descriptor, size, None)
 
@@ -157,8 +157,8 @@ class Recorder:
             replacing = attempt.name != "rename_noreplace"
             self._name(Cell(*source, node, None), Cell(*target, other, node, replacing))
 
-    def _remoded(self, attempt: Attempt, _: None) -> None:
-        """Modes count as of the end: no promise concerns the mode that a power cut leaves."""
+    def _mode_changed(self, attempt: Attempt, _: None) -> None:
+        """Keep only the last mode: no promise concerns the mode that a power cut leaves."""
         path, options = attempt.arguments[0], attempt.options
         follow = options.get("follow_symlinks", True)
         status = os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=follow)
@@ -167,15 +167,15 @@ class Recorder:
             self._nodes[number] = self._nodes[number]._replace(mode=stat.S_IMODE(status.st_mode))
 
     def _not_modelled(self, attempt: Attempt, _: None) -> None:
-        """Owners, times and extended attributes are not rebuilt."""
+        """Ignore times and extended attributes: they are not rebuilt."""
 
     def _refused(self, attempt: Attempt, _: None) -> None:
-        raise ValueError(f"only files, directories and symbolic links can be recorded, no {attempt.name}")
+        raise ValueError(f"only files, directories and symbolic links can be recorded, not {attempt.name}")
 
     _NOTES: ClassVar[Mapping[str, Callable[[Recorder, Attempt, Any], None]]] = {
         "open": _opened,
         "write": _written,
-        "ftruncate": _cut,
+        "ftruncate": _truncated,
         "clone": _cloned,
         "fsync": _synced,
         "sync_directory": _synced,
@@ -189,10 +189,10 @@ class Recorder:
         "rmdir": _removed,
         "mkdir": _made,
         "symlink": _symlinked,
-        "mknod": _made,  # which refuses
+        "mknod": _made,  # raises ValueError
         "snapshot_subvolume": _refused,
-        "chmod": _remoded,
-        "chown": _remoded,
+        "chmod": _mode_changed,
+        "chown": _mode_changed,
         "utime": _not_modelled,
         "setxattr": _not_modelled,
     }
@@ -207,13 +207,13 @@ def _descriptor(attempt: Attempt, argument: int) -> int | None:
 
 
 def verify(trace: Trace, directory: Path) -> None:
-    """Raise unless the trace explains the content of the directory: nothing bypassed `calls`."""
+    """Raise unless the trace explains the content of the directory, that is, nothing bypassed `calls`."""
     disk = Disk(trace, LIMIT)
     for step in trace.steps:
         disk.take(step.event)
     explained, present = disk.latest(), Disk(Recorder(directory).trace(), LIMIT).latest()
     if explained != present:
         raise RuntimeError(
-            "something was changed without holdfast.fs.calls, so the trace is not what happened; "
+            "something was changed without holdfast.fs.calls, so the trace is incomplete; "
             f"by the trace: {describe(explained)}; in the directory: {describe(present)}"
         )

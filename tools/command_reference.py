@@ -1,6 +1,6 @@
-"""The reference page of the commands, made from the commands themselves.
+"""The reference page of the commands, generated from the commands themselves.
 
-It does not depend on the terminal, nor on how click lays out its help.
+It depends neither on the terminal nor on click's layout of help texts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _described(context: click.Context) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a help text; one that is marked with \\b keeps its lines, as code."""
+    """The paragraphs of a help text; one marked with \\b keeps its lines, as code."""
     for paragraph in filter(None, inspect.cleandoc(text).split("\n\n")):
         if paragraph.startswith("\b"):
             yield from (f"    {line}".rstrip() for line in paragraph.splitlines()[1:])

@@ -1,7 +1,7 @@
-"""Writes the reference pages that follow from the code: `make docs`.
+"""Generates the reference pages from the code: `make docs`.
 
 A page is a function that returns its text. `PAGES` lists them; a test compares each with the file in
-`docs/reference/`, so a page that is not current fails the suite.
+`docs/reference/`, so an outdated page fails the suite.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIRECTORY = Path(__file__).parents[1] / "docs/reference"
 
 
 def errors_page() -> str:
-    """The exit statuses and every failure of the tree."""
+    """The exit statuses and all failures."""
     return "\n".join([GENERATED, "", "# Errors", "", *_introduction(), "", *_statuses(), "", *_failures(), ""])
 
 
@@ -70,18 +70,18 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "python.md": python_page,
 }
-"""Every generated page by its file name."""
+"""The generated pages by file name."""
 
 
 def main() -> None:
-    """Write all pages, and name those that have changed."""
+    """Write all pages, and say which have changed."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         path, text = DIRECTORY / name, page()
         changed = not path.exists() or path.read_text(encoding="utf-8") != text
         if changed:
             path.write_text(text, encoding="utf-8")
-        print(f"docs/reference/{name}: {'written' if changed else 'is current'}")
+        print(f"docs/reference/{name}: {'written' if changed else 'up to date'}")
 
 
 if __name__ == "__main__":

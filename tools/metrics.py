@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
 MOST_LINES = 40_000
-MODULES, MOST_MODULES = "150 to 180", 185  # "about": a few more are no miss
+MODULES, MOST_MODULES = "150 to 180", 185  # "about": a few more still meet the target
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
 
@@ -70,7 +70,7 @@ class Measure(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module as it is written."""
+    """A parsed module."""
 
     name: str
     is_package: bool
@@ -103,16 +103,16 @@ def read_modules(source: Path) -> dict[str, Module]:
 
 
 class Imports:
-    """Who imports whom, at the top of a module or inside a function.
+    """The imports between modules, at the top of a module or inside a function.
 
-    A name that a package re-exports counts as imported from the module that defines it, too: packages
+    A name that a package re-exports also counts as imported from the module that defines it: packages
     that load names on demand would otherwise hide cycles. Loading a parent package implicitly, or a
-    module by a name in a string, is no import.
+    module by a name in a string, does not count as an import.
     """
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
         self.importers: defaultdict[str, set[str]] = defaultdict(set)
-        self.graph: dict[str, set[str]] = {name: set() for name in modules}  # without those for types only
+        self.graph: dict[str, set[str]] = {name: set() for name in modules}  # without imports for type checking only
         self._modules = modules
         written = {name: list(_imports(module)) for name, module in modules.items()}
         self._exports = {
@@ -190,7 +190,7 @@ def single_importers(modules: Mapping[str, Module], imports: Imports) -> dict[st
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[str]:
-    """One line for each set of modules that import each other: a shortest way around, and the set's size."""
+    """One line for each set of modules that import each other: a shortest cycle, and the size of the set."""
     reached = {name: _reached_from(graph, name) for name in graph}
     lines, seen = [], set()
     for name in sorted(graph):
@@ -198,18 +198,18 @@ def cycles(graph: Mapping[str, set[str]]) -> list[str]:
             continue
         members = {other for other in reached[name] if name in reached[other]}
         seen |= members
-        way = [name]
-        while len(way) == 1 or way[-1] != name:
-            way.append(reached[name][way[-1]])
-        lines.append(f"{' -> '.join(reversed(way))} ({len(members)} modules)")
+        path = [name]
+        while len(path) == 1 or path[-1] != name:
+            path.append(reached[name][path[-1]])
+        lines.append(f"{' -> '.join(reversed(path))} ({len(members)} modules)")
     return lines
 
 
 def _reached_from(graph: Mapping[str, set[str]], start: str) -> dict[str, str]:
-    """Every module that `start` imports, directly or not, with its predecessor on a shortest way there."""
+    """Every module that `start` imports, directly or indirectly, with its predecessor on a shortest path."""
     before: dict[str, str] = {}
     pending = [start]
-    for name in pending:  # grows meanwhile
+    for name in pending:  # grows during the loop
         for target in sorted(graph[name]):
             if target not in before:
                 before[target] = name
@@ -233,7 +233,7 @@ def repeated_classes(modules: Mapping[str, Module]) -> dict[str, list[str]]:
 def trace_command(command: Command, source: Path = SOURCE) -> tuple[list[str], int]:
     """Run the command in a new repository and a fresh process.
 
-    Returns the files of which a function was called, and the number of calls from one file to another.
+    Returns the files with at least one called function, and the number of calls from one file to another.
     """
     with tempfile.TemporaryDirectory() as name:
         repository, result = Path(name, "repository"), Path(name, "trace.json")
@@ -258,7 +258,7 @@ def _run(source: Path, directory: Path, *arguments: str) -> None:
 
 
 def trace_this() -> None:
-    """Run the command line of the package, and write its trace: the body of the traced process.
+    """Run the command line of the package, and write its trace. This is the body of the traced process.
 
     Arguments: the package's directory, the file for the trace, the command. Calls that are made while a
     module is imported do not count. A call through other code, such as `contextlib`, is one hop.

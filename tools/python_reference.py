@@ -1,6 +1,6 @@
-"""The reference page of what programs may import, made from the source without importing it.
+"""The reference page of the public API, generated from the source without importing it.
 
-So the page is the same whatever the version of Python makes of annotations.
+So the page does not depend on how a version of Python represents annotations.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_page() -> str:
-    """Every name of the package with its signature and what its text says; of classes, their methods too."""
-    body = [line for name, home in _homes().items() for line in _described(name, home)]
+    """Every public name with its signature and its docstring; for classes, also the methods."""
+    body = [line for name, module in _modules().items() for line in _described(name, module)]
     return "\n".join([GENERATED, "", "# Python", "", INTRODUCTION, "", *body])
 
 
-def _homes() -> dict[str, str]:
-    homes: dict[str, str] = vars(holdfast)["_MODULES"]
-    return homes
+def _modules() -> dict[str, str]:
+    modules: dict[str, str] = vars(holdfast)["_MODULES"]
+    return modules
 
 
-def _described(name: str, home: str) -> Iterator[str]:
-    found = _defined(name, home)
+def _described(name: str, module: str) -> Iterator[str]:
+    found = _defined(name, module)
     yield f"## {name}"
     yield ""
     if isinstance(found, ast.ClassDef):
@@ -46,18 +46,18 @@ def _described(name: str, home: str) -> Iterator[str]:
         yield from _text(found)
 
 
-def _defined(name: str, home: str) -> Definition:
-    path = SOURCE.joinpath(*home.split(".")[1:])
+def _defined(name: str, module: str) -> Definition:
+    path = SOURCE.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
         if isinstance(node, ast.ImportFrom) and name in (each.asname for each in node.names):
-            return _defined(name, str(node.module))  # offered here, defined there
+            return _defined(name, str(node.module))  # re-exported
         if isinstance(node, Definition) and node.name == name:
             return node
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return _defined(ast.unparse(node.value), home)
-    raise LookupError(f"{home} has no {name}")
+            return _defined(ast.unparse(node.value), module)
+    raise LookupError(f"{module} has no {name}")
 
 
 def _class(found: ast.ClassDef) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _class(found: ast.ClassDef) -> Iterator[str]:
 
 
 def _fields(found: ast.ClassDef) -> Iterator[str]:
-    """What the records and the choices of an enumeration consist of."""
+    """The fields of a record, or the members of an enumeration."""
     lines = []
     for each in found.body:
         if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):

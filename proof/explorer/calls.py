@@ -1,4 +1,4 @@
-"""Makes the calls of tasks in the real directory, and reduces their results to what every execution shares."""
+"""Performs the calls of tasks in the real directory, and reduces results to the part common to all executions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHANGING_FILES = frozenset(calls.CHANGING) - {"open", "close", *_SYNCS, *LOCKS}
 
 
 class Performer:
-    """Makes calls, and records what is open, locked and created. `changes` counts the changes of files."""
+    """Makes calls, and records what is open, locked and created. `changes` counts changes to files."""
 
     def __init__(self, tree: Tree, descriptors: Descriptors) -> None:
         self.changes = 0
@@ -39,7 +39,7 @@ class Performer:
         """Make the call; return its result, and the part of it that is the same in every execution."""
         name = attempt.name
         if name in _SYNCS:
-            return None, None  # nobody sees the difference
+            return None, None  # no task can see the difference
         if name in LOCKS:
             return self._lock(attempt)
         if name == "close":
@@ -59,15 +59,15 @@ class Performer:
             self._name_new(task, self._status(attempt, 0 if name == "mkdir" else 1))
         return result, self._seen(result) if isinstance(result, os.stat_result) else result
 
-    def told(self, attempt: Attempt) -> str:
-        """A call in words."""
+    def described(self, attempt: Attempt) -> str:
+        """Describe a call for a message."""
         shown = [self._shown(attempt, index) for index in range(len(attempt.arguments))]
         return f"{attempt.name}({', '.join(filter(None, shown))})"
 
-    # --- Making them -----------------------------------------------------------------------------------
+    # --- Performing calls ------------------------------------------------------------------------------
 
     def _make(self, attempt: Attempt) -> Any:
-        """The call itself, with the system's descriptors."""
+        """Make the call with the system's descriptors."""
         real, ours = self._descriptors.real, 2 if attempt.name == "clone" else 1
         arguments = (*map(real, attempt.arguments[:ours]), *attempt.arguments[ours:])
         return attempt.original(*arguments, **{key: real(each) for key, each in attempt.options.items()})
@@ -86,15 +86,15 @@ class Performer:
     def _lock(self, attempt: Attempt) -> tuple[int | None, object]:
         number, operation = attempt.arguments
         if not operation & (LOCK_NB | LOCK_UN) and self._descriptors.is_locked(number):
-            raise Unexplorable("a task waits for a lock on a descriptor that has one already")
+            raise Unexplorable("a task waits for a lock on a descriptor that already has one")
         try:
             code = attempt.original(self._descriptors.real(number), operation | LOCK_NB)
         except BlockingIOError:
             code = errno.EWOULDBLOCK
         if code and not operation & LOCK_NB:
-            raise Unexplorable("a lock is held by somebody who is not a task")
+            raise Unexplorable("the holder of a lock is not a task")
         if code or operation & LOCK_UN:
-            self._descriptors.unlock(number)  # also a change of kind that fails loses the lock
+            self._descriptors.unlock(number)  # a failed conversion loses the old lock too
         else:
             self._descriptors.lock(number, shared=bool(operation & LOCK_SH))
         if code and attempt.name == "flock":
@@ -121,7 +121,7 @@ class Performer:
             return (label, status.st_mode)
         return (label, status.st_mode, status.st_size, status.st_nlink)
 
-    # --- For people ------------------------------------------------------------------------------------
+    # --- Descriptions ----------------------------------------------------------------------------------
 
     def _shown(self, attempt: Attempt, argument: int) -> str:
         value = attempt.arguments[argument]

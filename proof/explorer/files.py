@@ -1,4 +1,4 @@
-"""The explored directory: its prepared image, stable names for its inodes, and which task has what open.
+"""The explored directory: its prepared image, stable names for its inodes, and the open files of each task.
 
 Everything here is the same in two executions if the tasks did the same. An inode is named by its first path, or by
 the task that created it and a count. Descriptors are our own numbers and are never reused, so the leftovers of a
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 Label = str | tuple[int, int]
-"""An inode: the path where it lay when all began, or the number of a task and of its creation."""
+"""An inode: its path in the prepared directory, or the task that created it and a count."""
 
 FIRST_DESCRIPTOR = 1 << 30
 _numbers = itertools.count(FIRST_DESCRIPTOR)
@@ -34,13 +34,13 @@ class Opened(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where a path leads: the directories and names that were looked up, and the inode of the last one.
+    """The result of a path lookup: the directories and names on the path, and the inode of the last one.
 
     `parent` is None if a directory on the path does not exist. `boundless` is set if the path has a symbolic
     link or `..`, so that anything may have been looked up.
     """
 
-    way: tuple[tuple[Label, str], ...]
+    looked_up: tuple[tuple[Label, str], ...]
     parent: Label | None
     label: Label | None
     status: os.stat_result | None
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 class Image:
-    """A prepared directory, which can be built again as often as needed; hard links are preserved."""
+    """A prepared directory that can be restored any number of times; hard links are preserved."""
 
     def __init__(self, directory: Path) -> None:
         self._entries: list[tuple[str, os.stat_result, bytes | str]] = []
@@ -113,27 +113,27 @@ class Tree:
         return text[len(self.root) + 1 :] if text.startswith(self.root + "/") else None
 
     def look_up(self, path: str, *, follow: bool, base: Opened | None = None) -> Found:
-        """Follow a path down from the directory, or from an open one."""
+        """Resolve a path from the root of this tree, or from an open directory."""
         directory = None if base is None else base.real
         prefix = "" if base is not None else self.root + "/"
         label: Label = "" if base is None else base.label
         parent: Label | None = None
         status: os.stat_result | None = None
-        way: list[tuple[Label, str]] = []
+        looked_up: list[tuple[Label, str]] = []
         boundless = False
         parts = [part for part in path.split("/") if part not in ("", ".")]
         for index, part in enumerate(parts):
-            way.append((label, part))
+            looked_up.append((label, part))
             last = index == len(parts) - 1
             prefix += part
             try:
                 status = os.stat(prefix, dir_fd=directory, follow_symlinks=False)
             except OSError:
-                return Found(tuple(way), label if last else None, None, None, boundless)
+                return Found(tuple(looked_up), label if last else None, None, None, boundless)
             boundless |= part == ".." or (stat.S_ISLNK(status.st_mode) and (follow or not last))
             parent, label = label, self.label(status, prefix.removeprefix(self.root + "/"))
             prefix += "/"
-        return Found(tuple(way), parent, label, status, boundless)
+        return Found(tuple(looked_up), parent, label, status, boundless)
 
     def snapshot(self) -> tuple[object, ...]:
         """Everything in the directory: names, inodes, kinds, contents. For comparison only."""
@@ -156,7 +156,7 @@ class Tree:
 
 
 class Descriptors:
-    """Which task has which files open, and which of them are locked. The numbers are our own."""
+    """The open files of each task, and the locks on them. The numbers are our own."""
 
     def __init__(self) -> None:
         self._open: dict[int, Opened] = {}
@@ -164,7 +164,7 @@ class Descriptors:
         self.paths: dict[int, str] = {}
 
     def add(self, opened: Opened) -> int:
-        """A number for a file that a task has opened."""
+        """Register a file that a task has opened; return its number."""
         number = next(_numbers)
         self._open[number] = opened
         self.paths[number] = opened.path
@@ -174,7 +174,7 @@ class Descriptors:
         return self._open[number]
 
     def require(self, number: int) -> None:
-        """Raise what the system raises if this one is not open."""
+        """Raise EBADF, as the system does, if this descriptor is not open."""
         if number not in self._open:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
@@ -183,7 +183,7 @@ class Descriptors:
         return self[value].real if is_descriptor(value) else value
 
     def close(self, number: int) -> None:
-        """Close one, which releases its lock."""
+        """Close a descriptor and release its lock."""
         opened = self[number]
         del self._open[number]
         self._locks.get(opened.label, {}).pop(number, None)
@@ -200,11 +200,10 @@ class Descriptors:
         self._locks.setdefault(self[number].label, {})[number] = shared
 
     def unlock(self, number: int) -> None:
-        """Record that this one is no longer locked."""
+        """Record that a lock was released."""
         self._locks.get(self[number].label, {}).pop(number, None)
 
     def is_locked(self, number: int) -> bool:
-        """Whether it is locked."""
         return number in self._locks.get(self[number].label, {})
 
     def locked_by(self, task: int) -> list[Label]:
@@ -217,7 +216,7 @@ class Descriptors:
         return [self[each].task for each, kind in locks.items() if each != number and not (kind and shared)]
 
     def nameless(self) -> tuple[object, ...]:
-        """Open files that no longer have a name, as far as a task could still see them."""
+        """The open files that no longer have a name, with the content that a task could still read."""
         found: dict[Label, tuple[object, ...]] = {}
         for opened in self._open.values():
             status = os.fstat(opened.real)
@@ -231,7 +230,7 @@ class Descriptors:
 
 
 def is_descriptor(value: Any) -> bool:
-    """Whether this is one of the numbers that tasks get for open files."""
+    """Whether this is one of our numbers for open files."""
     return type(value) is int and value >= FIRST_DESCRIPTOR
 
 
@@ -260,7 +259,7 @@ class Listing:
         self.close()
 
     def close(self) -> None:
-        """Yield nothing more."""
+        """End the iteration."""
         self._rest = iter(())
 
 

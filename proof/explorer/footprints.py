@@ -1,8 +1,9 @@
-"""Footprints: what each file system call reads and changes, and which calls of different tasks can meet there.
+"""Footprints: the things that each file system call reads and changes, and the conflicts between tasks.
 
 A call touches *things*: a name in a directory, the content of an inode, the lock on it, the list of names in a
 directory, the link count of an inode. Two calls commute if they touch no common thing, or only read it. Adding and
-removing *different* names of one directory also commute: only calls that read the list, or the link count, meet them.
+removing *different* names of one directory also commute: they conflict only with calls that read the list, or the
+link count.
 
 Not modelled: times, and the size and link count of a directory.
 """
@@ -31,7 +32,7 @@ _COUNTED = ("list", "links")
 
 
 class Footprint(NamedTuple):
-    """What one call reads and changes, if it is made now."""
+    """The things that one call would read and change if it were made now."""
 
     reads: tuple[Thing, ...] = ()
     writes: tuple[Thing, ...] = ()
@@ -39,10 +40,10 @@ class Footprint(NamedTuple):
 
     @property
     def changes_files(self) -> bool:
-        """Whether the call changes the directory; a lock is not part of it."""
+        """Whether the call changes the directory; locks do not count."""
         return self.boundless or any(kind != "lock" for kind, _, _ in self.writes)
 
-    def meets(self, other: Footprint) -> bool:
+    def conflicts_with(self, other: Footprint) -> bool:
         """Whether the order of two calls may matter."""
         if self.boundless or other.boundless:
             return True
@@ -58,10 +59,10 @@ NOTHING = Footprint()
 
 
 class Conflicts:
-    """The things at which tasks were seen to meet, and which tasks ever sleep, over all executions so far.
+    """The things on which tasks have conflicted, and the tasks that have slept, over all executions so far.
 
     New conflicts count only from the next `absorb` on: each search uses one fixed set.
-    With `everything`, tasks can meet anywhere.
+    With `everything`, all calls of different tasks conflict.
     """
 
     def __init__(self, *, everything: bool = False) -> None:
@@ -75,7 +76,7 @@ class Conflicts:
         self._found_sleepers: set[int] = set()
 
     def note(self, task: int, footprint: Footprint, *, sleeps: bool) -> None:
-        """Record what a task is about to do."""
+        """Record the next move of a task."""
         me = 1 << task
         if sleeps:
             self._found_sleepers.add(task)
@@ -102,7 +103,7 @@ class Conflicts:
         return new
 
     def concern(self, things: Iterable[Thing]) -> bool:
-        """Whether tasks meet at one of these."""
+        """Whether tasks conflict on any of these things."""
         return self._everything or not self._things.isdisjoint(things)
 
     def sleeps(self, task: int) -> bool:
@@ -111,7 +112,7 @@ class Conflicts:
 
 
 class Footprints:
-    """Predicts what a call will touch, from the current directory and locks."""
+    """Predicts the footprint of a call from the current directory and locks."""
 
     def __init__(self, tree: Tree, descriptors: Descriptors) -> None:
         self._tree = tree
@@ -143,12 +144,12 @@ class Footprints:
         }
 
     def of(self, attempt: Attempt) -> Footprint:
-        """What this call will touch."""
+        """The footprint of this call."""
         predict = self._by_name.get(attempt.name)
-        return NOTHING if predict is None else predict(attempt)  # a sync brings nothing to light
+        return NOTHING if predict is None else predict(attempt)  # no task can observe a sync
 
     def of_end(self, task: int) -> Footprint:
-        """What the end of a task touches: its locks."""
+        """The footprint of the end of a task: its locks."""
         return Footprint(writes=tuple(("lock", label, "") for label in self._descriptors.locked_by(task)))
 
     def is_blocked(self, attempt: Attempt) -> bool:
@@ -160,7 +161,7 @@ class Footprints:
             return False
         return bool(self._descriptors.lockers(number, shared=bool(operation & LOCK_SH)))
 
-    # --- One kind of call each -----------------------------------------------------------------------
+    # --- Footprints by kind of call ------------------------------------------------------------------
 
     def _open(self, attempt: Attempt) -> Footprint:
         flags = attempt.flags
@@ -178,7 +179,7 @@ class Footprints:
 
     def _read(self, attempt: Attempt) -> Footprint:
         if attempt.name == "lseek" and attempt.arguments[2] != os.SEEK_END:
-            return NOTHING  # its own position
+            return NOTHING  # only the position of its own descriptor
         return Footprint(reads=(("content", self._label(attempt.arguments[0]), ""),))
 
     def _write(self, attempt: Attempt) -> Footprint:
@@ -224,7 +225,7 @@ class Footprints:
         if found.label is None:
             return _looking(found)
         changed = _changing(found)
-        if attempt.name == "rmdir":  # only one that is empty
+        if attempt.name == "rmdir":  # succeeds only if it is empty
             return _both(changed, Footprint(reads=(("list", found.label, ""),)))
         return changed
 
@@ -234,10 +235,10 @@ class Footprints:
         if operation & LOCK_UN:
             return Footprint(writes=(thing,)) if self._descriptors.is_locked(number) else NOTHING
         taken = self._descriptors.lockers(number, shared=bool(operation & LOCK_SH))
-        in_vain = taken and operation & LOCK_NB and not self._descriptors.is_locked(number)
-        return Footprint(reads=(thing,)) if in_vain else Footprint(writes=(thing,))
+        fails = taken and operation & LOCK_NB and not self._descriptors.is_locked(number)
+        return Footprint(reads=(thing,)) if fails else Footprint(writes=(thing,))
 
-    # --- Where it leads ------------------------------------------------------------------------------
+    # --- Path lookup ---------------------------------------------------------------------------------
 
     def _label(self, number: int) -> Label:
         return self._descriptors[number].label
@@ -268,7 +269,7 @@ def paths_of(attempt: Attempt) -> list[Any]:
 
 
 def base_of(attempt: Attempt, argument: int) -> int | None:
-    """The open directory in which a path argument of a call is looked up, if it names one."""
+    """The open directory in which a path argument of a call is looked up, if there is one."""
     options = attempt.options
     if attempt.name in ("link", "rename", "replace"):
         number: Any = options.get(("src_dir_fd", "dst_dir_fd")[argument])
@@ -278,19 +279,19 @@ def base_of(attempt: Attempt, argument: int) -> int | None:
 
 
 def _looking(found: Found, reads: Iterable[Thing] = (), writes: Iterable[Thing] = ()) -> Footprint:
-    names = tuple(("name", label, name) for label, name in found.way)
+    names = tuple(("name", label, name) for label, name in found.looked_up)
     return Footprint((*names, *reads), tuple(writes), found.boundless)
 
 
 def _changing(found: Found) -> Footprint:
-    """The last name of a path appears, disappears, or leads elsewhere."""
+    """The last name of a path appears, disappears, or refers to another inode."""
     if found.parent is None:
         return _looking(found)
-    last = found.way[-1]
+    last = found.looked_up[-1]
     writes: list[Thing] = [("name", *last), ("list", found.parent, "")]
     if found.label is not None:
         writes.append(("links", found.label, ""))
-    return _looking(found._replace(way=found.way[:-1]), writes=writes)
+    return _looking(found._replace(looked_up=found.looked_up[:-1]), writes=writes)
 
 
 def _both(first: Footprint, second: Footprint) -> Footprint:

@@ -14,7 +14,7 @@ Check = Callable[[Path, Sequence[Result]], object]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is explored: the tasks, their starting point, what may happen to them, and what must hold."""
+    """The tasks to explore, their initial directory, the kills and timeouts allowed, and the checks."""
 
     tasks: Sequence[TaskFunction]
     prepare: Callable[[Path], object]
@@ -32,12 +32,12 @@ class Race:
         return run
 
     def judge(self, run: Run) -> str | None:
-        """What is wrong now that all tasks have ended, or None. A task's own assertion counts."""
+        """Return the problem after all tasks have ended, or None. An AssertionError in a task counts."""
         results = [task.result for task in run.tasks if task.result is not None]
         for task, result in zip(run.tasks, results, strict=True):
             if isinstance(result.error, AssertionError):
                 return f"in task {task.name}: {_problem(result.error)}"
-        return objection(lambda: self.check(run.directory, results))
+        return problem_of(lambda: self.check(run.directory, results))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,15 @@ def read_schedule(text: str) -> list[Choice]:
     return choices
 
 
-def found(run: Run, problem: str) -> Violation:
-    """A problem, with the schedule that leads to it."""
+def violation(run: Run, problem: str) -> Violation:
+    """Make a violation of a problem and the schedule that led to it."""
     return Violation(problem, written_schedule([choice for choice, _ in run.trace]), tuple(run.steps()))
 
 
-def objection(judge: Callable[[], object]) -> str | None:
-    """The exception that a check raises, as one line, or None."""
+def problem_of(check: Callable[[], object]) -> str | None:
+    """Run a check; return its exception as one line, or None."""
     try:
-        judge()
+        check()
     except Exception as error:
         return _problem(error)
     return None

@@ -23,20 +23,20 @@ from proof.crash import Ending
 from proof.explorer.calls import LOCKS, Performer
 from proof.explorer.files import Descriptors, Tree
 from proof.explorer.footprints import NOTHING, Footprint, Footprints
-from proof.explorer.world import Death, Unexplorable, call_of_the_dead, current
+from proof.explorer.world import Death, Unexplorable, call_after_death, current
 from proof.interpose import Attempt
 
 RUN, KILL, LATE = "run", "kill", "late"
 START, EXIT, SLEEP = "start", "exit", "sleep"
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds until an execution counts as stuck: a task waits for something that is not a file lock."""
 _LATE = 10.0
-"""Seconds that pass for a task whose wait is to end late: longer than most are willing to wait."""
+"""Seconds that pass for a task whose wait ends late: longer than most timeouts."""
 
 TaskFunction = Callable[[Path], object]
 Histories = dict[tuple[int, object], int]
-"""A number for each thing that a task has ever seen after all that it had seen before."""
+"""Numbers for histories: a history is the history before it and the next observation of a task."""
 
 
 class Choice(NamedTuple):
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """The next step of a task: a call, or one of its own turning points."""
+    """The next step of a task: a call, or its start, a sleep, or its exit."""
 
     name: str
     attempt: Attempt | None = None
@@ -70,12 +70,11 @@ class Result:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed."""
         return self.ending is Ending.KILLED
 
     @property
     def value(self) -> Any:
-        """What the task returned; raises what it raised."""
+        """The return value of the task; raises the exception of a task that failed."""
         if self.error is not None:
             raise self.error
         if self.killed:
@@ -113,7 +112,7 @@ class Task:
 
     @property
     def live(self) -> bool:
-        """Whether it may still do something."""
+        """Whether it has neither ended nor been killed."""
         return self.result is None
 
     @property
@@ -126,7 +125,7 @@ class Task:
         return self._run.call(self, attempt)
 
     def sleep(self, seconds: float) -> None:
-        """Let others move until one has changed something since the last sleep; time passes for this task."""
+        """Let other tasks run until one has changed something since the last sleep; time passes for this task."""
         self._run.park(self, Pending(SLEEP))
         self.woken = False
         self._run.remember(self, (SLEEP, self.late))
@@ -175,7 +174,7 @@ class Run:
         self._failure: BaseException | None = None
         self._done = threading.Lock()
 
-    # --- From outside --------------------------------------------------------------------------------
+    # --- For guides ----------------------------------------------------------------------------------
 
     def execute(self) -> None:
         """Run the tasks as the guide decides, until all have ended or the guide stops."""
@@ -187,9 +186,9 @@ class Run:
         first = self._next()
         if first is not None:
             first.baton.release()
-            if not self._done.acquire(timeout=_PATIENCE):
+            if not self._done.acquire(timeout=_TIMEOUT):
                 raise RuntimeError(f"stuck: a task waits for something that is not a file lock\n{self}")
-        self._bury(threads)
+        self._unwind(threads)
         if isinstance(self._failure, Unexplorable):
             raise RuntimeError(f"{self._failure}\n{self}") from self._failure
         if self._failure is not None:
@@ -202,12 +201,12 @@ class Run:
 
     @property
     def kills(self) -> int:
-        """How many tasks were killed so far."""
+        """The number of tasks killed so far."""
         return sum(1 for task in self.tasks if task.result is not None and task.result.killed)
 
     @property
     def times_late(self) -> int:
-        """How many waits have ended late so far."""
+        """The number of waits that have ended late so far."""
         return sum(task.times_late for task in self.tasks)
 
     def is_enabled(self, task: Task) -> bool:
@@ -221,13 +220,13 @@ class Run:
         return task.asleep or (task.pending.name == "flock_interruptible" and not self.is_enabled(task))
 
     def footprint(self, task: Task) -> Footprint:
-        """What the task's next move touches, if it is made now."""
+        """The footprint of the task's next move, if it is made now."""
         if task.pending.attempt is not None:
             return self._footprints.of(task.pending.attempt)
         return self.footprint_of_end(task) if task.pending.name == EXIT else NOTHING
 
     def footprint_of_end(self, task: Task) -> Footprint:
-        """What the end of the task would touch now: its locks."""
+        """The footprint of the end of the task, if it ends now: its locks."""
         return self._footprints.of_end(task.index)
 
     # --- Passing the baton ---------------------------------------------------------------------------
@@ -236,8 +235,8 @@ class Run:
         """The thread of one task."""
         task.baton.acquire()
         try:
-            self._require_life(task)
-            current.somebody = task
+            self._require_alive(task)
+            current.task = task
             self.remember(task, (START,))
             try:
                 result = Result(Ending.SUCCEEDED, task.function(self.directory))
@@ -254,17 +253,17 @@ class Run:
             self._failure, self._over = error, True
             self._pass_baton(None)
         finally:
-            current.somebody = None
+            current.task = None
 
     def park(self, task: Task, pending: Pending) -> None:
-        """Wait until it is this task's turn; its death arrives as an exception."""
-        self._require_life(task)
+        """Wait until it is this task's turn; raise `Death` if it is killed meanwhile."""
+        self._require_alive(task)
         task.pending = pending
         chosen = self._next()
         if chosen is not task:
             self._pass_baton(chosen)
             task.baton.acquire()
-            self._require_life(task)
+            self._require_alive(task)
 
     def _pass_baton(self, chosen: Task | None) -> None:
         (self._done if chosen is None else chosen.baton).release()
@@ -288,19 +287,19 @@ class Run:
         self._over = True
         return None
 
-    def _require_life(self, task: Task) -> None:
+    def _require_alive(self, task: Task) -> None:
         if self._over or not task.live:
             raise Death
 
-    def _bury(self, threads: list[threading.Thread]) -> None:
-        """Unwind the parked threads, one by one; nothing that they do has an effect."""
+    def _unwind(self, threads: list[threading.Thread]) -> None:
+        """Unwind the parked threads, one by one; their calls have no effect."""
         self._over = True
         for task, thread in zip(self.tasks, threads, strict=True):
             if thread.is_alive() and task.baton.locked():
                 task.baton.release()
-            thread.join(_PATIENCE)
+            thread.join(_TIMEOUT)
             if thread.is_alive():
-                raise RuntimeError(f"task {task.name} does not end after its death")
+                raise RuntimeError(f"the thread of task {task.name} does not end")
             self.descriptors.close_all(task.index)
 
     # --- The calls of tasks --------------------------------------------------------------------------
@@ -308,7 +307,7 @@ class Run:
     def call(self, task: Task, attempt: Attempt) -> Any:
         """Make a call of a task when it is its turn."""
         if self._over or not task.live:
-            return call_of_the_dead(attempt)
+            return call_after_death(attempt)
         if not self.performer.concerns(attempt):
             return attempt.perform()
         if attempt.name in self._names or attempt.name in LOCKS:
@@ -322,22 +321,22 @@ class Run:
         return result
 
     def remember(self, task: Task, seen: tuple[object, ...]) -> None:
-        """Add to what a task has seen."""
+        """Add an observation to the history of a task."""
         task.history = self._histories.setdefault((task.history, seen), len(self._histories) + 1)
 
-    # --- For people ----------------------------------------------------------------------------------
+    # --- Descriptions --------------------------------------------------------------------------------
 
     def steps(self) -> list[str]:
-        """What was done, one line per choice."""
+        """The steps taken, one line per choice."""
         forms = {RUN: "{}", KILL: "KILLED before {}", LATE: "{}, late"}
         return [
-            f"{self.tasks[choice.task].name}: {forms[choice.kind].format(self.told(what))}"
+            f"{self.tasks[choice.task].name}: {forms[choice.kind].format(self.described(what))}"
             for choice, what in self.trace
         ]
 
     def __str__(self) -> str:
         return "\n".join(self.steps())
 
-    def told(self, what: Pending) -> str:
-        """The next step of a task, in words."""
-        return what.name if what.attempt is None else self.performer.told(what.attempt)
+    def described(self, what: Pending) -> str:
+        """Describe a step of a task for a message."""
+        return what.name if what.attempt is None else self.performer.described(what.attempt)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from proof.explorer.files import Image
 from proof.explorer.footprints import Conflicts, Footprint
-from proof.explorer.race import Race, Violation, found, objection
+from proof.explorer.race import Race, Violation, problem_of, violation
 from proof.explorer.run import EXIT, KILL, LATE, RUN, SLEEP, Choice, Histories, Move, Run, Task
-from proof.explorer.world import nobody
+from proof.explorer.world import not_a_task
 
 _MOST_STEPS = 5_000
 _MOST_LATE = 20
 _COLLECT_EVERY = 64
-_SCOUTED_AFTER = 20
+_PROBE_AFTER = 20
 
 
 class Follower:
@@ -37,7 +37,7 @@ class Follower:
 
 
 class _Probe:
-    """A guide that stops or kills one task before one of its changes, to see where others then meet it.
+    """A guide that stops or kills one task before one of its changes, to find conflicts with the others.
 
     The search finds any conflict that this misses, but then it has to restart.
     """
@@ -74,7 +74,7 @@ class _Frame:
     """One state on the current path: the choices to try there, one after the other, and those to skip.
 
     `settled` are choices that were tried before, here or earlier on the path, with everything that can follow:
-    they need not be tried again after a choice that does not meet them.
+    they need not be tried again after a choice that does not conflict with them.
     """
 
     pending: tuple[str, ...]
@@ -98,7 +98,7 @@ class _Frame:
             return False
         if SLEEP in (self.pending[one.task], self.pending[other.task]):
             return False  # a change wakes sleeping tasks
-        return not self.footprints[one].meets(self.footprints[other])
+        return not self.footprints[one].conflicts_with(self.footprints[other])
 
 
 class Search:
@@ -127,8 +127,8 @@ class Search:
         return len(self._seen)
 
     def search(self, directory: Path, image: Image) -> None:
-        """Execute until there is nothing left to try, or enough was found."""
-        executions, scouted = 0, False
+        """Execute until there is nothing left to try, or a limit is reached."""
+        executions, probed = 0, False
         while not self.capped:
             image.restore(directory)
             self._execute(directory)
@@ -136,8 +136,8 @@ class Search:
             if executions % _COLLECT_EVERY == 0:
                 gc.collect(0)
             if self._conflicts.absorb():
-                if self.schedules > _SCOUTED_AFTER and not scouted:
-                    scouted = True
+                if self.schedules > _PROBE_AFTER and not probed:
+                    probed = True
                     self._probe(directory, image)
                 self._begin_again()
             elif not self._advance():
@@ -152,7 +152,7 @@ class Search:
         run = self._race.execute(directory, self, self._histories)
         self.schedules += 1
         if self._finished and (problem := self._race.judge(run)) is not None:
-            self.violations.append(found(run, problem))
+            self.violations.append(violation(run, problem))
 
     def _begin_again(self) -> None:
         self.schedules = 0
@@ -162,14 +162,14 @@ class Search:
         self._seen.clear()
 
     def _probe(self, directory: Path, image: Image) -> None:
-        """Look for likely conflicts, so that the search need not restart for each."""
+        """Find likely conflicts in advance, so that the search need not restart for each."""
         for task in range(len(self._race.tasks)):
             for kill in [False, True][: 1 + min(self._race.kills, 1)]:
                 for change in count():
-                    scout = _Probe(self._conflicts, task, change, kill=kill)
+                    probe = _Probe(self._conflicts, task, change, kill=kill)
                     image.restore(directory)
-                    self._race.execute(directory, scout, self._histories)
-                    if not scout.arrived:
+                    self._race.execute(directory, probe, self._histories)
+                    if not probe.arrived:
                         break
         self._conflicts.absorb()
 
@@ -184,7 +184,7 @@ class Search:
         return False
 
     def choose(self, run: Run) -> Move | None:
-        """Follow the chosen path; at its end, find out what to try there."""
+        """Follow the current path; at its end, determine the moves to try there."""
         if len(run.trace) == len(self._path):
             frame = self._reach(run)
             if not frame.moves:
@@ -194,7 +194,7 @@ class Search:
         task = run.tasks[frame.move.choice.task]
         if task.pending.name != frame.pending[task.index]:
             before = frame.pending[task.index]
-            raise RuntimeError(f"a task does not do the same again: {before}, {run.told(task.pending)}\n{run}")
+            raise RuntimeError(f"a task is not deterministic: first {before}, now {run.described(task.pending)}\n{run}")
         return frame.move
 
     # --- One state -------------------------------------------------------------------------------------
@@ -209,25 +209,25 @@ class Search:
         for task in tasks:
             self._conflicts.note(task.index, footprints[Choice(task.index)], sleeps=task.pending.name == SLEEP)
         if len(run.trace) >= _MOST_STEPS:
-            self.violations.append(found(run, f"no end after {_MOST_STEPS} steps"))
+            self.violations.append(violation(run, f"no end after {_MOST_STEPS} steps"))
             return frame
         able = [task for task in tasks if run.is_enabled(task)]
-        only = self._unnoticed(run, frame, able)
+        only = self._invisible_move(run, frame, able)
         if only is not None:
             frame.moves = [only] if only.choice not in settled else []
             return frame
         going = [self._run_move(task, frame) for task in able]
         if not going and (late := _late(run)):
             going = [late]
-        moves = going + [move for move in self._mishaps(run, frame, able) if move not in going]
+        moves = going + [move for move in self._disturbances(run, frame, able) if move not in going]
         if len(moves) == len(going) == 1 and not self._is_watched(run) and not _has_just_died(run):
-            untried = moves  # there is no choice: the next state tells
+            untried = moves  # no choice to remember: a later state stands for this one
         else:
             untried = self._untried(run, frame, moves, stuck=bool(tasks) and not going)
         frame.moves = [move for move in untried if move.choice not in frame.settled]
         return frame
 
-    def _unnoticed(self, run: Run, frame: _Frame, able: list[Task]) -> Move | None:
+    def _invisible_move(self, run: Run, frame: _Frame, able: list[Task]) -> Move | None:
         """A move that can be made at once, because no task can tell when it was made."""
         for task in able:
             footprint = frame.footprints[Choice(task.index)]
@@ -242,15 +242,15 @@ class Search:
         wakes = task.pending.name == EXIT or self._conflicts.concern(frame.footprints[choice].writes)
         return Move(choice, wakes)
 
-    def _mishaps(self, run: Run, frame: _Frame, able: list[Task]) -> list[Move]:
-        """What may happen to the tasks here, as far as the race allows it: waits that end late, and deaths."""
-        mishaps: list[Move] = []
+    def _disturbances(self, run: Run, frame: _Frame, able: list[Task]) -> list[Move]:
+        """The late waits and kills that the race still allows here."""
+        disturbances: list[Move] = []
         if run.times_late < self._race.timeouts:
-            mishaps += [_late_move(task) for task in run.live if run.can_be_late(task)]
+            disturbances += [_late_move(task) for task in run.live if run.can_be_late(task)]
         if self._can_be_killed(run):
             worth = [task for task in run.live if task not in able or self._matters(task, frame)]
-            mishaps += [Move(Choice(task.index, KILL)) for task in worth]
-        return mishaps
+            disturbances += [Move(Choice(task.index, KILL)) for task in worth]
+        return disturbances
 
     def _can_be_killed(self, run: Run) -> bool:
         return run.kills < self._race.kills
@@ -261,7 +261,7 @@ class Search:
         return footprint.changes_files or self._conflicts.concern(footprint.writes)
 
     def _is_watched(self, run: Run) -> bool:
-        """Whether the directory may be inspected at any point: by an invariant, or by survivors."""
+        """Whether the directory may be inspected at any point: by an invariant, or by the survivors of a kill."""
         return self._race.invariant is not None or self._can_be_killed(run)
 
     def _untried(self, run: Run, frame: _Frame, moves: list[Move], *, stuck: bool) -> list[Move]:
@@ -269,49 +269,49 @@ class Search:
         state = self._state(run)
         known = self._seen.get(state)
         if known is not None:
-            tried_now = known - frame.settled  # settled when we were here first, but not this time
+            tried_now = known - frame.settled  # settled on the first visit, but not this time
             frame.settled &= known
             self._seen[state] = frame.settled
             return [move for move in moves if move.choice in tried_now]
         self._seen[state] = frame.settled
-        if self._is_objectionable(run):
+        if self._breaks_invariant(run):
             return []
         self._finished = not run.live
         if stuck:
-            self.deadlocks.append(found(run, f"deadlock: {waiting(run)}"))
+            self.deadlocks.append(violation(run, f"deadlock: {waiting(run)}"))
         return moves
 
     def _state(self, run: Run) -> object:
-        """Everything that the future depends on."""
+        """Everything that later steps depend on."""
         if self._content[0] != run.performer.changes:
             content = (run.tree.snapshot(), run.descriptors.nameless())
             number = self._contents.setdefault(content, len(self._contents))
             self._content = (run.performer.changes, number)
-        minds = tuple(
+        tasks = tuple(
             None
             if task.result and task.result.killed
             else (task.history, task.live, task.woken and self._conflicts.sleeps(task.index))
             for task in run.tasks
         )
-        return (self._content[1], minds, run.times_late)
+        return (self._content[1], tasks, run.times_late)
 
-    def _is_objectionable(self, run: Run) -> bool:
+    def _breaks_invariant(self, run: Run) -> bool:
         invariant = self._race.invariant
         if invariant is None:
             return False
-        with nobody():
-            problem = objection(lambda: invariant(run.directory))
+        with not_a_task():
+            problem = problem_of(lambda: invariant(run.directory))
         if problem is not None:
-            self.violations.append(found(run, problem))
+            self.violations.append(violation(run, problem))
         return problem is not None
 
 
-# --- Small questions ----------------------------------------------------------------------------------
+# --- Helpers ------------------------------------------------------------------------------------------
 
 
 def waiting(run: Run) -> str:
-    """Which task waits for what."""
-    return "; ".join(f"{task.name} waits at {run.told(task.pending)}" for task in run.live)
+    """The waiting tasks, and the calls at which they wait."""
+    return "; ".join(f"{task.name} waits at {run.described(task.pending)}" for task in run.live)
 
 
 def _by_turn(run: Run) -> list[Task]:

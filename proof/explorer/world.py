@@ -28,12 +28,12 @@ from proof.explorer.files import is_descriptor
 from proof.interpose import Attempt, interposed
 
 _FAR = 1e9
-"""Where the monotonic clock of tasks starts: no real deadline of this process is near."""
+"""The start of the monotonic clock of tasks, far from any real deadline of this process."""
 
 
-class Inhabitant(Protocol):
-    """A thread with a world of its own. `slept` is how many seconds have passed for it, `history` changes with
-    each of its calls, and `remembered` is what its process has in caches.
+class TaskWorld(Protocol):
+    """The world of one task. `slept` is the number of seconds that have passed for it, `history` changes with each
+    of its calls, and `remembered` holds the caches of its process.
     """
 
     slept: float
@@ -52,11 +52,11 @@ class Inhabitant(Protocol):
 
 
 class _Current(threading.local):
-    somebody: Inhabitant | None = None
+    task: TaskWorld | None = None
 
 
 current = _Current()
-"""Who the calling thread is."""
+"""The task that the calling thread runs, if any."""
 
 
 class Death(BaseException):
@@ -83,34 +83,34 @@ def world_of_tasks() -> Iterator[None]:
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def not_a_task() -> Iterator[None]:
     """Inside the block, this thread is not a task."""
-    somebody, current.somebody = current.somebody, None
+    task, current.task = current.task, None
     try:
         yield
     finally:
-        current.somebody = somebody
+        current.task = task
 
 
-def call_of_the_dead(attempt: Attempt) -> None:
-    """A call of a dead task has no effect. Finalisers pass silently; any other call raises `Death` again."""
+def call_after_death(attempt: Attempt) -> None:
+    """Give a call of a dead task no effect. Finalisers pass silently; any other call raises `Death` again."""
     if attempt.name == "close" and not is_descriptor(attempt.arguments[0]):
-        attempt.perform()  # it belongs to nothing that is explored
+        attempt.perform()  # not an explored file
     elif attempt.name not in ("close", "flock"):
         raise Death
 
 
 def _intercept(attempt: Attempt) -> Any:
-    somebody = current.somebody
-    if somebody is not None:
-        return somebody.call(attempt)
+    task = current.task
+    if task is not None:
+        return task.call(attempt)
     if attempt.arguments and is_descriptor(attempt.arguments[0]):
-        return call_of_the_dead(attempt)  # an object of a past execution is being dropped
+        return call_after_death(attempt)  # a leftover of a past execution is being finalised
     return attempt.perform()
 
 
 class _NoLock:
-    """Replaces a lock of the process, because each task stands for its own process."""
+    """Stands in for a lock of the process, because each task stands for a process of its own."""
 
     def acquire(self) -> bool:
         return True
@@ -129,20 +129,20 @@ def _replacements() -> list[tuple[ModuleType, str, Any]]:
     sleep, urandom, wall, monotonic = time.sleep, os.urandom, time.time, time.monotonic
 
     def own_sleep(seconds: float) -> None:
-        somebody = current.somebody
-        return sleep(seconds) if somebody is None else somebody.sleep(seconds)
+        task = current.task
+        return sleep(seconds) if task is None else task.sleep(seconds)
 
     def own_urandom(size: int) -> bytes:
-        somebody = current.somebody
-        return urandom(size) if somebody is None else somebody.draw(size)
+        task = current.task
+        return urandom(size) if task is None else task.draw(size)
 
     def own_wall() -> float:
-        somebody = current.somebody
-        return wall() if somebody is None else somebody.began_at + somebody.slept
+        task = current.task
+        return wall() if task is None else task.began_at + task.slept
 
     def own_monotonic() -> float:
-        somebody = current.somebody
-        return monotonic() if somebody is None else _FAR + somebody.slept
+        task = current.task
+        return monotonic() if task is None else _FAR + task.slept
 
     replacements: list[tuple[ModuleType, str, Any]] = [
         (time, "sleep", own_sleep),
@@ -155,7 +155,7 @@ def _replacements() -> list[tuple[ModuleType, str, Any]]:
         gettime = time.clock_gettime
 
         def own_gettime(clock: int) -> float:
-            if current.somebody is None:
+            if current.task is None:
                 return gettime(clock)
             return own_wall() if clock == time.CLOCK_REALTIME else own_monotonic()
 
@@ -182,16 +182,16 @@ def _own_cache(cached: Any) -> Callable[..., Any]:
     for_all: dict[object, Any] = {}
 
     def call(*arguments: Any, **options: Any) -> Any:
-        somebody = current.somebody
-        if somebody is None:
+        task = current.task
+        if task is None:
             return cached(*arguments, **options)
         key = (cached, arguments, *sorted(options.items()))
-        for known in (for_all, somebody.remembered):
+        for known in (for_all, task.remembered):
             if key in known:
                 return known[key]
-        before = somebody.history
+        before = task.history
         value = cached.__wrapped__(*arguments, **options)
-        (for_all if somebody.history == before else somebody.remembered)[key] = value
+        (for_all if task.history == before else task.remembered)[key] = value
         return value
 
     return functools.update_wrapper(call, cached)

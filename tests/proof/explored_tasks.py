@@ -1,4 +1,4 @@
-"""What the tasks of explorations are made of: files and locks, by the calls that are explored."""
+"""File and lock operations for explored tasks, made through `holdfast.fs.calls`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ Listing = tuple[tuple[str, bytes | None], ...]
 
 
 def flock(fd: int, operation: int) -> None:
-    """Lock an open file, as `flock` does."""
     if sys.platform != "win32":
         calls.flock(fd, operation)
 

@@ -1,4 +1,4 @@
-"""The sweeps find the bugs that are planted here, and find nothing where there is nothing."""
+"""The sweeps find the planted bugs, and report nothing for correct code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 class Correct:
-    """Replaces a file as it should be done; each subclass does one thing wrong."""
+    """Replaces a file correctly; each subclass has one planted bug."""
 
     old: bytes | None = OLD
 
@@ -99,13 +99,13 @@ class CreateThenWrite(Correct):
             calls.close(fd)
 
 
-class TrustsWrite(Correct):
+class IgnoresShortWrite(Correct):
     def fill(self, fd: int) -> None:
         calls.write(fd, NEW)
         calls.fsync(fd)
 
 
-class FearsShortWrite(Correct):
+class FailsOnShortWrite(Correct):
     def fill(self, fd: int) -> None:
         if calls.write(fd, NEW) != len(NEW):
             raise OSError(errno.EIO, "short write")
@@ -131,7 +131,7 @@ class LeaksDescriptor(Correct):
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         for _ in outcome.left_open:
-            os.close(self.leaked)  # the test is not to leak
+            os.close(self.leaked)  # the test itself must not leak
 
 
 class LeavesDraft(Correct):
@@ -145,7 +145,7 @@ class LeavesDraft(Correct):
 
 
 class RepairsByWriting(InPlace):
-    """Gets away with one error, because it puts the old content back; not on a disk that stays full."""
+    """Puts the old content back after an error, which fails on a disk that stays full."""
 
     def operate(self, directory: Path) -> None:
         fd = calls.open(directory / "file", os.O_WRONLY)
@@ -180,15 +180,15 @@ def test_a_correct_replacement_survives_a_kill_at_every_point() -> None:
     ("bug", "symptom"),
     [(InPlace, "killed before call 2, write"), (CreateThenWrite, "killed after call 1, open")],
 )
-def test_a_kill_finds_what_is_written_under_its_final_name(bug: type[Correct], symptom: str) -> None:
+def test_a_kill_finds_content_that_is_written_under_its_final_name(bug: type[Correct], symptom: str) -> None:
     found = problems(kill_points(bug()))
     assert symptom in found
     assert "killed halfway through call 2, write" in found
-    assert f"file={NEW[: len(NEW) // 2]!r}" in found, "the violation shows what was in the directory"
+    assert f"file={NEW[: len(NEW) // 2]!r}" in found, "the violation shows the content of the directory"
 
 
 @needs_fork
-def test_one_point_can_be_repeated_and_looked_at(tmp_path: Path) -> None:
+def test_one_point_can_be_repeated_and_inspected(tmp_path: Path) -> None:
     outcome = run_killed(InPlace(), tmp_path, Kill.HALFWAY, 2)
     assert outcome.ending is Ending.KILLED
     assert outcome.call is not None
@@ -197,7 +197,7 @@ def test_one_point_can_be_repeated_and_looked_at(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_the_marks_of_a_killed_child_are_known() -> None:
+def test_the_marks_of_a_killed_child_are_reported() -> None:
     seen: set[tuple[str, ...]] = set()
 
     class Marked(Correct):
@@ -213,7 +213,7 @@ def test_the_marks_of_a_killed_child_are_known() -> None:
 
 
 @needs_fork
-def test_a_child_that_ends_in_another_way_is_not_taken_for_a_killed_one() -> None:
+def test_a_child_that_ends_in_another_way_does_not_count_as_killed() -> None:
     class Exits(Correct):
         def fill(self, fd: int) -> None:
             os._exit(3)
@@ -229,8 +229,8 @@ def test_a_child_that_ends_in_another_way_is_not_taken_for_a_killed_one() -> Non
 
 
 @needs_fork
-def test_a_kill_by_somebody_else_is_not_taken_for_ours() -> None:
-    class Suicidal(Correct):
+def test_a_sigkill_from_elsewhere_is_not_mistaken_for_ours() -> None:
+    class KillsItself(Correct):
         def fill(self, fd: int) -> None:
             if sys.platform != "win32":
                 import signal
@@ -238,7 +238,7 @@ def test_a_kill_by_somebody_else_is_not_taken_for_ours() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RuntimeError, match="ended with -9"):
-        kill_points(Suicidal())
+        kill_points(KillsItself())
 
 
 # --- Errors -----------------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ def test_a_correct_replacement_survives_every_error() -> None:
 @pytest.mark.parametrize(
     ("bug", "symptom", "problem"),
     [
-        (TrustsWrite, "short write at call 2", "the file holds b'the new content"),
-        (FearsShortWrite, "short write at call 2", "a short write is not an error"),
+        (IgnoresShortWrite, "short write at call 2", "the file holds b'the new content"),
+        (FailsOnShortWrite, "short write at call 2", "a short write is not an error"),
         (SwallowsFullDisk, "ENOSPC at call 2", "the file holds b'the old content"),
         (LeaksDescriptor, "EIO at call 3", "never closed: call 1, open"),
         (LeavesDraft, "EDQUOT at call 2", "a draft was left"),
@@ -269,13 +269,13 @@ def test_an_injected_error_finds_the_planted_bug(bug: type[Correct], symptom: st
     assert problem in found[0].problem
 
 
-def test_one_error_alone_does_not_show_what_only_a_broken_disk_shows() -> None:
+def test_a_single_error_misses_a_bug_that_only_a_broken_disk_shows() -> None:
     found = error_points(RepairsByWriting()).violations
     assert found
     assert all(" from call" in str(each.outcome) for each in found)
 
 
-def test_a_close_that_fails_has_closed(tmp_path: Path) -> None:
+def test_a_failed_close_still_closes_the_descriptor(tmp_path: Path) -> None:
     closed: list[int] = []
 
     class Closes(Correct):
@@ -291,7 +291,7 @@ def test_a_close_that_fails_has_closed(tmp_path: Path) -> None:
         os.fstat(closed[0])
 
 
-def test_the_call_that_returns_its_error_returns_the_injected_one(tmp_path: Path) -> None:
+def test_flock_interruptible_returns_the_injected_error(tmp_path: Path) -> None:
     returned: list[int] = []
 
     class Locks(Correct):
@@ -303,7 +303,7 @@ def test_the_call_that_returns_its_error_returns_the_injected_one(tmp_path: Path
     assert returned == [errno.EINTR]
 
 
-def test_reads_can_fail_as_well() -> None:
+def test_reads_can_fail_too() -> None:
     class Reads(Correct):
         def fill(self, fd: int) -> None:
             calls.fstat(fd)
@@ -324,12 +324,12 @@ def test_an_operation_that_fails_undisturbed_is_a_broken_scenario() -> None:
         error_points(Broken())
 
 
-def test_a_sweep_without_errors_is_refused_because_it_would_not_find_its_end() -> None:
+def test_an_error_sweep_without_errors_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one error"):
         error_points(Correct(), ())
 
 
-def test_a_check_that_cannot_even_read_is_an_objection() -> None:
+def test_any_exception_in_a_check_is_a_violation() -> None:
     class Unreadable(Correct):
         def check(self, directory: Path, outcome: Outcome) -> None:
             (directory / "not there").read_bytes()
@@ -337,13 +337,13 @@ def test_a_check_that_cannot_even_read_is_an_objection() -> None:
     assert "FileNotFoundError" in error_points(Unreadable(), (errno.EIO,)).violations[0].problem
 
 
-def test_a_report_that_fell_short_is_not_clean() -> None:
+def test_a_report_with_too_few_points_is_not_clean() -> None:
     report = error_points(Correct(), (errno.EIO,))
     with pytest.raises(AssertionError, match="at least 1000 points"):
         report.require_clean(at_least=1000)
 
 
-# --- Deaths in this process, and what all of them stand on --------------------------------------------
+# --- Deaths in this process, and interposition ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_report_that_fell_short_is_not_clean() -> None:
         (Kill.AFTER, 5, {"file": NEW}),
     ],
 )
-def test_an_operation_that_is_cut_short_leaves_what_a_killed_one_leaves(
+def test_an_operation_that_is_cut_short_leaves_the_same_state_as_a_killed_one(
     tmp_path: Path, when: Kill, index: int, left: dict[str, bytes]
 ) -> None:
     scenario = Correct()
@@ -367,13 +367,13 @@ def test_an_operation_that_is_cut_short_leaves_what_a_killed_one_leaves(
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == left
 
 
-def test_an_operation_that_ends_before_its_death_is_complete(tmp_path: Path) -> None:
+def test_an_operation_that_finishes_before_the_cut_is_complete(tmp_path: Path) -> None:
     assert cut_short(lambda: Correct().operate(tmp_path), Kill.BEFORE, 6) is None
     assert (tmp_path / "file").read_bytes() == NEW
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_the_descriptors_of_the_dead_are_closed(tmp_path: Path) -> None:
+def test_the_descriptors_of_a_dead_operation_are_closed(tmp_path: Path) -> None:
     before = open_descriptors()
     for index in range(1, 6):
         for when in Kill:
@@ -383,8 +383,8 @@ def test_the_descriptors_of_the_dead_are_closed(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_the_locks_of_the_dead_are_free_and_nothing_of_theirs_is_closed_twice(tmp_path: Path) -> None:
-    """A lock's descriptor is closed when it is dropped: by then another file may have its number."""
+def test_a_dead_operation_holds_no_lock_and_closes_no_descriptor_twice(tmp_path: Path) -> None:
+    """A lock closes its descriptor when it is finalised: by then another file may have the same number."""
     path = tmp_path / "lock"
     path.touch()
     for index in range(1, 5):
@@ -397,7 +397,7 @@ def test_the_locks_of_the_dead_are_free_and_nothing_of_theirs_is_closed_twice(tm
                 os.fstat(mine.fileno())
 
 
-def test_a_full_disk_lets_what_is_there_be_opened(tmp_path: Path) -> None:
+def test_existing_files_can_be_opened_on_a_full_disk(tmp_path: Path) -> None:
     class Reopens(Correct):
         def operate(self, directory: Path) -> None:
             calls.close(calls.open(directory / "file", os.O_RDWR | os.O_CREAT, 0o666))
@@ -410,7 +410,7 @@ def test_a_full_disk_lets_what_is_there_be_opened(tmp_path: Path) -> None:
     assert struck.name == "open"
 
 
-def test_the_calls_are_put_back_even_after_an_exception() -> None:
+def test_the_calls_are_restored_even_after_an_exception() -> None:
     before = {name: getattr(calls, name) for name in calls.CHANGING if hasattr(calls, name)}
 
     def refuse(attempt: Attempt) -> None:
@@ -435,7 +435,7 @@ def test_a_call_inside_a_call_is_part_of_it(tmp_path: Path) -> None:
     assert seen == ["open", "open", "sync_directory", "sync_directory", "close", "close"]
 
 
-def test_a_short_write_of_one_byte_does_not_exist(tmp_path: Path) -> None:
+def test_a_write_of_one_byte_is_never_short(tmp_path: Path) -> None:
     class OneByte(Correct):
         def fill(self, fd: int) -> None:
             assert calls.write(fd, b"x") == 1

@@ -1,4 +1,4 @@
-"""The explorer finds the races that are planted here, finds none where there is none, and skips nothing."""
+"""The explorer finds the planted races, reports none in correct code, and skips no schedule silently."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flo
 
 
 def anything(directory: Path, results: Sequence[Result]) -> None:
-    """A check that has nothing against it."""
+    """A check that accepts everything."""
 
 
 def returned(results: Sequence[Result]) -> list[object]:
     return [result.value for result in results if not result.killed]
 
 
-# --- The lock that is judged stale, removed and made anew ----------------------------------------------
+# --- A stale lock that is removed and created again ----------------------------------------------------
 
 
 def stale_lock(directory: Path) -> None:
@@ -59,7 +59,7 @@ def make(lock: Path) -> bool:
 
 
 def take_by_removing(directory: Path) -> bool:
-    """Read, judge, remove, create: what most programs do."""
+    """Read, judge, remove, create, as most programs do."""
     lock = directory / "lock"
     if make(lock):
         return True
@@ -73,7 +73,7 @@ def take_by_removing(directory: Path) -> bool:
 
 
 def take_by_renaming(directory: Path) -> bool:
-    """A draft is renamed over the stale lock: both renames succeed, so both have won."""
+    """Rename a draft over the stale lock: both renames succeed, so both tasks win."""
     lock = directory / "lock"
     if load(lock) != b"stale":
         return False
@@ -100,13 +100,13 @@ def test_it_finds_two_winners_of_a_stale_lock_that_is_removed_by_path(tasks: int
     assert explored.states >= at_least
     shortest = explored.violations[0]
     assert shortest.problem == "AssertionError: two winners"
-    # One has judged, and removes what another has made since.
-    who, does = zip(*(step.split(": ") for step in shortest.steps), strict=True)
+    # One task has judged the old lock, and removes the one that another task has made since.
+    actors, does = zip(*(step.split(": ") for step in shortest.steps), strict=True)
     made = does.index("write(lock, b'fresh')")
     removed = does.index("unlink(lock)", made)
     judged = does.index("read(lock)")
     assert judged < made < removed
-    assert who[made] != who[removed]
+    assert actors[made] != actors[removed]
 
 
 def test_it_finds_that_two_renames_both_succeed() -> None:
@@ -115,7 +115,7 @@ def test_it_finds_that_two_renames_both_succeed() -> None:
     assert "two winners" in str(explored)
 
 
-def test_it_has_nothing_against_the_same_lock_under_a_guard() -> None:
+def test_it_accepts_the_same_lock_under_a_guard() -> None:
     for tasks in (2, 3):
         explored = explore([take_under_guard] * tasks, prepare=stale_lock, check=at_most_one_winner)
         explored.require_clean(at_least=10)
@@ -153,7 +153,7 @@ def nothing_lost(directory: Path, results: Sequence[Result]) -> None:
 
 
 @pytest.mark.parametrize("task", [add_without_lock, add_between_two_locks])
-def test_it_finds_an_update_that_is_lost(task: Callable[[Path], None]) -> None:
+def test_it_finds_a_lost_update(task: Callable[[Path], None]) -> None:
     explored = explore([task] * 2, prepare=number, check=nothing_lost)
 
     assert explored.violations[0].problem == "AssertionError: 2 additions, but the number is 1"
@@ -161,13 +161,13 @@ def test_it_finds_an_update_that_is_lost(task: Callable[[Path], None]) -> None:
 
 @pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 10), (2, 1, 80), (2, 2, 80), (3, 0, 150)])
 @pytest.mark.sampled(3)
-def test_it_has_nothing_against_updates_under_one_lock(tasks: int, kills: int, at_least: int) -> None:
+def test_it_accepts_updates_under_one_lock(tasks: int, kills: int, at_least: int) -> None:
     explored = explore([add] * tasks, prepare=number, check=nothing_lost, kills=kills)
 
     explored.require_clean(at_least=at_least)
 
 
-# --- Moments in between --------------------------------------------------------------------------------
+# --- Intermediate states -------------------------------------------------------------------------------
 
 
 def tree(directory: Path) -> None:
@@ -189,40 +189,40 @@ def look(directory: Path) -> bytes:
     return load(directory / "live" / "file")
 
 
-def always_there(directory: Path) -> None:
-    assert (directory / "live" / "file").exists(), "nothing is there"
+def live_exists(directory: Path) -> None:
+    assert (directory / "live" / "file").exists(), "the live tree is missing"
 
 
-def there_at_the_end(directory: Path, results: Sequence[Result]) -> None:
-    always_there(directory)
+def live_exists_at_the_end(directory: Path, results: Sequence[Result]) -> None:
+    live_exists(directory)
     returned(results)
 
 
-def test_it_finds_the_moment_between_two_renames() -> None:
+def test_it_finds_the_gap_between_two_renames() -> None:
     by_reader = explore([restore_by_two_renames, look], prepare=tree, check=lambda _, results: returned(results))
-    by_death = explore([restore_by_two_renames], prepare=tree, check=there_at_the_end, kills=1)
-    by_invariant = explore([restore_by_two_renames], prepare=tree, check=anything, invariant=always_there)
+    by_death = explore([restore_by_two_renames], prepare=tree, check=live_exists_at_the_end, kills=1)
+    by_invariant = explore([restore_by_two_renames], prepare=tree, check=anything, invariant=live_exists)
 
     assert by_reader.violations[0].problem.startswith("FileNotFoundError")
-    assert "nothing is there" in by_death.violations[0].problem
+    assert "the live tree is missing" in by_death.violations[0].problem
     assert "KILLED before rename(new, live)" in by_death.violations[0].steps[-1]
-    assert "nothing is there" in by_invariant.violations[0].problem
+    assert "the live tree is missing" in by_invariant.violations[0].problem
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every file system can exchange")
-def test_it_has_nothing_against_an_exchange() -> None:
+def test_it_accepts_an_exchange() -> None:
     tasks = [restore_by_exchange, look]
-    explored = explore(tasks, prepare=tree, check=there_at_the_end, invariant=always_there, kills=1)
+    explored = explore(tasks, prepare=tree, check=live_exists_at_the_end, invariant=live_exists, kills=1)
     explored.require_clean(at_least=6)
 
 
 def test_an_assertion_in_a_task_counts() -> None:
     def doubt(directory: Path) -> None:
-        assert load(directory / "number") == b"0", "somebody has counted"
+        assert load(directory / "number") == b"0", "the number has changed"
 
     explored = explore([add, doubt], prepare=number, check=anything)
 
-    assert explored.violations[0].problem.startswith("in task 1 doubt: AssertionError: somebody has counted")
+    assert explored.violations[0].problem.startswith("in task 1 doubt: AssertionError: the number has changed")
 
 
 # --- Waiting -------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def both(first: str, second: str) -> Callable[[Path], None]:
     return lock_both
 
 
-def test_it_finds_a_deadlock_of_two_who_lock_in_opposite_order() -> None:
+def test_it_finds_a_deadlock_of_tasks_that_lock_in_opposite_order() -> None:
     explored = explore([both("a", "b"), both("b", "a")], check=anything)
 
     assert not explored.violations
@@ -248,7 +248,7 @@ def test_it_finds_a_deadlock_of_two_who_lock_in_opposite_order() -> None:
         explored.require_clean()
 
 
-def test_it_finds_no_deadlock_of_those_who_lock_in_the_same_order() -> None:
+def test_it_finds_no_deadlock_of_tasks_that_lock_in_the_same_order() -> None:
     explore([both("a", "b"), both("a", "b")], check=anything).require_clean(at_least=10)
     explore([both("a", "b"), both("b", "c"), both("a", "c")], check=anything).require_clean(at_least=50)
 
@@ -265,7 +265,7 @@ def test_shared_locks_do_not_exclude_each_other() -> None:
     seen: set[tuple[object, ...]] = set()
     explored = explore([share, share], check=lambda _, results: seen.add(tuple(returned(results))))
     explored.require_clean(at_least=5)
-    assert seen == {(False, False)}  # not even one's own other description
+    assert seen == {(False, False)}  # each excludes its own second descriptor
 
 
 def make_file(directory: Path) -> None:
@@ -273,7 +273,7 @@ def make_file(directory: Path) -> None:
 
 
 def outcomes(tasks: Sequence[Callable[[Path], object]], *, kills: int = 0, timeouts: int = 0) -> set[object]:
-    """What the last task returns, over all schedules."""
+    """The values that the last task returns, over all schedules."""
     seen: set[object] = set()
     explored = explore(tasks, check=lambda _, results: seen.add(results[-1].value), kills=kills, timeouts=timeouts)
     assert explored.exhausted
@@ -281,23 +281,23 @@ def outcomes(tasks: Sequence[Callable[[Path], object]], *, kills: int = 0, timeo
     return seen
 
 
-def test_who_polls_sees_the_change_and_does_not_hang_if_there_is_none() -> None:
+def test_a_task_that_polls_sees_the_change_and_times_out_without_one() -> None:
     assert outcomes([make_file, wait_for_file]) == {"here"}
     assert outcomes([wait_for_file]) == {"too late"}
     assert outcomes([make_file, wait_for_file], timeouts=1) == {"here", "too late"}
 
 
-def test_who_polls_for_ever_is_reported() -> None:
-    def wait_for_ever(directory: Path) -> None:
+def test_a_task_that_polls_forever_is_reported() -> None:
+    def wait_forever(directory: Path) -> None:
         while not durable.read_lines_in(Directory.open(directory), "file"):
             time.sleep(0.01)
 
-    explored = explore([wait_for_ever], check=anything)
+    explored = explore([wait_forever], check=anything)
 
-    assert explored.deadlocks[0].problem == "deadlock: 0 wait_for_ever waits at sleep"
+    assert explored.deadlocks[0].problem == "deadlock: 0 wait_forever waits at sleep"
 
 
-def test_who_spins_for_ever_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_spins_forever_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def spin(directory: Path) -> None:
         while not os.fspath(directory).startswith(" "):
             calls.stat(directory)
@@ -308,11 +308,11 @@ def test_who_spins_for_ever_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert explored.violations[0].problem == "no end after 100 steps"
 
 
-# --- Death ---------------------------------------------------------------------------------------------
+# --- Kills ---------------------------------------------------------------------------------------------
 
 
 class TidyUp:
-    """Does a lot when it fails, of which nothing may happen when it is killed."""
+    """Does a lot of cleanup when it fails, none of which may happen when it is killed."""
 
     def prepare(self, directory: Path) -> None:
         (directory / "file").write_bytes(b"old")
@@ -332,11 +332,11 @@ class TidyUp:
                 calls.rmdir(directory / "work")
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        """Nothing is wrong: what is left is compared."""
+        """Accept every state: the test compares them."""
 
 
 class Durably(TidyUp):
-    """The package's own way."""
+    """Uses the package's own durable operations."""
 
     def operate(self, directory: Path) -> None:
         durable.replace(directory / "file", b"new")
@@ -346,18 +346,18 @@ class Durably(TidyUp):
         durable.remove(directory / "file")
 
 
-def without_chance(found: Listing) -> Listing:
-    """Draft names are random, in a real process."""
+def without_random_names(found: Listing) -> Listing:
+    """Mask draft names, which are random in a real process."""
     return tuple((re.sub(r"-[0-9a-f]{12}\.tmp", "-DRAFT.tmp", name), content) for name, content in found)
 
 
 @pytest.mark.parametrize("scenario", [TidyUp(), Durably()], ids=["cleanup", "durable"])
-def test_a_kill_leaves_exactly_what_sigkill_leaves(scenario: TidyUp) -> None:
+def test_a_kill_leaves_exactly_the_states_that_sigkill_leaves(scenario: TidyUp) -> None:
     ours: set[Listing] = set()
     explored = explore(
         [scenario.operate],
         prepare=scenario.prepare,
-        check=lambda directory, _: ours.add(without_chance(listing(directory))),
+        check=lambda directory, _: ours.add(without_random_names(listing(directory))),
         kills=1,
     )
     explored.require_clean(at_least=8)
@@ -367,7 +367,7 @@ def test_a_kill_leaves_exactly_what_sigkill_leaves(scenario: TidyUp) -> None:
         for index in count(1):
             with fresh(base) as directory:
                 outcome = run_killed(scenario, directory, Kill.BEFORE, index)
-                real.add(without_chance(listing(directory)))
+                real.add(without_random_names(listing(directory)))
             if outcome.call is None:
                 break
 
@@ -375,16 +375,16 @@ def test_a_kill_leaves_exactly_what_sigkill_leaves(scenario: TidyUp) -> None:
     assert len(ours) > 5
 
 
-def test_the_lock_of_one_who_was_killed_is_free_and_its_files_are_closed() -> None:
+def test_a_killed_task_releases_its_lock_and_closes_its_files() -> None:
     explored = explore([add, add], prepare=number, check=nothing_lost, kills=1)
 
-    explored.require_clean(at_least=80)  # or it would be a deadlock
+    explored.require_clean(at_least=80)  # a lock that stayed held would be a deadlock
     before = len(os.listdir("/dev/fd"))
     explored = explore([add, add], prepare=number, check=nothing_lost, kills=2)
     assert len(os.listdir("/dev/fd")) == before
 
 
-def test_at_most_so_many_are_killed_and_each_of_them_somewhere() -> None:
+def test_each_task_is_killed_in_some_schedule_but_never_more_than_allowed() -> None:
     killed: set[tuple[bool, ...]] = set()
 
     def note(directory: Path, results: Sequence[Result]) -> None:
@@ -398,10 +398,10 @@ def test_at_most_so_many_are_killed_and_each_of_them_somewhere() -> None:
     assert killed == {(False, False), (True, False), (False, True), (True, True)}
 
 
-# --- Replay, limits, honesty ---------------------------------------------------------------------------
+# --- Replay and limits ---------------------------------------------------------------------------------
 
 
-def test_a_schedule_can_be_replayed_and_looked_at(tmp_path: Path) -> None:
+def test_a_schedule_can_be_replayed_and_inspected(tmp_path: Path) -> None:
     explored = explore([add_without_lock, add], prepare=number, check=nothing_lost, kills=1)
     for violation in explored.violations:
         replayed = explored.replay(violation.schedule)
@@ -412,16 +412,16 @@ def test_a_schedule_can_be_replayed_and_looked_at(tmp_path: Path) -> None:
     assert all(result is not None and result.error is None for result in replayed.results)
 
 
-def test_a_schedule_goes_on_by_itself_but_must_fit() -> None:
+def test_a_partial_schedule_is_completed_and_an_impossible_one_is_refused() -> None:
     explored = explore([add, add], prepare=number, check=nothing_lost)
 
     assert explored.replay("1*3").problem is None
     assert explored.replay("0*4 kill:0").results[0] == Result(Ending.KILLED)
     with pytest.raises(ValueError, match="does not fit"):
-        explored.replay("0*4 1*4")  # who waits for the lock cannot go on
+        explored.replay("0*4 1*4")  # a task that waits for the lock cannot run
 
 
-def test_what_was_not_tried_is_said_loudly() -> None:
+def test_an_incomplete_search_says_so() -> None:
     few = explore([take_by_removing] * 3, prepare=stale_lock, check=anything, most_schedules=20)
     found = explore([take_by_removing] * 3, prepare=stale_lock, check=at_most_one_winner, most_violations=2)
 
@@ -432,14 +432,14 @@ def test_what_was_not_tried_is_said_loudly() -> None:
             explored.require_clean()
 
 
-def test_too_few_states_are_not_clean() -> None:
+def test_an_exploration_with_too_few_states_is_not_clean() -> None:
     explored = explore([lambda directory: None], check=anything)
 
     with pytest.raises(AssertionError, match="at least 10 states"):
         explored.require_clean(at_least=10)
 
 
-def test_only_the_named_calls_are_switched_at() -> None:
+def test_tasks_are_switched_only_at_the_named_calls() -> None:
     every = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner)
     some = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=("open", "unlink"))
     none = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=())
@@ -449,18 +449,18 @@ def test_only_the_named_calls_are_switched_at() -> None:
     assert not none.violations
 
 
-def test_a_task_that_does_something_else_each_time_is_refused() -> None:
+def test_a_task_that_is_not_deterministic_is_refused() -> None:
     numbers = count()
 
     def fickle(directory: Path) -> None:
         (calls.mkdir if next(numbers) % 3 else calls.rmdir)(directory / "a")
 
-    with pytest.raises(RuntimeError, match="does not do the same again"):
+    with pytest.raises(RuntimeError, match="not deterministic"):
         explore([fickle, make_file, make_file], check=anything)
 
 
-def test_waiting_for_something_else_than_a_file_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer_run, "_PATIENCE", 0.3)
+def test_waiting_for_anything_but_a_file_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer_run, "_TIMEOUT", 0.3)
     shared = threading.Lock()
 
     def hold(directory: Path) -> None:
@@ -474,7 +474,7 @@ def test_waiting_for_something_else_than_a_file_lock_is_refused(monkeypatch: pyt
         shared.release()
 
 
-def test_only_tasks_live_in_the_world_of_tasks() -> None:
+def test_threads_that_are_not_tasks_keep_the_real_calls_and_clocks() -> None:
     elsewhere: list[tuple[bytes, float]] = []
 
     def with_a_thread(directory: Path) -> bytes:
@@ -492,7 +492,7 @@ def test_only_tasks_live_in_the_world_of_tasks() -> None:
     drawn: set[object] = set()
     explore([with_a_thread] * 2, check=lambda _, results: drawn.update(returned(results))).require_clean()
 
-    assert len(drawn) == 2  # the same in every execution, another for each task
+    assert len(drawn) == 2  # the same in every execution, but different for each task
     assert len({chance for chance, _ in elsewhere}) == len(elsewhere) > 1
     assert all(abs(at - time.monotonic()) < 60 for _, at in elsewhere)
     assert (calls.open, time.sleep.__name__, os.urandom.__name__) == (os.open, "sleep", "urandom")

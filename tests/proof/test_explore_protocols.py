@@ -1,7 +1,7 @@
-"""Our own locks and the store on files, in every order of their file system calls.
+"""The locks and the file store, in every order of their file system calls.
 
-How many states there are is printed (`pytest -rP`), and asserted to be more than a few: so that the
-explorer cannot find nothing by trying nothing.
+Each test prints the number of states (`pytest -rP`) and requires a minimum, so that a search that tries
+nothing cannot pass.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def take(directory: Path) -> str | None:
         return None
 
 
-def take_and_give_back(directory: Path) -> str | None:
+def take_and_release(directory: Path) -> str | None:
     try:
         with RepoLock(directory, liveness_check=judge).lock("repo", "taken") as held:
             return held.lock_id
@@ -71,7 +71,7 @@ def one_winner(directory: Path, results: Sequence[Result]) -> None:
     if winners:
         assert state is not None
         assert winners[0] in (directory / "repos/repo/.lock").read_text()
-    else:  # whoever died, wherever: the next one gets the lock
+    else:  # wherever the kill struck, the next process gets the lock
         RepoLock(directory, liveness_check=lambda _: Liveness.DEAD).lock("repo")
 
 
@@ -79,7 +79,7 @@ def one_winner(directory: Path, results: Sequence[Result]) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 500), (1, 1500)])
 @pytest.mark.long
-def test_of_two_who_take_a_stale_lock_over_exactly_one_wins(kills: int, at_least: int) -> None:
+def test_exactly_one_of_two_takeovers_of_a_stale_lock_wins(kills: int, at_least: int) -> None:
     explored = explore([take] * 2, prepare=stale_repo_lock, check=one_winner, kills=kills)
 
     require_clean(explored, at_least=at_least)
@@ -87,20 +87,20 @@ def test_of_two_who_take_a_stale_lock_over_exactly_one_wins(kills: int, at_least
 
 @pytest.mark.long
 @pytest.mark.req("RL-08")
-def test_of_three_who_are_switched_at_changes_only_exactly_one_wins() -> None:
+def test_exactly_one_of_three_takeovers_wins_when_switched_only_at_changes() -> None:
     explored = explore([take] * 3, prepare=stale_repo_lock, check=one_winner, names=calls.CHANGING)
 
     require_clean(explored, at_least=1000)
 
 
 @pytest.mark.long
-def test_who_gives_the_lock_back_removes_nobody_elses() -> None:
+def test_a_release_never_removes_the_lock_of_another_holder() -> None:
     def taken(directory: Path, results: Sequence[Result]) -> None:
-        assert results[0].value or results[1].value, "nobody had it"
+        assert results[0].value or results[1].value, "no task got the lock"
         state = RepoLock(directory).state("repo")
         assert (state is not None) == bool(results[1].value), "removed or left behind"
 
-    explored = explore([take_and_give_back, take], prepare=stale_repo_lock, check=taken)
+    explored = explore([take_and_release, take], prepare=stale_repo_lock, check=taken)
 
     require_clean(explored, at_least=500)
 
@@ -194,7 +194,7 @@ def deposit(directory: Path) -> None:
         store.transact([A], lambda view, _: Decision([Replace(A, Account(amount(view, A) + 1))], None))
 
 
-def deposit_and_tell(directory: Path) -> None:
+def deposit_and_log(directory: Path) -> None:
     def decide(view: View, now: float) -> Decision[None]:
         record = Account(amount(view, A) + 1)
         return Decision([Replace(A, record), Append(EVENTS, record)], None)
@@ -216,14 +216,14 @@ def read_together(directory: Path) -> list[int]:
 
 
 def total(directory: Path) -> None:
-    """Whoever looks at any moment, without a lock, sees each transfer whole."""
+    """A reader without a lock sees each transfer whole, at any moment."""
     with FileStore(directory) as store:
         documents = [store.read(key) for key in (A, B, C)]
     amounts = [document.record.amount for document in documents if document is not None]
     assert sum(amounts) == 30, f"a fractured view: {amounts}"
 
 
-def in_order(directory: Path) -> None:
+def still_works(directory: Path) -> None:
     """The store opens, the balance is right, and everything can still be changed."""
     total(directory)
     for source, target in ((A, B), (B, C), (C, A)):
@@ -254,11 +254,11 @@ def test_no_deposit_is_lost(tasks: int, kills: int, at_least: int) -> None:
 
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 40), (1, 200)])
 @pytest.mark.sampled(1)
-def test_a_transfer_is_never_seen_in_part_by_one_who_reads_both(kills: int, at_least: int) -> None:
+def test_a_reader_of_both_accounts_never_sees_half_a_transfer(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)
         assert results[1].killed or results[1].value in ([10, 10], [9, 11])
-        in_order(directory)
+        still_works(directory)
 
     tasks = [transfer(A, B), read_together]
     explored = explore(tasks, prepare=accounts, check=check, kills=kills)
@@ -267,14 +267,14 @@ def test_a_transfer_is_never_seen_in_part_by_one_who_reads_both(kills: int, at_l
 
 
 @pytest.mark.long
-def test_who_has_seen_one_side_of_a_transfer_sees_the_other_too() -> None:
+def test_a_reader_that_has_seen_one_side_of_a_transfer_sees_the_other_too() -> None:
     seen = []
 
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)
         seen.append(results[1].value)
-        assert results[1].value != [9, 10], "the one account after the transfer, then the other before it"
-        in_order(directory)
+        assert results[1].value != [9, 10], "one account after the transfer, then the other before it"
+        still_works(directory)
 
     explored = explore([transfer(A, B), read_one_after_the_other], prepare=accounts, check=check)
 
@@ -284,7 +284,7 @@ def test_who_has_seen_one_side_of_a_transfer_sees_the_other_too() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 50), (1, 300)])
-def test_two_transfers_that_overlap_are_both_whole(kills: int, at_least: int) -> None:
+def test_two_overlapping_transfers_are_both_whole(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)
         total(directory)
@@ -293,7 +293,7 @@ def test_two_transfers_that_overlap_are_both_whole(kills: int, at_least: int) ->
             first, second = 10 - amount(view, A), amount(view, C) - 10
         for result, done in zip(results, (first, second), strict=True):
             assert done == 1 or (result.killed and done == 0), f"{first} and {second} transfers"
-        in_order(directory)
+        still_works(directory)
 
     explored = explore([transfer(A, B), transfer(B, C)], prepare=accounts, check=check, kills=kills)
 
@@ -301,7 +301,7 @@ def test_two_transfers_that_overlap_are_both_whole(kills: int, at_least: int) ->
 
 
 @pytest.mark.long
-def test_at_every_moment_the_balance_is_right() -> None:
+def test_the_balance_is_right_at_every_moment() -> None:
     tasks = [transfer(A, B), transfer(B, A)]
     explored = explore(tasks, prepare=accounts, check=lambda *_: None, invariant=total, kills=1)
 
@@ -309,25 +309,25 @@ def test_at_every_moment_the_balance_is_right() -> None:
 
 
 @pytest.mark.long
-def test_a_deposit_and_the_event_that_tells_of_it_come_together() -> None:
+def test_a_deposit_and_its_event_are_committed_together() -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)
         with FileStore(directory) as store:
-            told = [entry.record.amount for entry in store.entries(EVENTS)]
+            logged = [entry.record.amount for entry in store.entries(EVENTS)]
             document = store.read(A)
         assert document is not None
-        assert told == list(range(11, document.record.amount + 1)), f"{told}, but {document.record.amount}"
-        deposit_and_tell(directory)
+        assert logged == list(range(11, document.record.amount + 1)), f"{logged}, but {document.record.amount}"
+        deposit_and_log(directory)
 
-    explored = explore([deposit_and_tell] * 2, prepare=accounts, check=check, kills=1)
+    explored = explore([deposit_and_log] * 2, prepare=accounts, check=check, kills=1)
 
     require_clean(explored, at_least=300)
 
 
-# --- The same, broken ----------------------------------------------------------------------------------
+# --- Planted bugs --------------------------------------------------------------------------------------
 
 
-def test_the_explorer_finds_a_takeover_that_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_takeover_that_does_not_recheck_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     def remove(self: LockFile, directory: Directory, identity: str) -> bool:
         return durable.remove_in(directory, ".lock", durable=False)
 

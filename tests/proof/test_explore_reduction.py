@@ -1,4 +1,4 @@
-"""Nothing is lost by passing over what nobody can notice: random programs come to the same ends."""
+"""The reductions lose no outcome: random programs have the same outcomes with and without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("a", "b", "d/a", "d/b", "e/a")
 
 
 class Program:
-    """A few operations at random, with what each has seen."""
+    """A few random operations; returns the observation of each."""
 
     def __init__(self, chance: random.Random, index: int, length: int) -> None:
         self.__name__ = f"program {index}"
@@ -118,7 +118,7 @@ def a_few_files(directory: Path) -> None:
     os.link(directory / "d" / "b", directory / "b")
 
 
-def everything_that_can_come(
+def all_outcomes(
     programs: Sequence[Program], *, kills: int, reduced: bool
 ) -> tuple[Exploration, set[tuple[Listing, tuple[object, ...]]]]:
     found = set()
@@ -136,20 +136,20 @@ def weaker(result: object, than: object) -> bool:
 
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.sampled(1)
-def test_what_comes_of_random_programs_is_the_same_with_and_without_reduction(seed: int) -> None:
+def test_random_programs_have_the_same_outcomes_with_and_without_reduction(seed: int) -> None:
     chance = random.Random(seed)
     kills = seed % 2
     programs = [Program(chance, index, 2) for index in range(2)]
 
-    reduced, few = everything_that_can_come(programs, kills=kills, reduced=True)
-    full, every = everything_that_can_come(programs, kills=kills, reduced=False)
+    reduced, few = all_outcomes(programs, kills=kills, reduced=True)
+    full, every = all_outcomes(programs, kills=kills, reduced=False)
 
     assert reduced.exhausted
     if not full.exhausted:
         pytest.skip("too many schedules to try them all")
     assert few <= every
     assert reduced.schedules < full.schedules
-    # Killed after its last effect, a task has left what it leaves without being killed.
+    # A task that is killed after its last change leaves the same state as one that is not killed.
     for directory, results in every - few:
         assert kills
         assert any(directory == other and all(map(weaker, results, ended)) for other, ended in few), (

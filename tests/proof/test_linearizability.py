@@ -1,4 +1,4 @@
-"""The checker accepts what one thing that does one operation at a time could have shown, and only that."""
+"""The checker accepts exactly the histories that an object doing one operation at a time could produce."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from proof.effort import rounds
 from proof.linearizability import (
     Accounts,
     Check,
+    CheckResult,
     Counter,
     History,
     Operation,
     Register,
     Spec,
-    Verdict,
     check,
     check_by_key,
 )
@@ -43,7 +43,7 @@ def op(
 BALANCES = {"a": 10, "b": 10}
 
 GOOD: dict[str, tuple[Spec[Any], list[Operation]]] = {
-    "nothing at all": (Register(0), []),
+    "an empty history": (Register(0), []),
     "one after the other": (
         Register(0),
         [op("p", "write", 1, None, 1, 2), op("q", "read", None, 1, 3, 4)],
@@ -56,7 +56,7 @@ GOOD: dict[str, tuple[Spec[Any], list[Operation]]] = {
             op("q", "read", None, 1, 4, 5),
         ],
     ),
-    "two writes at once in either order": (
+    "two concurrent writes in either order": (
         Register(0),
         [
             op("p", "write", 1, None, 1, 5),
@@ -64,7 +64,7 @@ GOOD: dict[str, tuple[Spec[Any], list[Operation]]] = {
             op("r", "read", None, 1, 6, 7),
         ],
     ),
-    "of two who swap at once one wins": (
+    "one of two concurrent swaps wins": (
         Register(0),
         [
             op("p", "cas", (0, 1), False, 1, 4),
@@ -72,11 +72,11 @@ GOOD: dict[str, tuple[Spec[Any], list[Operation]]] = {
             op("q", "read", None, 2, 5, 6),
         ],
     ),
-    "what never returned may have happened": (
+    "an operation that never returned may have happened": (
         Register(0),
         [op("p", "write", 1, None, 1, None), op("q", "read", None, 1, 8, 9)],
     ),
-    "what never returned may have happened late": (
+    "an operation that never returned may have happened late": (
         Register(0),
         [
             op("p", "write", 1, None, 1, None),
@@ -84,15 +84,15 @@ GOOD: dict[str, tuple[Spec[Any], list[Operation]]] = {
             op("q", "read", None, 1, 8, 9),
         ],
     ),
-    "what never returned may not have happened": (
+    "an operation that never returned may not have happened": (
         Register(0),
         [op("p", "write", 1, None, 1, None), op("q", "read", None, 0, 8, 9)],
     ),
-    "a killed one may have happened before its end": (
+    "a killed operation may have happened before the end of its process": (
         Register(0),
         [op("p", "write", 1, None, 1, None, 5), op("q", "read", None, 1, 4, 9)],
     ),
-    "additions return what they make": (
+    "additions return the new number": (
         Counter(),
         [op("p", "add", 1, 2, 1, 4), op("q", "add", 1, 1, 2, 3), op("q", "read", None, 2, 5, 6)],
     ),
@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Spec[Any], list[Operation], int]] = {
         [op("p", "cas", (0, 1), True, 1, 3), op("q", "cas", (0, 2), True, 2, 4)],
         1,
     ),
-    "a dirty read: nobody ever wrote it": (
+    "a dirty read: the value was never written": (
         Register(0),
         [op("p", "write", 1, None, 1, 2), op("q", "read", None, 7, 3, 4)],
         1,
@@ -166,7 +166,7 @@ BAD: dict[str, tuple[Spec[Any], list[Operation], int]] = {
         ],
         2,
     ),
-    "write skew: more than there is": (
+    "write skew: more is transferred than the balance": (
         Accounts(BALANCES),
         [
             op("p", "transfer", ("a", "b", 8), True, 1, 3),
@@ -174,7 +174,7 @@ BAD: dict[str, tuple[Spec[Any], list[Operation], int]] = {
         ],
         1,
     ),
-    "what never returned cannot come and go": (
+    "an operation that never returned cannot be undone": (
         Register(0),
         [
             op("p", "write", 1, None, 1, None),
@@ -183,17 +183,17 @@ BAD: dict[str, tuple[Spec[Any], list[Operation], int]] = {
         ],
         2,
     ),
-    "what never returned cannot happen twice": (
+    "an operation that never returned cannot happen twice": (
         Counter(),
         [op("p", "add", 1, None, 1, None), op("q", "read", None, 2, 2, 3)],
         1,
     ),
-    "what never returned cannot happen before it was called": (
+    "an operation that never returned cannot happen before its call": (
         Register(0),
         [op("q", "read", None, 1, 1, 2), op("p", "write", 1, None, 3, None)],
         0,
     ),
-    "a killed one cannot happen after its end": (
+    "a killed operation cannot happen after the end of its process": (
         Register(0),
         [
             op("p", "write", 1, None, 1, None, 4),
@@ -208,7 +208,7 @@ BAD: dict[str, tuple[Spec[Any], list[Operation], int]] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_history_is_accepted(name: str) -> None:
     spec, history = GOOD[name]
-    assert check(history, spec) == Check(Verdict.LINEARIZABLE)
+    assert check(history, spec) == Check(CheckResult.LINEARIZABLE)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -216,7 +216,7 @@ def test_a_bad_history_is_refused_and_the_operation_that_breaks_it_is_named(name
     spec, history, culprit = BAD[name]
     found = check(history, spec)
 
-    assert found.verdict is Verdict.NOT_LINEARIZABLE
+    assert found.result is CheckResult.NOT_LINEARIZABLE
     assert found.culprit == history[culprit]
     assert str(history[culprit]) in found.explanation
     with pytest.raises(AssertionError, match="fits into no order"):
@@ -228,25 +228,25 @@ def test_a_search_that_is_given_up_counts_as_a_failure() -> None:
     history.append(op("reader", "read", None, "never written", 200, 201))
     found = check(history, Register(), limit=1000)
 
-    assert found.verdict is Verdict.UNDECIDED
+    assert found.result is CheckResult.UNDECIDED
     with pytest.raises(AssertionError, match="given up after 1000"):
         found.require()
 
 
-def test_keys_are_judged_one_by_one() -> None:
+def test_each_key_is_checked_on_its_own() -> None:
     def key_of(operation: Operation) -> str:
         return str(operation.process[-1])
 
     good = [op("p-x", "write", 1, None, 1, 2), op("q-y", "read", None, 0, 3, 4)]
-    assert check_by_key(good, Register(0), key_of).verdict is Verdict.LINEARIZABLE
+    assert check_by_key(good, Register(0), key_of).result is CheckResult.LINEARIZABLE
 
     bad = [*good, op("r-x", "read", None, 0, 5, 6)]
     found = check_by_key(bad, Register(0), key_of)
-    assert found.verdict is Verdict.NOT_LINEARIZABLE
+    assert found.result is CheckResult.NOT_LINEARIZABLE
     assert found.culprit == bad[-1]
 
 
-# --- Any history ------------------------------------------------------------------------------------
+# --- Random histories -------------------------------------------------------------------------------
 
 ACCOUNTS = ["a", "b", "c"]
 
@@ -268,9 +268,9 @@ KINDS: list[tuple[Spec[Any], st.SearchStrategy[Any]]] = [
 
 
 def run(spec: Spec[Any], asked: Sequence[tuple[str, Any]], chance: random.Random) -> list[Operation]:
-    """What could have been seen: each happens at its moment, with a call before it and a return after it.
+    """A valid history: each operation takes effect at one moment, between its call and its return.
 
-    One in six is killed: before its moment or after it.
+    One in six is killed, before or after that moment.
     """
     state = spec.initial()
     history: list[Operation] = []
@@ -290,7 +290,7 @@ def run(spec: Spec[Any], asked: Sequence[tuple[str, Any]], chance: random.Random
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
-def test_what_really_happened_is_always_accepted(
+def test_a_history_that_really_happened_is_always_accepted(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int
 ) -> None:
     spec, operations = kind
@@ -299,7 +299,7 @@ def test_what_really_happened_is_always_accepted(
     check(history, spec).require()
 
 
-def is_linearizable_by_trying_everything(history: Sequence[Operation], spec: Spec[Any]) -> bool:
+def is_linearizable_by_brute_force(history: Sequence[Operation], spec: Spec[Any]) -> bool:
     returned = [each for each in history if each.returned_at is not None]
     opened = [each for each in history if each.returned_at is None]
     happened = chain.from_iterable(combinations(opened, size) for size in range(len(opened) + 1))
@@ -320,7 +320,7 @@ def _fits(order: Sequence[Operation], spec: Spec[Any]) -> bool:
 
 @settings(deadline=None, max_examples=rounds(100, least=25))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
-def test_the_verdict_is_that_of_trying_everything(
+def test_the_result_is_the_same_as_by_brute_force(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int
 ) -> None:
     spec, operations = kind
@@ -329,11 +329,11 @@ def test_the_verdict_is_that_of_trying_everything(
     if history:
         history = spoil(history, chance)
 
-    assert (check(history, spec).verdict is Verdict.LINEARIZABLE) == is_linearizable_by_trying_everything(history, spec)
+    assert (check(history, spec).result is CheckResult.LINEARIZABLE) == is_linearizable_by_brute_force(history, spec)
 
 
 def spoil(history: Sequence[Operation], chance: random.Random) -> list[Operation]:
-    """The history with the answers of two operations of the same kind swapped, or one answer changed."""
+    """The history with one answer replaced, by that of another operation of the same kind if there is one."""
     spoilt = list(history)
     index = chance.randrange(len(spoilt))
     each = spoilt[index]
@@ -351,8 +351,8 @@ def test_a_changed_answer_is_mostly_refused(kind: tuple[Spec[Any], st.SearchStra
         chance = random.Random(seed)
         history = run(spec, [_ask(spec, chance) for _ in range(20)], chance)
         spoilt = spoil(history, chance)
-        refused += check(spoilt, spec).verdict is Verdict.NOT_LINEARIZABLE
-        assert check(history, spec).verdict is Verdict.LINEARIZABLE
+        refused += check(spoilt, spec).result is CheckResult.NOT_LINEARIZABLE
+        assert check(history, spec).result is CheckResult.LINEARIZABLE
 
     assert refused >= least
 
@@ -389,7 +389,7 @@ def raising(error: Exception) -> Callable[[], None]:
     return fail
 
 
-def test_an_unknown_outcome_stays_open_and_a_failure_is_struck_out(tmp_path: Path) -> None:
+def test_an_unknown_outcome_stays_open_and_a_failure_is_withdrawn(tmp_path: Path) -> None:
     history = History(tmp_path, "p")
     with pytest.raises(OutcomeUnknown):
         history.record("write", 1, raising(OutcomeUnknown("id", "lost")))
@@ -401,7 +401,7 @@ def test_an_unknown_outcome_stays_open_and_a_failure_is_struck_out(tmp_path: Pat
     assert (only.argument, only.returned_at, only.ended_at) == (1, None, None)
 
 
-def test_what_a_killed_process_has_torn_spoils_nothing_else(tmp_path: Path) -> None:
+def test_a_line_that_a_killed_process_has_torn_spoils_no_other(tmp_path: Path) -> None:
     history = History(tmp_path, "p")
     history.record("write", 1, lambda: None)
     history._write([1, "call", 10**18, "write", 2])

@@ -29,7 +29,7 @@ Tree = dict[str, bytes | str]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be opened and synced on Windows")
 
 
-# --- Operations as they are written by hand ----------------------------------------------------------
+# --- Hand-written operations -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def sync_names(directory: Path) -> None:
 
 
 class Correct:
-    """Replaces a file as it should be done; each subclass does one thing wrong."""
+    """Replaces a file correctly; each subclass has one planted bug."""
 
     def prepare(self, directory: Path) -> None:
         (directory / "file").write_bytes(OLD)
@@ -150,7 +150,7 @@ def test_a_superfluous_sync_is_named() -> None:
 
 
 class Collects:
-    """Does what it is told and collects every state that it is shown, by what had been promised then."""
+    """Runs a given operation, and collects every state to check by the promises made until then."""
 
     def __init__(self, operate: Callable[[Path], object], prepare: Callable[[Path], object]) -> None:
         self.operate = operate
@@ -182,7 +182,7 @@ def states(
     prepare: Callable[[Path], object] = lambda _: None,
     after: str = "returned",
 ) -> list[Tree]:
-    """Every state that a cut after the mark `after` may leave, in an order of their own."""
+    """Every state that a cut after the mark `after` may leave, sorted."""
     scenario = Collects(operate, prepare)
     power_cuts(scenario).require_clean()
     return every(*(state for key, kept in scenario.seen.items() if key[-1:] == (after,) for state in kept))
@@ -193,11 +193,11 @@ def every(*expected: Tree) -> list[Tree]:
 
 
 def holding(name: str, *contents: bytes, beside: Tree | None = None) -> list[Tree]:
-    """The states in which one file holds each of these."""
+    """One state for each of these contents of a file."""
     return [{**(beside or {}), name: content} for content in contents]
 
 
-def test_what_was_there_before_is_on_the_disk() -> None:
+def test_the_prepared_state_is_on_the_disk() -> None:
     def prepare(directory: Path) -> None:
         (directory / "sub").mkdir()
         (directory / "sub/file").write_bytes(OLD)
@@ -207,7 +207,7 @@ def test_what_was_there_before_is_on_the_disk() -> None:
     assert states(lambda _: None, prepare) == [expected]
 
 
-def test_a_new_file_that_nobody_synced_may_be_absent_empty_half_or_whole() -> None:
+def test_a_new_file_that_was_not_synced_may_be_absent_empty_half_or_whole() -> None:
     found = states(lambda directory: write(directory / "file", NEW, sync=False))
     assert found == every({}, {"file": b""}, {"file": HALF}, {"file": NEW})
 
@@ -224,7 +224,7 @@ def test_syncing_a_name_does_not_sync_its_file() -> None:
     assert states(operate) == every({"file": b""}, {"file": HALF}, {"file": NEW})
 
 
-def test_a_directory_synced_as_a_file_is_synced_as_well() -> None:
+def test_fsync_of_a_directory_syncs_its_names() -> None:
     def operate(directory: Path) -> None:
         write(directory / "file", NEW)
         with opened(directory) as fd:
@@ -233,7 +233,7 @@ def test_a_directory_synced_as_a_file_is_synced_as_well() -> None:
     assert states(operate) == [{"file": NEW}]
 
 
-def test_one_sync_of_the_file_system_settles_everything() -> None:
+def test_a_sync_of_the_file_system_syncs_everything() -> None:
     def operate(directory: Path) -> None:
         calls.mkdir(directory / "sub")
         write(directory / "sub/file", NEW, sync=False)
@@ -243,7 +243,7 @@ def test_one_sync_of_the_file_system_settles_everything() -> None:
     assert states(operate) == [{"sub": "directory", "sub/file": NEW}]
 
 
-def test_of_several_writes_those_that_came_first_may_be_there_alone() -> None:
+def test_any_prefix_of_several_writes_may_be_on_the_disk() -> None:
     def operate(directory: Path) -> None:
         with opened(directory / "file", os.O_RDWR | os.O_APPEND) as fd:
             calls.write(fd, memoryview(b"22"))
@@ -254,7 +254,7 @@ def test_of_several_writes_those_that_came_first_may_be_there_alone() -> None:
     assert found == every(*holding("file", b"11", b"112", b"1122", b"1", b"13", b"133"))
 
 
-def test_what_was_written_before_the_sync_stays() -> None:
+def test_content_written_before_a_sync_stays() -> None:
     def operate(directory: Path) -> None:
         with opened(directory / "file", FRESH) as fd:
             calls.write(fd, b"11")
@@ -265,7 +265,7 @@ def test_what_was_written_before_the_sync_stays() -> None:
     assert states(operate) == every({"file": b"11"}, {"file": b"112"}, {"file": b"1122"})
 
 
-def test_of_changed_names_any_subset_may_be_there() -> None:
+def test_any_subset_of_changed_names_may_be_on_the_disk() -> None:
     def operate(directory: Path) -> None:
         calls.unlink(directory / "old")
         calls.symlink("anywhere", directory / "new")
@@ -295,7 +295,7 @@ def test_a_rename_between_directories_is_never_half_done() -> None:
         assert states(operate_and_sync, prepare) == [after]
 
 
-def test_a_name_that_is_on_the_disk_has_its_inode_though_the_first_name_is_not() -> None:
+def test_a_name_on_the_disk_has_its_inode_even_if_its_first_name_is_not() -> None:
     def operate(directory: Path) -> None:
         write(directory / "here/draft", NEW)
         calls.rename(directory / "here/draft", directory / "there/file")
@@ -308,7 +308,7 @@ def test_a_name_that_is_on_the_disk_has_its_inode_though_the_first_name_is_not()
     assert states(operate, prepare) == [{"here": "directory", "there": "directory", "there/file": NEW}]
 
 
-def test_a_rename_of_what_is_not_there_does_not_happen() -> None:
+def test_a_rename_of_a_missing_name_does_not_happen() -> None:
     def operate(directory: Path) -> None:
         write(directory / "draft", NEW)
         calls.replace(directory / "draft", directory / "file")
@@ -317,7 +317,7 @@ def test_a_rename_of_what_is_not_there_does_not_happen() -> None:
     assert found == every({"file": OLD}, {"file": OLD, "draft": NEW}, {"file": NEW})
 
 
-def test_what_is_in_a_new_directory_needs_that_directory_s_name() -> None:
+def test_the_content_of_a_new_directory_needs_the_name_of_the_directory() -> None:
     def operate(directory: Path) -> None:
         calls.mkdir(directory / "sub")
         write(directory / "sub/file", NEW)
@@ -330,7 +330,7 @@ def test_what_is_in_a_new_directory_needs_that_directory_s_name() -> None:
     assert states(operate) == [whole]
 
 
-def test_a_directory_is_not_removed_before_what_was_in_it() -> None:
+def test_a_directory_is_not_removed_before_its_content() -> None:
     def prepare(directory: Path) -> None:
         (directory / "sub").mkdir()
         (directory / "sub/file").touch()
@@ -363,7 +363,7 @@ def test_a_rename_onto_the_same_inode_changes_nothing() -> None:
     assert states(operate, prepare) == [{"old": OLD, "new": OLD}]
 
 
-def test_a_rename_that_must_not_replace_waits_for_its_target_to_go() -> None:
+def test_a_rename_that_must_not_replace_happens_only_after_the_removal_of_its_target() -> None:
     def prepare(directory: Path) -> None:
         (directory / "old").write_bytes(OLD)
         (directory / "new").write_bytes(NEW)
@@ -397,7 +397,7 @@ def supported(call: Callable[[], object]) -> None:
         raise
 
 
-def test_a_clone_is_content_that_was_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clone_is_unsynced_content(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(target: int, source: int) -> None:  # memory file systems cannot clone
         os.write(target, os.read(source, 1000))
 
@@ -414,7 +414,7 @@ def test_a_clone_is_content_that_was_not_synced(monkeypatch: pytest.MonkeyPatch)
 # --- Recording ---------------------------------------------------------------------------------------
 
 
-def test_what_was_marked_has_been_promised_from_then_on() -> None:
+def test_a_mark_is_a_promise_from_then_on() -> None:
     def operate(directory: Path) -> None:
         for name in ("first", "second"):
             write(directory / name, name.encode())
@@ -427,14 +427,14 @@ def test_what_was_marked_has_been_promised_from_then_on() -> None:
     assert states(operate, after="second") == [{"first": b"first", "second": b"second"}]
 
 
-def test_sweeps_that_share_what_they_checked_check_it_once() -> None:
+def test_sweeps_that_share_checked_states_check_each_once() -> None:
     checked: set[Case] = set()
     first = power_cuts(Correct(), checked=checked)
     assert first.points == len(checked) > 0
     assert power_cuts(Correct(), checked=checked).points == 0
 
 
-def test_a_bug_is_found_only_after_the_mark_if_only_that_is_asked_for() -> None:
+def test_a_bug_is_found_only_after_the_mark_if_only_that_part_is_swept() -> None:
     class Marked(NoSync):
         def operate(self, directory: Path) -> None:
             super().operate(directory)
@@ -446,8 +446,8 @@ def test_a_bug_is_found_only_after_the_mark_if_only_that_is_asked_for() -> None:
     assert since_mark.violations
 
 
-def test_one_operation_may_go_on_where_another_one_died() -> None:
-    """The first dies between rename and sync; the second syncs, and that brings the first's name along."""
+def test_an_operation_may_continue_where_another_one_died() -> None:
+    """The first dies between rename and sync; the sync of the second makes the rename of the first durable too."""
 
     def operate(directory: Path) -> None:
         assert cut_short(lambda: Correct().operate(directory), Kill.AFTER, 5)
@@ -459,7 +459,7 @@ def test_one_operation_may_go_on_where_another_one_died() -> None:
     assert states(operate, Correct().prepare) == [{"file": NEW, "other": OLD}]
 
 
-def test_directories_that_were_opened_before_the_recording_are_known() -> None:
+def test_directories_opened_before_the_recording_are_recognised() -> None:
     class Held(Correct):
         fd = -1
 
@@ -481,7 +481,7 @@ def test_directories_that_were_opened_before_the_recording_are_known() -> None:
     report.require_clean(at_least=6)
 
 
-def test_what_happens_elsewhere_is_ignored(tmp_path: Path) -> None:
+def test_changes_outside_the_directory_are_ignored(tmp_path: Path) -> None:
     def operate(directory: Path) -> None:
         write(tmp_path / "draft", NEW)
         calls.rename(tmp_path / "draft", tmp_path / "file")
@@ -499,17 +499,17 @@ def test_what_happens_elsewhere_is_ignored(tmp_path: Path) -> None:
         lambda directory: (directory / "file").chmod(0o400),
     ],
 )
-def test_a_change_that_went_past_the_calls_is_found(change: Callable[[Path], object]) -> None:
+def test_a_change_that_bypasses_the_calls_is_found(change: Callable[[Path], object]) -> None:
     with pytest.raises(RuntimeError, match=r"changed without holdfast\.fs\.calls"):
         states(change, Correct().prepare)
 
 
-def test_every_call_that_changes_something_is_noted() -> None:
+def test_every_call_that_changes_something_is_recorded() -> None:
     nothing_on_disk = {"close", "flock", "flock_interruptible"}
     assert set(calls.CHANGING) == set(recorder.Recorder._NOTES) | nothing_on_disk
 
 
-def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
     if sys.platform != "win32":
         os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="only files, directories and symbolic links"):
@@ -531,7 +531,7 @@ def test_a_cap_is_never_silent() -> None:
         report.require_clean()
 
 
-def test_a_cap_leaves_the_need_for_a_sync_open() -> None:
+def test_a_capped_search_cannot_declare_a_sync_redundant() -> None:
     class Many(Correct):
         def operate(self, directory: Path) -> None:
             super().operate(directory)
@@ -543,7 +543,7 @@ def test_a_cap_leaves_the_need_for_a_sync_open() -> None:
         redundant_syncs(Many(), limit=64)
 
 
-# --- Anything that can be done -----------------------------------------------------------------------
+# --- Random operations -------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(["a", "b", "sub/a", "sub/b"])
 DONE = st.one_of(
@@ -568,12 +568,12 @@ def do(directory: Path, verb: str, *arguments: str | bytes) -> None:
             case _:
                 getattr(calls, verb)(*paths)
     except (FileNotFoundError, FileExistsError):
-        pass  # then nothing happened, and the recorder must know
+        pass  # nothing happened, and nothing may be recorded
 
 
 @settings(max_examples=rounds(150, least=25), deadline=None)
 @given(st.lists(DONE, max_size=8))
-def test_what_everybody_sees_is_always_possible_and_certain_once_all_is_synced(
+def test_the_visible_state_is_always_possible_and_certain_once_everything_is_synced(
     done: list[tuple[str, ...]],
 ) -> None:
     def prepare(directory: Path) -> None:

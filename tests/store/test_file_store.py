@@ -26,7 +26,7 @@ from holdfast.store.model import Create, Decision, Key, Replace, Store, View
 from holdfast.testing import Backend, Recipe, StoreContract, When
 from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
 from proof.effort import rounds
-from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
+from proof.linearizability import Accounts, Check, CheckResult, History, Operation, Register, check
 from proof.model import StoreSubject, run_state_machine
 from tests.store.storm import IsOver, Life, late_calls, storm
 
@@ -201,7 +201,7 @@ def judge_registers(history: list[Operation]) -> Check:
         by_key.setdefault(each.name.split()[1], []).append(plain(each))
     assert len(by_key) == len(ACCOUNTS)
     verdicts = [check(operations, Register(0)) for operations in by_key.values()]
-    return next((each for each in verdicts if each.verdict is not Verdict.LINEARIZABLE), verdicts[0])
+    return next((each for each in verdicts if each.result is not CheckResult.LINEARIZABLE), verdicts[0])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_broken_store_is_found(scratch: Path, broken: OpenStore) -> None:
             history = record(place, broken, act_on_accounts, RICH, kills=5, each=20)
         except AssertionError:  # the store failed outright
             return
-        found.append(judge_accounts(history).verdict)
-        if found[-1] is Verdict.NOT_LINEARIZABLE:
+        found.append(judge_accounts(history).result)
+        if found[-1] is CheckResult.NOT_LINEARIZABLE:
             return
     raise AssertionError(f"no violation was found: {found}")

@@ -12,7 +12,7 @@ import pytest
 from holdfast.store import postgres_sql as statements
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.served import CommitPlan, ServedStore, ServerEngine
-from proof.linearizability import Check, Operation, Verdict
+from proof.linearizability import Check, CheckResult, Operation
 from tests.store.test_file_store import (
     RICH,
     Act,
@@ -106,7 +106,7 @@ def test_a_broken_engine_is_found(
             )
         except AssertionError:  # the store failed outright
             return
-        found.append(judge_accounts(history).verdict)
-        if found[-1] is Verdict.NOT_LINEARIZABLE:
+        found.append(judge_accounts(history).result)
+        if found[-1] is CheckResult.NOT_LINEARIZABLE:
             return
     raise AssertionError(f"no violation was found: {found}")
