@@ -307,7 +307,7 @@ def test_an_unknown_suite_is_refused() -> None:
     result = subprocess.run([sys.executable, "-m", "bench", "nonsense"], cwd=ROOT, capture_output=True, text=True)
 
     assert result.returncode == 2
-    assert f"there is {', '.join(SUITES)}" in result.stderr
+    assert f"the suites are {', '.join(SUITES)}" in result.stderr
 
 
 # --- Starting up ------------------------------------------------------------------------------------
