@@ -143,9 +143,9 @@ def test_an_executed_program_inherits_no_descriptor(path: Path) -> None:
 WAITING = """
 import sys
 from holdfast.errors import LockTimeout
-from holdfast.locks import kernel_locks
-from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.file_lock import FileLocker, _import_for_waiting
 
+_import_for_waiting()
 before = set(sys.modules)
 try:
     FileLocker(0.01).lock_exclusive(sys.argv[1])

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +24,13 @@ from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
 
 if TYPE_CHECKING:
+    import subprocess
+    from typing import TypeAlias
+
     import psutil
     from click.shell_completion import CompletionItem
 
-Child = subprocess.Popen[bytes]
+    Child: TypeAlias = subprocess.Popen[bytes]
 
 FORWARDED = frozenset(
     number
@@ -93,6 +95,8 @@ if sys.platform in ("win32", "darwin"):
 
     def _wait(child: Child, check: Periodic | None) -> int:
         """Wait for the child, repeating the check; return its code."""
+        import subprocess
+
         while True:
             try:
                 return child.wait(check.every if check else None)
@@ -328,6 +332,8 @@ def end_like(ended: CommandExit) -> int:
 def _start(
     command: Sequence[str], mask: frozenset[int], environment: Mapping[str, str] | None, directory: Path | None
 ) -> Child:
+    import subprocess  # slow to load, and `status` does not need it
+
     try:
         return subprocess.Popen(
             command,

@@ -6,9 +6,9 @@ is ever written into the file, and it is never deleted, because others may be wa
 Promise: per file there is one exclusive holder or any number of shared ones at a time, across processes and
 threads. When a holder ends, however it ends, its lock is free.
 
-A free lock is taken with one system call and little code. `kernel_locks` (needed to wait) and
-`async_file_lock` (needed by coroutines) are imported on first use, because most programs never wait. The
-import happens without forks: a child forked during it would find the module half loaded.
+A free lock is taken with one system call and little code. The modules needed to wait and those needed by coroutines are
+imported on first use, because most programs never wait. The imports happen without forks: a child forked during one
+would wait for it forever.
 """
 
 from __future__ import annotations
@@ -214,8 +214,9 @@ class FileLocker:
 
     def _wait(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription:
         """Wait for the lock until `wait` is over, and count the time."""
-        with without_forks():
-            from holdfast.locks import kernel_locks
+        _import_for_waiting()
+        from holdfast.locks import kernel_locks
+
         started = monotonic()
         timed_out = False
         observation = self._observer(key, wait, shared=shared, fair=self.fair) if self._observer else None
@@ -292,6 +293,13 @@ class FileLocker:
             description.close()
         else:
             self._pool.give_back(description)
+
+
+def _import_for_waiting() -> None:
+    """Import everything that a wait or its time-out imports where it needs it."""
+    with without_forks():
+        for module in ("datetime", "signal", "holdfast.fs.native", "holdfast.locks.kernel_locks"):
+            __import__(module)
 
 
 def _queue(key: str) -> str:

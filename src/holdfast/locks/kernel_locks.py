@@ -2,16 +2,12 @@
 
 The lock file itself, which may be any file, records nothing. The kernel knows its holders, other programs included.
 Only Linux lists locks (/proc/locks); elsewhere the answer is None.
-
-`file_lock` imports this module before its first wait, and with it everything that waiting needs.
 """
 
 from __future__ import annotations
 
-import datetime as _datetime  # noqa: F401 - for `format_instant`, which imports it when it is first called
 import functools
 import os
-import signal as _signal  # noqa: F401 - for `flock_wait`, which must not import while it waits
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -21,7 +17,6 @@ from typing import NamedTuple
 from holdfast.clock import format_ago, format_duration, format_instant
 from holdfast.errors import LockTimeout
 from holdfast.fs import calls
-from holdfast.fs import native as _native  # noqa: F401 - likewise
 from holdfast.fs.mounts import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
 from holdfast.locks.flock import OpenFileDescription
