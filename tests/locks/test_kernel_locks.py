@@ -36,6 +36,19 @@ def test_the_process_that_took_a_lock_is_its_holder(lock: Path) -> None:
     assert held_flocks({inode}) == []
 
 
+def test_an_entry_that_the_kernel_lists_twice_is_one_lock(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is read page by page: an entry moves to the next page when others are inserted before it."""
+
+    def shifted(path: str, most: int) -> bytes:
+        content = read_small(path, most)
+        return 2 * content if path == "/proc/locks" else content
+
+    read_small = calls.read_small
+    with FileLocker().lock_exclusive(lock):
+        monkeypatch.setattr(calls, "read_small", shifted)
+        assert held_flocks({inode_of(lock)}) == [HeldFlock(inode_of(lock), False, (os.getpid(),))]
+
+
 def test_every_process_that_shares_a_lock_is_a_holder(lock: Path) -> None:
     def share(line: Line) -> None:
         with FileLocker().lock_shared(lock):

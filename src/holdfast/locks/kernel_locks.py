@@ -156,17 +156,19 @@ def is_holding(group: int) -> bool:
     return False
 
 
-def _flocks() -> list[list[str]]:
+def _flocks() -> list[tuple[str, ...]]:
     """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter. `1: FLOCK ADVISORY
-    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter."""
-    found = []
+    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
+
+    The kernel counts the entries anew for every page of the list, so one may come twice while others change."""
+    found: dict[tuple[str, ...], None] = {}
     for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields
         if len(fields) >= 5 and fields[0] == "FLOCK":
-            found.append([*fields, "waiting" if waiting else ""])
-    return found
+            found[(*fields, "waiting" if waiting else "")] = None
+    return [*found]
 
 
 def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
@@ -194,7 +196,7 @@ def _descriptors(pid: int, inodes: Container[int]) -> Iterator[str]:
                 yield name
 
 
-def _describe(fields: list[str]) -> FileLockHolder:
+def _describe(fields: tuple[str, ...]) -> FileLockHolder:
     shared, waiting = fields[2] == "READ", fields[-1] == "waiting"
     pid = int(fields[3])
     process = identity.find_process(pid) if pid > 0 else None
