@@ -88,6 +88,7 @@ def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
         return []
     try:
         flocks = [fields for fields in _flocks() if fields[4] in inodes and fields[-1] != "waiting"]
+        flocks = [*dict.fromkeys(flocks)]  # read page by page: one may come twice while others come and go
     except OSError:
         return []
     found = []
@@ -158,17 +159,15 @@ def is_holding(group: int) -> bool:
 
 def _flocks() -> list[tuple[str, ...]]:
     """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter. `1: FLOCK ADVISORY
-    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
-
-    The kernel counts the entries anew for every page of the list, so one may come twice while others change."""
-    found: dict[tuple[str, ...], None] = {}
+    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter."""
+    found = []
     for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields
         if len(fields) >= 5 and fields[0] == "FLOCK":
-            found[(*fields, "waiting" if waiting else "")] = None
-    return [*found]
+            found.append((*fields, "waiting" if waiting else ""))
+    return found
 
 
 def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
