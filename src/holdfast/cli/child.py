@@ -231,8 +231,8 @@ class ProcessTree:
     """A command and its descendants, as far as they can be found. Loads psutil late: that takes time."""
 
     _PAUSE = 0.05
-    _LAST_ROUNDS = 20
-    _CLEAN_SCANS = 2  # a scan is no snapshot: it may miss a process that another one starts and leaves meanwhile
+    _GRACE_AFTER_KILL = 1.0
+    _CLEAN_SCANS = 2  # a scan is no snapshot: it can miss a process that is just being started
 
     def __init__(self, child: Child, mark: Mark | None = None) -> None:
         self._child = child
@@ -241,35 +241,32 @@ class ProcessTree:
 
     def end(self, grace: float) -> None:
         """Terminate all of them; kill those that are left after `grace` seconds."""
-        deadline = time.monotonic() + grace
-        asked: set[psutil.Process] = set()
-        clean = 0
         self._find()
         with contextlib.suppress(OSError):
             self._child.terminate()
+        if not self._signal_until_gone(lambda process: process.terminate(), grace):
+            self._child.kill()
+            self._signal_until_gone(lambda process: process.kill(), self._GRACE_AFTER_KILL)
+            self._child.wait()
+
+    def _signal_until_gone(self, signal_it: Callable[[psutil.Process], None], grace: float) -> bool:
+        """Signal each process that is found, once. True when several scans in a row have found none alive."""
+        import psutil
+
+        deadline = time.monotonic() + grace
+        signalled: set[psutil.Process] = set()
+        clean = 0
         while clean < self._CLEAN_SCANS:
-            for each in self._alive() - asked:
-                self._send(each.terminate)
-                asked.add(each)
+            for each in self._alive() - signalled:
+                with contextlib.suppress(psutil.Error):  # it has ended, or has privileges that we lack
+                    signal_it(each)
+                signalled.add(each)
             if time.monotonic() >= deadline:
-                break
+                return False
             time.sleep(self._PAUSE)
             self._find()
             clean = 0 if self._child.poll() is None or self._alive() else clean + 1
-        else:
-            return
-        self._child.kill()
-        clean = 0
-        for _ in range(self._LAST_ROUNDS):
-            self._find()
-            left = self._alive()
-            for each in left:
-                self._send(each.kill)
-            clean = 0 if left else clean + 1
-            if clean == self._CLEAN_SCANS:
-                break
-            time.sleep(self._PAUSE)
-        self._child.wait()
+        return True
 
     def _find(self) -> None:
         """Add the descendants of the processes that are known, and the processes that carry the mark."""
@@ -302,12 +299,6 @@ class ProcessTree:
             return False
 
         return set(filter(is_alive, self._known.values()))
-
-    def _send(self, signal_it: Callable[[], None]) -> None:
-        import psutil
-
-        with contextlib.suppress(psutil.Error):  # it has ended, or has privileges that we lack
-            signal_it()
 
 
 def end_like(ended: CommandExit) -> int:

@@ -65,8 +65,6 @@ def restore(
       holdfast restore head~1 --inplace --reason "went wrong" --dry-run
       holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
-    from holdfast.fs.names import shortened
-
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
     if not inplace:
@@ -79,7 +77,21 @@ def restore(
     how = _restore_options(**only_inplace)
     if dry_run:
         _show_plan(output, opened, found, how)
-        return
+    else:
+        _restore_in_place(output, opened, found, how, lock_id=lock_id, wait=wait)
+
+
+def _restore_in_place(
+    output: Output,
+    opened: OpenedRepository,
+    found: Descriptor,
+    how: RestoreOptions,
+    *,
+    lock_id: str | None,
+    wait: float | None,
+) -> None:
+    from holdfast.fs.names import shortened
+
     opened.repository.snapshots.check_restore(opened.worktree, how)  # before a lease is acquired
     inside = how.path is None and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
