@@ -298,7 +298,8 @@ def test_a_process_that_held_a_claim_itself_and_was_killed_is_reported_dead(busy
         assert library.stdout is not None
         assert library.stdout.readline() == "held\n"
         with Running("issue", "work", "--next", "--repo", busy, "--", "sleep", "99") as worker:
-            wait_until(lambda: "issue" in str(list(holdings(busy))))
+            # The lock files that the worker takes before it claims have `issue` in their names too.
+            wait_until(lambda: any(name.startswith("issue ") for name in holdings(busy)))
             assert the_only(busy, "issue")["liveness"] == "alive"
             assert the_only(busy, "claim")["liveness"] == "alive"
             worker.kill()
