@@ -105,6 +105,20 @@ def wait_until_idle(pid: int) -> None:
         time.sleep(0.1)
 
 
+def stop_between_commits(pid: int) -> None:
+    """Stop a process while it holds no file lock: stopped in the middle of a commit, it would block other writers."""
+    process = psutil.Process(pid)
+    while True:
+        process.suspend()
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+        if all(
+            line.split()[4] != str(pid) for line in Path("/proc/locks").read_text().splitlines() if "->" not in line
+        ):
+            return
+        process.resume()
+        time.sleep(0.01)
+
+
 class Running:
     """A command in the background. Leaving the block kills it if it still runs."""
 

@@ -14,7 +14,18 @@ import pytest
 
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
-from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until, wait_until_idle
+from tests.cli.commands import (
+    HOLDFAST,
+    Running,
+    data,
+    envelope,
+    error,
+    holdfast,
+    python,
+    stop_between_commits,
+    wait_until,
+    wait_until_idle,
+)
 from tests.repository.stages import files_kept
 
 if sys.platform == "win32":
@@ -171,7 +182,7 @@ def test_an_agent_paused_past_its_lease_publishes_nothing_when_it_resumes(shop: 
         *program,
     ) as slow:
         assert slow.hear() == "at work"
-        slow.send(signal.SIGSTOP)
+        stop_between_commits(slow.pid)
         wait_until(
             lambda: (
                 holdfast(

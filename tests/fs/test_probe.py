@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,21 @@ def test_a_lock_that_does_not_exclude_is_found(tmp_path: Path, monkeypatch: pyte
     assert not find_capabilities(tmp_path).flock
     with pytest.raises(FilesystemUnsafe, match="do not exclude other processes"):
         require_safe(tmp_path)
+
+
+def test_a_process_that_another_thread_starts_meanwhile_does_not_look_like_a_lock_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = getattr(calls, "flock")  # noqa: B009 (absent on Windows)
+    with contextlib.ExitStack() as started:
+
+        def flock_and_start(fd: int, operation: int) -> None:
+            flock(fd, operation)
+            sleeper = started.enter_context(subprocess.Popen(["sleep", "99"], pass_fds=[fd]))
+            started.callback(sleeper.kill)
+
+        monkeypatch.setattr(calls, "flock", flock_and_start)
+        assert find_capabilities(tmp_path).flock
 
 
 def test_a_rename_that_replaces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

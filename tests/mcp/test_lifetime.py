@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
-from tests.cli.commands import environment, holdfast, wait_until
+from tests.cli.commands import environment, holdfast, stop_between_commits, wait_until
 from tests.mcp.clients import Agent, connected, make_repo, run, send, server_pid
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -109,7 +109,7 @@ def test_a_client_that_lost_everything_can_take_it_again(repo: Path) -> None:
     async def test() -> None:
         async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "1s")
-            send(server_pid(lease), "SIGSTOP")
+            stop_between_commits(server_pid(lease))
             wait_until_all_has_expired(repo, taken)
             send(server_pid(lease), "SIGCONT")
             again, more = await take_both(agent, "10m")
@@ -173,7 +173,7 @@ def test_a_server_whose_work_was_taken_over_is_refused_by_its_tokens(repo: Path)
     async def test() -> None:
         async with connected(cwd=repo) as agent:
             lease, taken = await take_both(agent, "1s")
-            send(server_pid(lease), "SIGSTOP")
+            stop_between_commits(server_pid(lease))
             wait_until_all_has_expired(repo, taken)
             async with connected(cwd=repo, name="thief") as other:
                 stolen = await other("take_lease", ttl="10m")

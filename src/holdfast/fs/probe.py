@@ -218,6 +218,7 @@ def _excludes_processes(path: Path) -> bool:
     with opened(path, os.O_RDWR) as fd:
         if not _works(lambda: _lock(fd)) or _other_process_gets(path):
             return False
+        _unlock(fd)  # closing is not enough: a process that another thread is starting has the descriptor too
     return _other_process_gets(path)
 
 
@@ -230,6 +231,17 @@ def _lock(fd: int) -> None:
         import fcntl
 
         calls.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(fd: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        calls.flock(fd, fcntl.LOCK_UN)
 
 
 def _other_process_gets(path: Path) -> bool:
