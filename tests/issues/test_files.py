@@ -14,10 +14,11 @@ import pytest
 from holdfast.errors import Corrupt
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
-from holdfast.issues.model import GateStatus, State
+from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
+from proof.interpose import Attempt, interposed
 from tests.issues.trackers import create_issues, events_of, problems, tracker_at
 from tests.locks.workers import Line, Workers, wait_until
 
@@ -231,6 +232,42 @@ def test_an_unreadable_issue_is_reported_and_never_silently_skipped(
             act()
     assert (scratch / f".jit/issues/{b}.json").read_bytes() == content
     assert any(each.startswith("unreadable") for each in problems(tracker))
+
+
+def dangling(root: Path) -> list[str]:
+    """Names in the files that lead nowhere, for a program that knows only the files."""
+    issues = [json.loads(path.read_text()) for path in root.glob(".jit/issues/*.json")]
+    named = [on for issue in issues for on in issue["dependencies"]] + written(root / ".jit/index.json")["all_ids"]
+    return [each for each in named if not (root / f".jit/issues/{each}.json").exists()]
+
+
+@pytest.mark.parametrize("operation", ["break down", "import", "delete"])
+def test_other_programs_never_see_an_issue_that_names_missing_ones(scratch: Path, operation: str) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    whole = Issue(id="zzzz", title="whole")
+    parts = [NewIssue(title=f"part {number}") for number in range(12)]
+    chain = [Issue(id=f"i{n:02}", title="link", dependencies=(f"i{n - 1:02}",) if n else ()) for n in range(12)]
+    if operation != "import":
+        tracker.adopt([whole])
+    if operation == "delete":
+        tracker.break_down("zzzz", parts)
+    looks = []
+
+    def look(attempt: Attempt) -> object:
+        result = attempt.perform()
+        looks.append(dangling(scratch))
+        return result
+
+    with interposed(look, ("link", "replace", "unlink")):
+        if operation == "break down":
+            tracker.break_down("zzzz", parts)
+        elif operation == "import":
+            tracker.adopt(chain[::-1])
+        else:
+            tracker.delete(tracker.issue("zzzz").dependencies[0])
+    assert len(looks) > 3
+    assert not any(looks), f"an issue named {next(filter(None, looks))}"
 
 
 # --- Events -----------------------------------------------------------------------------------------

@@ -198,15 +198,12 @@ def in_order(planned: list[Planned]) -> list[Planned]:
     """The changes in the order of applying: referenced documents before those that refer to them, removals last.
 
     Documents that refer to others (an index) come early in lock order, and those they refer to later. So documents are
-    put in reverse lock order, appends follow as they came, and removals go in lock order.
+    put in reverse lock order of their kinds, and those of one kind as they were decided: the parts of an issue before
+    the whole. Appends follow as they came, and removals go in lock order.
     """
-
-    def rank(each: Planned) -> tuple[int, str]:
-        return each.location.rank
-
-    puts = sorted((each for each in planned if each.operation == "put"), key=rank, reverse=True)
+    puts = sorted((each for each in planned if each.operation == "put"), key=lambda each: -each.location.rank[0])
     appends = [each for each in planned if each.operation == "append"]
-    removals = sorted((each for each in planned if each.operation == "remove"), key=rank)
+    removals = sorted((each for each in planned if each.operation == "remove"), key=lambda each: each.location.rank)
     return [*puts, *appends, *removals]
 
 
