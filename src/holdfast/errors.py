@@ -465,6 +465,17 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
     hint = "The disk reported an error while syncing. Check its health before you rely on it."
 
 
+class NotApplied(UserWarning):
+    """A commit is decided, but not in its files yet. It is no failure: Holdfast shows it everywhere from now on."""
+
+    def __init__(self, commit_id: str, error: Exception) -> None:
+        super().__init__(
+            f"the change is decided, but not in all of its files yet: {error}. Do not repeat it: Holdfast shows it as "
+            "made, and the next command that changes one of these files completes it. Other programs see it only then."
+        )
+        self.commit_id = commit_id
+
+
 class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUPTED, retryable=True):
     """The user ended the command."""
 

@@ -61,7 +61,6 @@ MEANINGS: dict[Severity, dict[str, str]] = {
     Severity.ERROR: {
         "audit-broken": "It was edited, or the disk is faulty. Entries from there on prove nothing.",
         "check-failed": "Its findings are unknown.",
-        "commit-blocked": "Readers see it applied; changes to its documents are refused.",
         "descriptor-missing": "Its files still exist, but it cannot be listed or restored.",
         "document-corrupt": "The record cannot be understood. Nothing that depends on it was examined.",
         "filesystem-unsafe": "Two processes may hold one lock, or a power cut may lose acknowledged writes.",
@@ -78,6 +77,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "clock-behind": "This machine's clock is behind, or another's is ahead. Leases and retention last longer.",
         "clock-differs": "Leases use the store's clock. Times printed by this machine are off.",
         "collection-unfinished": "Its process died. Marked snapshots cannot be referred to or restored.",
+        "commit-conflict": "The other program's content stands. The rest of the commit was applied.",
         "commit-unfinished": "Readers see it applied. The next change to its documents applies it on disk.",
         "control-file-in-payload": "Commands may take it for the repository. Every snapshot contains it.",
         "disk-full": "Snapshots and new leases fail. Existing content is safe; renew, release and gc use the reserve.",
@@ -108,6 +108,7 @@ REMEDIES = {
     "clock-behind": "synchronise the clocks, preferably with a time server",
     "clock-differs": "set the clock of this machine or of the server",
     "collection-unfinished": "finish it if it was decided; otherwise unmark the snapshots",
+    "commit-conflict": "compare both, make the change again if it is needed, and remove the file",
     "commit-unfinished": "apply it",
     "control-file-in-payload": "it is in your worktree; move it away if it is not yours",
     "descriptor-missing": "restore the descriptor from a backup; its tree is kept as it is",

@@ -146,9 +146,10 @@ class Scenario:
         assert content == json.dumps(record, separators=(",", ":"), ensure_ascii=False), "not in compact form"
         lines = []
         for step in record["steps"]:
-            written = step["content"].splitlines()
-            lines += [json.dumps({**step, "content": "..."}), *(f"| {line}" for line in written)]
-        return self.normal("\n".join([json.dumps({**record, "steps": "..."}), *lines])).splitlines()
+            shown = {name: "..." if name in ("content", "old") else value for name, value in step.items()}
+            lines += [json.dumps(shown), *(f"| {line}" for line in step.get("content", "").splitlines())]
+        shown = {name: value if name == "id" else "..." for name, value in record.items()}
+        return self.normal("\n".join([json.dumps(shown), *lines])).splitlines()
 
     def record_files(self, *directories: Path) -> None:
         """Record the kind, mode and path of everything below, then the contents of all files except payloads."""

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Blocked, Corrupt, Failure, NotFound
+from holdfast.errors import Blocked, Corrupt, NotFound
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.exchange import exported
-from holdfast.issues.model import Issue, State
+from holdfast.issues.model import Issue, Priority, State
 from holdfast.issues.tracker import Query, Tracker, Update, find
 from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore
-from holdfast.store.intents import Intent, Intents, Step
-from holdfast.store.layout import Layout
+from holdfast.store.intents import Intent, Step
+from holdfast.store.layout import OpenDirectories
 from tests.issues.trackers import claim_id_of, tracker_at
 
 BASE, BROKEN, WAITING, FREE = "base", "torn", "waiting", "free"
@@ -313,7 +313,8 @@ def leave_unfinished_commit(tracker: Tracker, scratch: Path) -> None:
         content = path.read_text().replace('"priority": "normal"', '"priority": "high"')
         version = tracker.document(issue_id).version
         steps.append(Step(f"jit/issues/{issue_id}", "put", content, before=version))
-    Intents(store._root, Layout()).publish(Intent(DEAD, tuple(steps)))
+    with OpenDirectories(store._directories) as opened:
+        store._intents.publish(Intent(DEAD, tuple(steps)), opened)
 
 
 def test_a_commit_whose_writer_died_is_found_and_finished(tracker: Tracker, scratch: Path) -> None:
@@ -327,28 +328,16 @@ def test_a_commit_whose_writer_died_is_found_and_finished(tracker: Tracker, scra
     assert '"priority": "high"' in (scratch / f".jit/issues/{FREE}.json").read_text()
 
 
-def test_a_commit_that_conflicts_with_another_program_is_found_and_not_finished(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_a_commit_that_conflicts_with_another_program_blocks_nothing(tracker: Tracker, scratch: Path) -> None:
     leave_unfinished_commit(tracker, scratch)
     path = scratch / f".jit/issues/{FREE}.json"
     changed = path.read_text().replace('"title": "free"', '"title": "by hand"')
     path.write_text(changed)
-    intent = scratch / f".holdfast/intents/{DEAD}.json"
 
-    for found in ([*examine(tracker)], [*repair(tracker)]):
-        [finding] = found
-        assert (finding.code, finding.fixable) == ("commit blocked", False)
-        assert str(path) in finding.message
-        assert "remove the intent" in finding.remedy
-    assert path.read_text() == changed
-    assert intent.exists()
-    with pytest.raises(Failure, match=DEAD):
-        tracker.claims.take_next(tracker.claims.request())
-
-    intent.unlink()  # as the hint says
-    assert examine(tracker) == []
+    assert [each.code for each in examine(tracker)] == ["commit unfinished"]
+    assert tracker.claims.take_next(tracker.claims.request()).issue.priority is Priority.HIGH
     assert tracker.issue(FREE).title == "by hand"
+    assert examine(tracker) == []
 
 
 def test_a_commit_already_marked_as_done_blocks_nothing(tracker: Tracker, scratch: Path) -> None:

@@ -28,8 +28,8 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.retention import PLANS, PlanState
 from holdfast.store.files import FileStore
-from holdfast.store.intents import Intent, Intents, Step
-from holdfast.store.layout import Layout
+from holdfast.store.intents import Intent, Step
+from holdfast.store.layout import Layout, OpenDirectories
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace
 from tests.repository.kept import keep, line_of, snapshots_of
 
@@ -85,15 +85,20 @@ def unfinished_commit(context: RepositoryContext) -> None:
     plan = gc_plan.propose(context, store=False).plan
     content = msgspec.json.encode(plan).decode() + "\n"
     steps = (Step("jvs/plans/x1", "put", content), Step("jvs/plans/x2", "put", content))
-    Intents(store._root, Layout()).publish(Intent("dead", steps))
+    with OpenDirectories(store._directories) as opened:
+        store._intents.publish(Intent("dead", steps), opened)
 
 
-def blocked_commit(context: RepositoryContext) -> None:
-    """An unfinished commit, and a file of another program at the path of one of its documents."""
+def conflicting_commit(context: RepositoryContext) -> None:
+    """A commit that was finished around a file of another program at the path of one of its documents."""
     unfinished_commit(context)
     place = context.paths.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text("{}")
+    place.write_text(msgspec.json.encode(gc_plan.propose(context, store=False).plan).decode())
+    files = context.store.files
+    assert files is not None
+    files.finish_commits(files.unfinished_commits())
+    assert (context.paths.root / Layout().locate("jvs/plans/x1").path).exists()
 
 
 def unfinished_operation(context: RepositoryContext) -> None:
@@ -333,7 +338,7 @@ def open_to_all(context: RepositoryContext) -> None:
 WARNING, ERROR, NOTE = "warning", "error", "note"
 ALL: dict[str, Damage] = {
     "unfinished commit": Damage(unfinished_commit, "commit-unfinished", WARNING, True),
-    "blocked commit": Damage(blocked_commit, "commit-blocked", ERROR, False),
+    "conflicting commit": Damage(conflicting_commit, "commit-conflict", WARNING, False),
     "unfinished operation": Damage(unfinished_operation, "operation-unfinished", WARNING, True),
     "undecided collection": Damage(undecided_collection, "collection-unfinished", WARNING, True),
     "decided collection": Damage(decided_collection, "collection-unfinished", WARNING, True),

@@ -17,6 +17,8 @@ import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.tracker import Update
 from holdfast.repository import gc
 from holdfast.repository.context import MAIN
 from holdfast.repository.gc_plan import propose, set_policy
@@ -26,6 +28,7 @@ from holdfast.repository.retention import Policy
 from holdfast.trees.verify import verify
 from proof.interpose import Attempt, interposed
 from tests.cli.commands import error, holdfast
+from tests.issues.trackers import problems, tracker_at
 from tests.repository import damage
 from tests.repository.stages import events, files_in, put_files, unprobed
 from tests.support.loop_mounts import LoopMount, run
@@ -106,6 +109,34 @@ def test_gc_frees_space_on_a_full_disk_and_leases_can_be_released(loop_mount: Mo
         descriptor = repository.snapshots.named("head")
         assert list(verify(repository.context.paths.tree(newest), descriptor.payload_hash)) == []
         assert "lock_released" in [each.event for each in events(repository)]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+@pytest.mark.sampled(1)
+def test_a_change_that_succeeds_on_a_nearly_full_disk_is_in_the_file(loop_mount: Mount, kind: str) -> None:
+    disk = loop_mount(kind).path
+    tracker = tracker_at(disk)
+    tracker.initialise()
+    issue_id = tracker.create(NewIssue(title="first")).id
+    fill_to_the_last_byte(disk)
+    outcomes = []
+    for number, path in enumerate(sorted((disk / "ballast").iterdir(), key=lambda each: each.stat().st_size)):
+        path.unlink()  # perhaps a block
+        run("sync")
+        outcomes.append(True)
+        try:
+            tracker.update(issue_id, Update(title=f"attempt {number}"))
+        except IoFailure as failure:
+            outcomes[-1] = failure.facts["errno"] != errno.ENOSPC
+        title = json.loads((disk / f".jit/issues/{issue_id}.json").read_text())["title"]
+        assert (title == f"attempt {number}") is outcomes[-1], f"{title!r} after {outcomes}"
+        if sum(outcomes) == 3:
+            break
+    assert not outcomes[0]
+    assert outcomes[-1]
+    shutil.rmtree(disk / "ballast")
+    tracker.update(issue_id, Update(title="enough"))
+    assert problems(tracker) == []
 
 
 def test_a_worktree_can_be_removed_from_a_full_disk(loop_mount: Mount) -> None:

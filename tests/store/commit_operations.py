@@ -30,8 +30,8 @@ class Operation(NamedTuple):
     named: Sequence[Named]
     decide: Callable[[View], Sequence[Change]]
 
-    def run(self, store: FileStore) -> None:
-        store.transact(self.named, lambda view, now: Decision(self.decide(view), None))
+    def run(self, store: FileStore, commit_id: str | None = None) -> None:
+        store.transact(self.named, lambda view, now: Decision(self.decide(view), None), commit_id=commit_id)
 
     def applied_to(self, world: World) -> World:
         return world.changed(self.decide(world.view(self.named)))

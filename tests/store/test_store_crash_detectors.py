@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.store import files, intents, streams
+from holdfast.store import files, intents, recovery, streams
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
 from holdfast.store.layout import INTENTS, Kind, Location, OpenDirectories
@@ -92,32 +92,32 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
 
 
 def intent_dropped_before_it_is_applied(plant: pytest.MonkeyPatch) -> None:
-    apply, drop = Intents.apply, Intents._drop
+    apply, drop = Intents.apply, Intents.drop
 
-    def dropping_first(self: Intents, intent: Intent) -> list[int]:
+    def dropping_first(self: Intents, intent: Intent, opened: OpenDirectories) -> list[int]:
         drop(self, intent)
-        return apply(self, intent)
+        return apply(self, intent, opened)
 
-    plant.setattr(Intents, "_drop", lambda self, intent: None)
+    plant.setattr(Intents, "drop", lambda self, intent, keep=False: None)
     plant.setattr(Intents, "apply", dropping_first)
 
 
 def intent_not_dropped_durably(plant: pytest.MonkeyPatch) -> None:
-    def drop(self: Intents, intent: Intent) -> None:
+    def drop(self: Intents, intent: Intent, *, keep: bool = False) -> None:
         with self._root.beneath(INTENTS) as directory:
             durable.remove_in(directory, f"{intent.id}.json", durable=False)
 
-    plant.setattr(Intents, "_drop", drop)
+    plant.setattr(Intents, "drop", drop)
 
 
 def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
     """Durably, but before that, another process sees no intent and does not wait for the removal."""
 
-    def drop(self: Intents, intent: Intent) -> None:
+    def drop(self: Intents, intent: Intent, *, keep: bool = False) -> None:
         with self._root.beneath(INTENTS) as directory:
             durable.remove_in(directory, f"{intent.id}.json")
 
-    plant.setattr(Intents, "_drop", drop)
+    plant.setattr(Intents, "drop", drop)
 
 
 def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
@@ -125,19 +125,21 @@ def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
 
 
 def names_synced_only_at_the_end(plant: pytest.MonkeyPatch) -> None:
-    def publish(prepared: list[intents._Prepared]) -> list[object]:
+    def publish(preparing: Iterable[intents.Prepared]) -> list[object]:
+        prepared = list(preparing)
         results = [each.publish() for each in prepared]
         for directory in {id(each.directory): each.directory for each in prepared}.values():
             if directory is not None:
                 durable.sync_names(directory)
         return results
 
-    plant.setattr(intents, "_publish", publish)
+    plant.setattr(intents, "publish_all", publish)
+    plant.setattr(recovery, "publish_all", publish)
 
 
 def readers_ignore_intents(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(FileStore, "_pending_steps", lambda self, name: [])
-    plant.setattr(FileStore, "_pending_members", lambda self, family: {})
+    plant.setattr(Intents, "pending_steps", lambda self, name: [])
+    plant.setattr(Intents, "pending_members", lambda self, family: {})
 
 
 def several_changes_without_an_intent(plant: pytest.MonkeyPatch) -> None:
@@ -164,14 +166,13 @@ def unfinished_intents_ignored(plant: pytest.MonkeyPatch) -> None:
 
 
 def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
-    def finish(self: Intents, intent: Intent) -> None:
+    def needs_applying(self: Intents, intent: Intent) -> bool:
         with self._root.beneath(INTENTS) as directory:
             pending = directory.status(f"{intent.id}.json") is not None
             durable.remove_in(directory, f"{intent.id}.done", durable=False)
-        if pending:
-            self.apply(intent)
+        return pending
 
-    plant.setattr(Intents, "finish", finish)
+    plant.setattr(Intents, "needs_applying", needs_applying)
 
 
 def settled_only_once(plant: pytest.MonkeyPatch) -> None:
@@ -193,7 +194,7 @@ def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
 
 
 def lines_of_dead_processes_not_synced(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(intents, "_write_again", lambda directory, place, lines, at: None)
+    plant.setattr(recovery, "_overwrite", lambda directory, place, at, content: None)
 
 
 def truncation_of_a_line_not_durable(plant: pytest.MonkeyPatch) -> None:
@@ -209,12 +210,7 @@ def error_after_the_commit_point_reported_as_failure(plant: pytest.MonkeyPatch) 
 
 
 def drafts_left_by_a_failed_commit(plant: pytest.MonkeyPatch) -> None:
-    prepare = intents._prepare
-
-    def untidy(*arguments: Any, **options: Any) -> intents._Prepared:
-        return prepare(*arguments, **options)._replace(discard=lambda: None)
-
-    plant.setattr(intents, "_prepare", untidy)
+    plant.setattr(Intents, "discard_drafts", lambda self, intent, opened: None)
 
 
 def batch_published_before_its_intent_is_durable(plant: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Failure
+from holdfast.errors import Failure, NotApplied
 from holdfast.fs import calls
 from holdfast.store import intents
 from holdfast.store.files import FileStore
-from proof.crash import Attempt, Fault, Report, error_points, fresh, interposed, kill_points, scratch
+from proof.crash import (
+    Attempt,
+    Ending,
+    Fault,
+    Outcome,
+    Report,
+    error_points,
+    fresh,
+    interposed,
+    kill_points,
+    mark,
+    scratch,
+)
 from proof.effort import SHARE, chosen, rounds
 from proof.powercut import Case, power_cuts
 from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
@@ -28,10 +42,11 @@ from tests.store.commit_scenarios import (
     after_deaths,
     after_faults,
     death_points,
+    difference,
     leftovers,
     manual_steps,
 )
-from tests.store.worlds import GATES, Named, drafts_left
+from tests.store.worlds import GATES, Named, drafts_left, seen_in_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be synced")
 
@@ -236,6 +251,57 @@ def test_a_commit_that_is_synced_all_at_once_is_just_as_safe(monkeypatch: pytest
     count("errors", error_points(case, share=SHARE), at_least=100)
     sweep.count(power_cuts(case, checked=sweep.checked, share=SHARE), at_least=10)
     sweep.count(after_deaths(case, touching(case.named), sweep.checked, share=SHARE), at_least=100)
+
+
+# --- What a success means ----------------------------------------------------------------------------
+
+
+class TruthfulCase(CommitCase):
+    """A commit that succeeds is in the files, or the caller is told that it is not yet."""
+
+    def operate(self, directory: Path) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", NotApplied)
+            super().operate(directory)
+        for each in caught:
+            assert isinstance(each.message, NotApplied)
+            mark("not applied")
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        if outcome.ending is Ending.SUCCEEDED and not outcome.marks:
+            found = seen_in_files(directory, self.named)
+            assert found == self.new, f"a success that is not in the files: {difference(found, [self.new])}"
+        super().check(directory, outcome)
+
+
+@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "transfer", "take a snapshot"])
+@pytest.mark.sampled(1)
+def test_a_success_is_in_the_files_or_the_caller_is_told(name: str) -> None:
+    case = TruthfulCase(ALL[name].history, ALL[name].operation)
+    count("errors", error_points(case, (errno.ENOSPC, errno.EIO), share=SHARE), at_least=50)
+
+
+def test_documents_need_no_space_once_a_commit_is_decided(tmp_path: Path) -> None:
+    """So on a full disk a commit fails, or its documents are in place."""
+    case = ALL["create an issue"]
+    decided: list[object] = []
+    case.prepare(tmp_path)
+
+    def full_from_the_commit_point_on(attempt: Attempt) -> object:
+        if decided and (attempt.name == "write" or attempt.flags & os.O_CREAT):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        result = attempt.perform()
+        if attempt.name == "link" and str(attempt.arguments[1]).endswith("first.json"):
+            decided.append(result)
+        return result
+
+    with interposed(full_from_the_commit_point_on), FileStore(tmp_path) as store, pytest.warns(NotApplied) as told:
+        case.operation.run(store, commit_id="first")
+    assert "No space left" in str(told[0].message)
+    assert seen_in_files(tmp_path, case.named).documents == case.new.documents
+    with FileStore(tmp_path) as store:
+        looking(case.named).run(store)
+    assert seen_in_files(tmp_path, case.named) == case.new
 
 
 # --- Locks, and the totals ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ a pointer must never dangle, for any reader at any moment.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -154,6 +155,13 @@ def intents_left(directory: Path) -> list[str]:
 def drafts_left(directory: Path) -> list[str]:
     """Drafts that nobody removed."""
     return sorted(path.name for path in directory.rglob(".*.tmp"))
+
+
+def drafts_needed(directory: Path) -> set[str]:
+    """Drafts of commits that are decided but not applied."""
+    intents = [json.loads(_content(f"{directory}/{INTENTS}/{name}") or b"") for name in intents_left(directory)]
+    marks = tuple(f"-{each['drafts']}.tmp" for each in intents if "drafts" in each)
+    return {name for name in drafts_left(directory) if name.endswith(marks)}
 
 
 def _names(directory: Path) -> list[str]:

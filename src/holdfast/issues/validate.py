@@ -122,19 +122,14 @@ def _check_commits(examination: _Examination) -> Iterator[Finding]:
     for commit in files.unfinished_commits():
         if not any(name.startswith(FAMILY) for name in commit.documents):
             continue
-        decided, obstacle = f"the commit {commit.id} is decided, but", commit.obstacle
-        if obstacle is None:
-            yield _finding(
-                "commit unfinished",
-                "",
-                f"{decided} its process died before it was applied",
-                partial(files.finish_commits, [commit]),
-                remedy="Nothing is lost: all readers see it applied. 'holdfast issue validate --fix' applies it on "
-                "disk, as does the next change of an issue.",
-            )
-        else:
-            message = f"{decided} cannot be applied: {obstacle.message}"
-            yield _finding("commit blocked", "", message, remedy=obstacle.hint)
+        yield _finding(
+            "commit unfinished",
+            "",
+            f"the commit {commit.id} is decided, but its process died before it was applied",
+            partial(files.finish_commits, [commit]),
+            remedy="Nothing is lost: all readers see it applied. 'holdfast issue validate --fix' applies it on "
+            "disk, as does the next change of an issue.",
+        )
 
 
 def _check_index(examination: _Examination) -> Iterator[Finding]:

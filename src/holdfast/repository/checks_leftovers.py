@@ -77,9 +77,12 @@ def _sweep(context: RepositoryContext, scratch_id: str) -> None:
 
 def drafts(examination: Examination) -> Iterator[Finding]:
     """Files that were never published."""
-    root = examination.context.paths.root
+    root, files = examination.context.paths.root, examination.context.store.files
+    needed = tuple(f"-{each.drafts}.tmp" for each in (files.unfinished_commits() if files else ()))
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
+            if path.name.endswith(needed):
+                continue  # it tells whether a document of the commit was published
             message = f"{path} was written {format_duration(age)} ago and never published"
             yield findings.of("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
 
@@ -120,13 +123,12 @@ def commits(examination: Examination) -> Iterator[Finding]:
     if files is None:
         return
     for commit in files.unfinished_commits():
-        facts, obstacle = {"documents": list(commit.documents)}, commit.obstacle
-        if obstacle is not None:
-            message = f"the commit {commit.id} is decided, but cannot be applied: {obstacle.message}"
-            yield findings.of("commit-blocked", commit.id, message, None, obstacle.hint, **{**facts, **obstacle.facts})
-            continue
         message = f"the commit {commit.id} is decided, but its process died before it was applied"
-        yield findings.of("commit-unfinished", commit.id, message, partial(files.finish_commits, [commit]), **facts)
+        fix, documents = partial(files.finish_commits, [commit]), list(commit.documents)
+        yield findings.of("commit-unfinished", commit.id, message, fix, documents=documents)
+    for path in files.changes_set_aside():
+        message = f"{path} has changes that were not applied, because another program had changed the same documents"
+        yield findings.of("commit-conflict", Path(path).stem, message, path=path)
 
 
 def operations(examination: Examination) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast.errors import (
     Failure,
     IoFailure,
     LockTimeout,
+    NotApplied,
     NotDurable,
     NotFound,
     OutcomeUnknown,
@@ -38,9 +40,10 @@ from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store import model, streams
-from holdfast.store.intents import Intent, Intents, Step, digest
+from holdfast.store.intents import Intent, Intents, digest
 from holdfast.store.layout import (
     INTENTS,
+    SHARED,
     Directories,
     DocumentLocks,
     Kind,
@@ -122,11 +125,11 @@ class FileStore:
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         location = self._locate(key)
-        steps = self._pending_steps(key.name)  # at most one
-        if steps:
-            content = steps[0].document
-        else:
-            with OpenDirectories(self._directories) as opened:
+        steps = self._intents.pending_steps(key.name)  # at most one
+        with OpenDirectories(self._directories) as opened:
+            if steps:
+                content = self._intents.outcome(*steps[0], opened)
+            else:
                 content = self._load(location.directory, location.file, opened)
         return self._document(key, location, content)
 
@@ -137,29 +140,28 @@ class FileStore:
                 unfinished = self._intents.unfinished(key.name for key in keys)
                 if not unfinished:
                     with OpenDirectories(self._directories) as opened:
-                        return self._view(locations, opened)
+                        return self._view(locations, opened, {})
             self._finish(unfinished)
 
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        pending = self._pending_members(family.name)
+        pending = self._intents.pending_members(family.name)
         directory, start, end = self._layout.family(family.name)
         nested = end.startswith("/")  # each member has a directory of its own
         for name in sorted(self._members(family.name).union(pending)):  # perhaps thousands: keep this short
-            if name in pending:
-                content = pending[name]
-            else:
-                try:
-                    with OpenDirectories(self._directories) as opened:
-                        if nested:
-                            location = self._layout.locate(f"{family.name}/{name}")
-                            content = self._load(location.directory, location.file, opened)
-                        else:
-                            content = self._load(directory, f"{start}{name}{end}", opened)
-                except (IoFailure, Refused) as failure:
-                    if not isinstance(family.codec, model.TolerantCodec):
-                        raise
-                    yield name, Document(cast("Record", model.Unreadable(failure)), "")
-                    continue
+            try:
+                with OpenDirectories(self._directories) as opened:
+                    if name in pending:
+                        content = self._intents.outcome(*pending[name], opened)
+                    elif nested:
+                        location = self._layout.locate(f"{family.name}/{name}")
+                        content = self._load(location.directory, location.file, opened)
+                    else:
+                        content = self._load(directory, f"{start}{name}{end}", opened)
+            except (IoFailure, Refused) as failure:
+                if not isinstance(family.codec, model.TolerantCodec):
+                    raise
+                yield name, Document(cast("Record", model.Unreadable(failure)), "")
+                continue
             if content is not None:
                 where = self._root.where(f"{directory}/{start}{name}{end}")
                 yield name, Document(family.codec.decode(content, where), digest(content))
@@ -168,9 +170,11 @@ class FileStore:
         location = self._locate(stream)
 
         def pending() -> list[tuple[int, bytes]]:
-            return [(step.at, step.content.encode()) for step in self._pending_steps(stream.name)]
+            return [(step.at, step.content.encode()) for _, step in self._intents.pending_steps(stream.name)]
 
-        contents = streams.numbered_files if location.kind is Kind.NUMBERED else streams.lines
+        contents = streams.numbered_files
+        if location.kind is Kind.LINES:
+            contents = partial(streams.lines, moved=streams.moved_lines(self._root, location) if after else ())
         with contextlib.ExitStack() as opened:
             try:
                 directory = opened.enter_context(open_directory(self._root, location.directory))
@@ -220,12 +224,13 @@ class FileStore:
         commit_id: str,
         progress: _Progress,
     ) -> model.Commit[Result]:
-        view = self._view(locations, opened)  # 3. read
+        contents: dict[str, bytes] = {}
+        view = self._view(locations, opened, contents)  # 3. read
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
         model.check_changes(locations, view, decision.changes)
-        planned = streams.plan(decision.changes, view, locations)
+        planned = streams.plan(decision.changes, view, locations, contents)
         if not planned:
             return model.Commit(commit_id, now, (), decision.result)
         self._settle(locations.values(), [each.location for each in planned])
@@ -240,10 +245,15 @@ class FileStore:
         progress.perhaps_made = True
         return model.Commit(commit_id, now, positions, decision.result)
 
-    def _view(self, locations: dict[Named, Location], opened: OpenDirectories) -> View:
+    def _view(self, locations: dict[Named, Location], opened: OpenDirectories, contents: dict[str, bytes]) -> View:
+        """Everything named; `contents` gets the documents that other programs share, as they are."""
+
         def document(key: Key[Any]) -> Document[Any] | None:
             location = locations[key]
-            return self._document(key, location, self._load(location.directory, location.file, opened))
+            content = self._load(location.directory, location.file, opened)
+            if content is not None and key.name.startswith(SHARED):
+                contents[key.name] = content
+            return self._document(key, location, content)
 
         return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
@@ -290,14 +300,19 @@ class FileStore:
             return self._commit_one(planned[0], opened)
         if streams.is_batch(planned):
             return self._commit_batch(commit_id, planned, opened, progress)
-        intent = Intent(commit_id, tuple(each.as_step() for each in streams.in_order(planned)))
-        self._intents.publish(intent)  # commit point
+        steps = tuple(each.as_step() for each in streams.in_order(planned))
+        mark = durable.new_mark() if any(step.operation == "put" for step in steps) else ""
+        intent = Intent(commit_id, steps, drafts=mark)
+        self._intents.write_drafts(intent, opened)
+        self._intents.publish(intent, opened)  # commit point
         progress.perhaps_made = True
         numbers: Iterator[int] = iter(())
-        with contextlib.suppress(Failure, OSError):
-            # The commit stands. If it cannot be applied now, readers see it through the intent, and the next
-            # transaction that needs one of its documents applies it first.
-            numbers = iter(self._intents.apply(intent))
+        try:
+            numbers = iter(self._intents.apply(intent, opened))
+        except (Failure, OSError) as failure:
+            # The commit stands. Readers see it through the intent, and the next transaction that needs one of its
+            # documents applies it first.
+            warnings.warn(NotApplied(commit_id, failure), stacklevel=2)
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
 
     def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
@@ -348,9 +363,14 @@ class FileStore:
 
     def _finish(self, intents: Iterable[Intent]) -> None:
         """Apply the commits of dead processes that are still unfinished, under the locks that they need."""
+        from holdfast.store.recovery import Recovery  # rarely needed
+
         for intent in intents:
-            with self._locks.locked([self._layout.locate(step.name) for step in intent.steps]):
-                self._intents.finish(intent)
+            with (
+                self._locks.locked([self._layout.locate(step.name) for step in intent.steps]),
+                OpenDirectories(self._directories) as opened,
+            ):
+                Recovery(self._intents, self._root, opened, self._clock.wall()).finish(intent)
 
     def unfinished_commits(self) -> list[model.UnfinishedCommit]:
         # An author holds the locks of everything that it changes. So if these locks are free and the intent
@@ -363,7 +383,7 @@ class FileStore:
                 with contextlib.suppress(LockTimeout), locks.locked(locations):
                     if intent in self._intents.all():
                         documents = tuple(step.name for step in intent.steps)
-                        found.append(model.UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
+                        found.append(model.UnfinishedCommit(intent.id, documents, intent.drafts))
         finally:
             locks.close()
         return found
@@ -371,6 +391,9 @@ class FileStore:
     def finish_commits(self, commits: Iterable[model.UnfinishedCommit]) -> None:
         ids = {each.id for each in commits}
         self._finish([intent for intent in self._intents.all() if intent.id in ids])
+
+    def changes_set_aside(self) -> list[str]:
+        return self._intents.set_aside()
 
     def lock_files(self, directory: str) -> list[str]:
         found: list[str] = []
@@ -432,16 +455,3 @@ class FileStore:
             if name.startswith(start) and name.endswith(suffix)
         )
         return {name for name in found if is_safe_name(name)}
-
-    def _pending_steps(self, name: str) -> list[Step]:
-        """The changes of a document or stream that are committed but not applied yet."""
-        return [step for each in self._intents.pending() for step in each.steps if step.name == name]
-
-    def _pending_members(self, family: str) -> dict[str, bytes | None]:
-        prefix = family + "/"
-        return {
-            step.name.removeprefix(prefix): step.document
-            for intent in self._intents.pending()
-            for step in intent.steps
-            if step.name.startswith(prefix)
-        }

@@ -1,7 +1,7 @@
 """Intents: commits of several changes, committed by one file, then applied by the author or the next process.
 
-1. The *intent*, a file that contains the whole change, is published. Commit point.
-2. New content is written to drafts and synced.
+1. New content of documents is written to drafts and synced: from here on, applying a document needs no space.
+2. The *intent*, a file that contains the whole change, is published. Commit point.
 3. Everything is published: documents before those that refer to them, removals last. Each directory is synced before
    anything is published in the next one, so that a reference leads to something even for a program that reads it after
    a power cut and knows nothing of intents.
@@ -9,40 +9,38 @@
    documents: a process that finds the `.done` file syncs it before it changes anything.
 
 The document locks of everything that it touches are held from before 1 until after 4. So a process that holds one of
-these locks and finds such an intent knows that the author is gone. It finishes the intent first, starting with the sync
-that the author may not have reached. Applying an intent twice is harmless. A document that matches neither its old nor
-its new content was changed by a program that does not know intents, and is not overwritten. But if a later step in
-another directory is done, the document was published before it was changed: the change stands.
+these locks and finds such an intent knows that the author is gone. It finishes the intent first: see `recovery`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AlreadyExists, Corrupt, NotDurable, NotFound
+from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.store.layout import INTENTS, Kind, Layout, Location, open_directory
+from holdfast.store.layout import INTENTS, Kind, Layout, Location, OpenDirectories
 from holdfast.store.model import StructCodec
 
 MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One change. `before` is the digest of a document's old content; `at` is where an append goes."""
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One change. `before` is the digest of a document's old content; `old` is that content, if other programs change
+    such documents too. `at` is where an append goes."""
 
     name: str
     operation: Literal["put", "remove", "append"]
     content: str = ""
     before: str = ""
     at: int = 0
+    old: str = ""
 
     @property
     def document(self) -> bytes | None:
@@ -52,14 +50,14 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A commit that may not be applied yet. Its steps are in the order in which they are applied. `drafts` is the
-    suffix of its drafts' names, if those were written before the commit point."""
+    suffix of the names of its drafts, which were written before the commit point."""
 
     id: str
     steps: tuple[Step, ...]
     drafts: str = ""
 
 
-_PENDING, _DONE = ".json", ".done"
+_PENDING, _DONE, _ASIDE = ".json", ".done", ".aside"
 _CODEC = StructCodec(Intent, pretty=False, limit=64 << 20, bounded=True)
 encode = _CODEC.encode
 
@@ -95,6 +93,17 @@ class Intents:
         """All intents, including those of which only the `.done` file is left."""
         return self._listed(_PENDING, _DONE)
 
+    def pending_steps(self, name: str) -> list[tuple[Intent, Step]]:
+        """The changes of a document or stream that are committed but not applied yet."""
+        return [(each, step) for each in self.pending() for step in each.steps if step.name == name]
+
+    def pending_members(self, family: str) -> dict[str, tuple[Intent, Step]]:
+        """The same for the members of a family."""
+        steps = ((each, step) for each in self.pending() for step in each.steps)
+        return {
+            step.name[len(family) + 1 :]: (each, step) for each, step in steps if step.name.startswith(f"{family}/")
+        }
+
     def unfinished(self, names: Iterable[str]) -> list[Intent]:
         """All intents that touch one of these documents or streams."""
         found = self.all()
@@ -129,105 +138,99 @@ class Intents:
             return None  # applied since it was listed
         return _CODEC.decode(content, os.path.join(self._path, name))
 
-    def publish(self, intent: Intent) -> None:
-        """Step 1, the commit point: from here on, this or another process applies it."""
-        content = encode(intent)
-        with self._root.beneath(INTENTS, create=True) as directory:
-            durable.create_in(directory, intent_name(intent.id), content)
+    def write_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
+        """Step 1."""
+        located = [(self._layout.locate(step.name), step) for step in intent.steps if step.operation == "put"]
+        bulk = are_many(len(located)) and self._root.fd is not None
+        try:
+            for location, step in located:
+                directory, content = opened.get(location.directory, create=True), step.content.encode()
+                durable.write_draft(directory, location.file, content, durable=not bulk, mark=intent.drafts)
+            if bulk:
+                _sync_filesystems([opened.get(location.directory) for location, _ in located])
+        except BaseException:
+            self.discard_drafts(intent, opened)
+            raise
 
-    def apply(self, intent: Intent) -> list[int]:
-        """Steps 2 to 4; return the numbers of the records in numbered streams, in order. The caller holds the document
-        locks of everything that the intent touches."""
-        with contextlib.ExitStack() as open_directories:
-            directories: dict[str, Directory] = {}
-            prepared: list[_Prepared] = []
-            numbers: dict[str, int] = {}
-            bulk = are_many(len(intent.steps)) and self._root.fd is not None
-            try:
-                for index, step in enumerate(intent.steps):  # 2.
-                    location = self._layout.locate(step.name)
-                    if location.directory not in directories:
-                        directory = open_directory(self._root, location.directory, create=True)
-                        directories[location.directory] = open_directories.enter_context(directory)
-                    target = _Target(directories[location.directory], location, step, intent)
-                    was_published = partial(self._was_published, intent, index)
-                    prepared.append(_prepare(target, numbers, was_published, synced=not bulk))
-                if bulk:
-                    _sync_filesystems(directories.values())
-                published = _publish(prepared)  # 3.
-            except BaseException:
-                for each in prepared:  # no litter, however often this is retried: the disk may be full
-                    each.discard()
-                raise
-            if intent.drafts:  # remove the drafts that the author did not get to publish
-                for step in intent.steps:
-                    location = self._layout.locate(step.name)
-                    draft = durable.draft_name(location.numbered(step.at), intent.drafts)
-                    durable.discard(directories[location.directory], draft)
-        self._drop(intent)
+    def publish(self, intent: Intent, opened: OpenDirectories) -> None:
+        """Step 2, the commit point: from here on, this or another process applies it."""
+        try:
+            durable.create_in(opened.get(INTENTS, create=True), intent_name(intent.id), encode(intent))
+        except Failure as failure:
+            if not isinstance(failure, NotDurable):  # after that, the intent may need its drafts
+                self.discard_drafts(intent, opened)
+            raise
+
+    def apply(self, intent: Intent, opened: OpenDirectories) -> list[int]:
+        """Steps 3 and 4, by the author: return the numbers of the records in numbered streams, in order. The caller
+        holds the document locks of everything that the intent touches."""
+        numbers: dict[str, int] = {}
+        published = publish_all(_as_decided(target, numbers) for target in self.targets(intent, opened))
+        self.drop(intent)
         return [number for number in published if type(number) is int]  # other steps return none
 
-    def _was_published(self, intent: Intent, index: int) -> bool:
-        """Whether a document must have been published, durably, because a later step has been."""
-        location = self._layout.locate(intent.steps[index].name)
-        for step in intent.steps[index + 1 :]:
-            later = self._layout.locate(step.name)
-            if later.directory == location.directory and later.kind is Kind.DOCUMENT:
-                continue  # there is no sync in between
-            with open_directory(self._root, later.directory, create=True) as directory:
-                if _Target(directory, later, step, intent).is_published():
-                    return True
-        return False
+    def outcome(self, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:
+        """The content of a document once its pending intent is applied. Takes no lock."""
+        location = self._layout.locate(step.name)
+        try:
+            directory = opened.get(location.directory)
+        except NotFound:
+            return step.document
+        target = Target(directory, location, step, intent)
+        published = target.was_published()  # before it is read: it may be published in between
+        content = read_if_exists(directory, location.file)
+        if content == step.document or digest(content) == step.before:
+            return step.document
+        if not published and intent in self.pending():  # another program has changed it
+            from holdfast.store.recovery import resolve
 
-    def _drop(self, intent: Intent) -> None:
-        """Step 4."""
-        pending, done = intent.id + _PENDING, intent.id + _DONE
-        with self._root.beneath(INTENTS) as directory:
-            if intent.drafts:
-                durable.remove_in(directory, pending, durable=False)  # harmless if it comes back
-                return
-            fd = directory.fd
-            try:
-                calls.replace(directory.at(pending), directory.at(done), src_dir_fd=fd, dst_dir_fd=fd)
-            except OSError as error:
-                raise io_failure("drop", directory.where(pending), error) from error
-            durable.sync_names(directory)
-            durable.remove_in(directory, done, durable=False)  # harmless if it comes back
+            return resolve(target, content, published=False).content
+        return read_if_exists(directory, location.file)  # it has been applied, and perhaps changed again
 
-    def finish(self, intent: Intent) -> None:
-        """Finish the intent of a dead author, if it is unfinished. The caller holds the document locks."""
-        with self._root.beneath(INTENTS) as directory:
-            pending = directory.status(intent.id + _PENDING) is not None
-            if not pending and directory.status(intent.id + _DONE) is None:
-                return
-            durable.sync_names(directory)  # neither the intent nor its `.done` file may be lost from here on
-            if not pending:
-                durable.remove_in(directory, intent.id + _DONE, durable=False)
-        if pending:
-            self.apply(intent)
-
-    def obstacle(self, intent: Intent) -> Corrupt | None:
-        """Why an intent cannot be applied: another program's change, which a person has to resolve; or None. Changes
-        nothing. The caller holds the document locks."""
+    def set_aside(self) -> list[str]:
+        """The paths of intents that were not applied completely, because another program's change stands."""
         try:
             with self._root.beneath(INTENTS) as directory:
-                if directory.status(intent.id + _PENDING) is None:
-                    return None  # it has been applied
-            for index, step in enumerate(intent.steps):
-                location = self._layout.locate(step.name)
-                with contextlib.suppress(NotFound), open_directory(self._root, location.directory) as here:
-                    target = _Target(here, location, step, intent)
-                    if location.kind is Kind.LINES:
-                        target.existing_line()
-                    elif location.kind is Kind.DOCUMENT:
-                        current = read_if_exists(here, location.file)
-                        target.needs_change(current, partial(self._was_published, intent, index))
-        except Corrupt as failure:
-            return failure
-        return None
+                return sorted(directory.where(name) for name in directory.names() if name.endswith(_ASIDE))
+        except NotFound:
+            return []
+
+    def needs_applying(self, intent: Intent) -> bool:
+        """Whether the intent of a dead author has still to be applied. Neither it nor its `.done` file can be lost from
+        here on. The caller holds the document locks."""
+        with self._root.beneath(INTENTS) as directory:
+            pending = directory.status(intent.id + _PENDING) is not None
+            if pending or directory.status(intent.id + _DONE) is not None:
+                durable.sync_names(directory)
+            if not pending:
+                durable.remove_in(directory, intent.id + _DONE, durable=False)
+        return pending
+
+    def targets(self, intent: Intent, opened: OpenDirectories) -> Iterator[Target]:
+        """What the steps change, in their order."""
+        for step in intent.steps:
+            location = self._layout.locate(step.name)
+            yield Target(opened.get(location.directory, create=True), location, step, intent)
+
+    def discard_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
+        if intent.drafts:
+            for target in self.targets(intent, opened):
+                durable.discard(target.directory, target.draft)
+
+    def drop(self, intent: Intent, *, keep: bool = False) -> None:
+        """Step 4; or set the intent aside, to keep what was not applied for a person."""
+        pending, done = intent.id + _PENDING, intent.id + (_ASIDE if keep else _DONE)
+        with self._root.beneath(INTENTS) as directory:
+            if all(self._layout.locate(step.name).kind is Kind.NUMBERED for step in intent.steps):
+                durable.remove_in(directory, pending, durable=False)  # harmless if it comes back
+                return
+            _rename(directory, pending, done)
+            durable.sync_names(directory)
+            if not keep:
+                durable.remove_in(directory, done, durable=False)  # harmless if it comes back
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
     """The document or stream that one step of an intent changes."""
 
     directory: Directory
@@ -235,46 +238,19 @@ class _Target(NamedTuple):
     step: Step
     intent: Intent
 
-    def is_published(self) -> bool:
-        directory, location, step, _ = self
-        content = step.content.encode()
-        if location.kind is Kind.NUMBERED:
-            return _find_number(directory, location, step.at, content)[1]
-        if location.kind is Kind.LINES:
-            line = content + b"\n"
-            return durable.read_lines_in(directory, location.file, after=step.at, limit=len(line)) == line
-        current = read_if_exists(directory, location.file)
-        return current == step.document and digest(current) != step.before
+    @property
+    def draft(self) -> str:
+        return durable.draft_name(self.location.numbered(self.step.at), self.intent.drafts)
 
-    def needs_change(self, current: bytes | None, was_published: Callable[[], bool]) -> bool:
-        """Whether a document with this content still needs the change; `Corrupt` if it must not be changed."""
-        if current == self.step.document:
+    def was_published(self) -> bool:
+        """Whether the draft of a document has got its name. Only that, or the end of the intent, removes a draft."""
+        if self.step.operation != "put" or not self.intent.drafts:
             return False
-        if digest(current) == self.step.before:
-            return True
-        if was_published():
-            return False  # and another program has changed it since
-        raise self._foreign_change()
-
-    def existing_line(self) -> bytes:
-        """The line of the step, or b"" if it does not exist; `Corrupt` if another line is in its place."""
-        line = self.step.content.encode() + b"\n"
-        found = durable.read_lines_in(self.directory, self.location.file, after=self.step.at, limit=len(line))
-        if found not in (b"", line):
-            raise self._foreign_change()
-        return found
-
-    def _foreign_change(self) -> Corrupt:
-        where, intent = self.directory.where(self.location.file), f"{INTENTS}/{self.intent.id}.json"
-        return Corrupt(
-            f"{where} was changed by another program while the commit {self.intent.id} was being applied",
-            path=where,
-            intent=intent,
-            hint=f"Compare {where} with {intent}, keep the right content, and remove the intent.",
-        )
+        status = self.directory.status(self.draft)
+        return status is None or status.st_nlink > 1
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """A step that is ready to be published or discarded. `directory` is where names change, if any do."""
 
     directory: Directory | None
@@ -282,48 +258,68 @@ class _Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _prepare(target: _Target, numbers: dict[str, int], was_published: Callable[[], bool], *, synced: bool) -> _Prepared:
-    """Step 2 for one target: write a draft, unless the step is done. (It may be done but not durable: a
+def _as_decided(target: Target, numbers: dict[str, int]) -> Prepared:
+    """Step 3 for one target of the author, whose locks have kept others out."""
+    directory, location, step, _ = target
+    file = location.file
+    if location.kind is Kind.LINES:
+        return Prepared(None, lambda: durable.append_in(directory, file, step.content.encode(), at=step.at))
+    if location.kind is Kind.NUMBERED:
+        return numbered(target, numbers)
+    if step.operation != "put":
+        return Prepared(directory, lambda: durable.remove_in(directory, file, durable=False))
+    return Prepared(directory, partial(name_draft, directory, target.draft, file, is_new=not step.before))
+
+
+def numbered(target: Target, numbers: dict[str, int]) -> Prepared:
+    """Step 3 for a record of a numbered stream: a draft, unless the step is done. (It may be done but not durable: a
     killed process published it.) `numbers` has the last number given to a record of each stream."""
     directory, location, step, _ = target
-    file, content = location.file, step.content.encode()
-    if location.kind is Kind.LINES:
-        existing = target.existing_line()
-        if existing:
-            return _Prepared(None, lambda: _write_again(directory, location, existing, step.at))
-        return _Prepared(None, lambda: durable.append_in(directory, file, content, at=step.at))
-    if location.kind is Kind.NUMBERED:
-        # The intended number, or the next free one if the ledger's lock was broken by mistake.
-        first = max(step.at, numbers.get(step.name, 0) + 1)
-        number, exists = _find_number(directory, location, first, content)
-        numbers[step.name] = number
-        if exists:
-            return _Prepared(directory, lambda: number)
-        draft = durable.write_draft(directory, location.numbered(number), content, durable=synced)
-        publish: Callable[[], object] = partial(publish_number, directory, location, draft, number, content)
+    content = step.content.encode()
+    # The intended number, or the next free one if the ledger's lock was broken by mistake.
+    first = max(step.at, numbers.get(step.name, 0) + 1)
+    number, exists = _find_number(directory, location, first, content)
+    numbers[step.name] = number
+    if exists:
+        return Prepared(directory, lambda: number)
+    draft = durable.write_draft(directory, location.numbered(number), content)
+    publish = partial(publish_number, directory, location, draft, number, content)
+    return Prepared(directory, publish, lambda: durable.discard(directory, draft))
+
+
+def name_draft(directory: Directory, draft: str, name: str, *, is_new: bool) -> None:
+    """Give a draft its name. If that fails, the draft stays: it shows that the document was not published."""
+    if is_new:
+        durable.publish_new(directory, draft, name, keep_if_taken=True)
     else:
-        current = read_if_exists(directory, file)
-        if not target.needs_change(current, was_published):
-            return _Prepared(directory)
-        if step.operation != "put":
-            return _Prepared(directory, lambda: durable.remove_in(directory, file, durable=False))
-        draft = durable.write_draft(directory, file, content, durable=synced)
-        publish_draft = durable.publish_new if current is None else durable.publish
-        publish = partial(publish_draft, directory, draft, file)
-    return _Prepared(directory, publish, lambda: durable.discard(directory, draft))
+        _rename(directory, draft, name)
 
 
-def _publish(prepared: Iterable[_Prepared]) -> list[object]:
+def _rename(directory: Directory, source: str, target: str) -> None:
+    try:
+        calls.replace(directory.at(source), directory.at(target), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+    except OSError as error:
+        raise io_failure("replace", directory.where(target), error) from error
+
+
+def publish_all(preparing: Iterable[Prepared]) -> list[object]:
     """Step 3: one after the other, each directory synced before the next one changes."""
+    prepared: list[Prepared] = []
     results: list[object] = []
     changed: Directory | None = None
-    for each in prepared:
-        if changed is not None and each.directory is not changed:
+    try:
+        prepared.extend(preparing)
+        for each in prepared:
+            if changed is not None and each.directory is not changed:
+                durable.sync_names(changed)
+            results.append(each.publish())
+            changed = each.directory
+        if changed is not None:
             durable.sync_names(changed)
-        results.append(each.publish())
-        changed = each.directory
-    if changed is not None:
-        durable.sync_names(changed)
+    except BaseException:
+        for each in prepared:  # no litter, however often this is retried: the disk may be full
+            each.discard()
+        raise
     return results
 
 
@@ -337,22 +333,7 @@ def _sync_filesystems(directories: Iterable[Directory]) -> None:
                 calls.sync_filesystem(directory.fd or 0)
             synced.add(device)
         except OSError as error:
-            raise NotDurable("sync the filesystem of", directory.shown, error) from error
-
-
-def _write_again(directory: Directory, location: Location, lines: bytes, at: int) -> None:
-    """Sync existing lines: a killed process may have written but not synced them."""
-    flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)
-        try:
-            calls.lseek(fd, at, os.SEEK_SET)
-            calls.write(fd, lines)  # so that the sync has something to do, and reports if it cannot
-            calls.fsync(fd)
-        finally:
-            calls.close(fd)
-    except OSError as error:
-        raise NotDurable("sync", directory.where(location.file), error) from error
+            raise io_failure("sync the filesystem of", directory.shown, error) from error
 
 
 def _find_number(directory: Directory, location: Location, number: int, content: bytes) -> tuple[int, bool]:

@@ -26,6 +26,7 @@ from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 
 INTENTS = ".holdfast/intents"  # the directory of the intents of commits that change several documents
+SHARED = ("jit/index", "jit/gates", "jit/issues/")  # documents that other programs change too, field by field
 _STRIPES = 64
 _MOST_CACHED = 10_000
 

@@ -355,11 +355,11 @@ class Watch(ABC):
 
 
 class UnfinishedCommit(NamedTuple):
-    """A commit whose process died before applying it. `obstacle` is the reason why no other process can."""
+    """A commit whose process died before applying it, and the suffix of its drafts, which it still needs."""
 
     id: str
     documents: tuple[str, ...]
-    obstacle: Corrupt | None
+    drafts: str
 
 
 class StoreFiles(Protocol):
@@ -375,6 +375,9 @@ class StoreFiles(Protocol):
 
     def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
         """Apply these commits; skip any that were applied meanwhile."""
+
+    def changes_set_aside(self) -> list[str]:
+        """The paths of the records of changes that were not applied, because another program's change stands."""
 
 
 class Store(Protocol):

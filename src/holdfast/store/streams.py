@@ -9,36 +9,111 @@ So a reader that has seen one record of a commit sees all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from holdfast.errors import UsageFailure
+import msgspec
+
+from holdfast.errors import NotFound, UsageFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.intents import Intent, Step, are_many, encode, intent_name, publish_number, read_if_exists
 from holdfast.store.layout import Kind, Location
 from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 
+MOVED = ".holdfast/moved"  # for each stream of lines, the lines that went elsewhere than announced
 _CHUNK = 1 << 20
+_MOST_OLD = 256 << 10  # the most bytes of old content that an intent keeps
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
 
 
-def lines(directory: Directory | None, location: Location, after: int, pending: Pending) -> Iterator[tuple[int, bytes]]:
-    """The lines after the offset `after`; the position of a line is the offset of its end."""
-    if after and after not in (at + len(content) + 1 for at, content in pending()):
-        _check_boundary(directory, location, after)
+def lines(
+    directory: Directory | None, location: Location, after: int, pending: Pending, moved: Sequence[Waiting] = ()
+) -> Iterator[tuple[int, bytes]]:
+    """The lines after the offset `after`; the position of a line is the offset of its end.
+
+    A pending line gets the position that it has if nobody else appends first. If another program does, a reader that
+    continues after such a position may see the line again, but misses nothing.
+    """
     position = after
+    if after:
+        waiting = find_waiting(directory, location, pending())
+        shown = [
+            seen for each in moved if (seen := each.shown_after(directory, location, after)) and seen[0] < each.end
+        ]
+        shown += [seen] if (seen := waiting.shown_after(directory, location, after)) else []
+        position, count = min(shown, default=(after, 0))
+        if count and position == waiting.end:
+            yield from waiting.announced(position)[count:]
+            return
+        if not shown:
+            _check_boundary(directory, location, after)
+    begun = position
     while True:
         position = yield from _published_lines(directory, location, position)
-        rest = [each for each in pending() if each[0] >= position]
-        if (
-            rest
-            or position == after
-            or directory is None
-            or durable.end_of_lines_in(directory, location.file) <= position
-        ):
-            yield from ((at + len(content) + 1, content) for at, content in rest)
+        waiting = find_waiting(directory, location, pending())
+        nothing_new = position == begun and not waiting.lines
+        if nothing_new or directory is None or durable.end_of_lines_in(directory, location.file) <= position:
+            yield from waiting.announced(position)
             return
+
+
+class Waiting(NamedTuple):
+    """Lines of an intent that are not in their stream yet: where they were to go, and where the stream ends by now.
+
+    If another program has appended in between, they go to the new end. Until they are written, readers are shown them
+    after whatever the stream has, so the position that a reader gets for such a line may turn out to lie within a line
+    of the other program, or to be the position of a line that the reader has not seen. `moved_lines` remembers this.
+    """
+
+    start: int
+    end: int
+    lengths: tuple[int, ...]
+    lines: tuple[bytes, ...] = ()
+
+    def announced(self, end: int) -> list[tuple[int, bytes]]:
+        """The lines and their positions, if they go to this end."""
+        return [(end + length, line) for length, line in zip(accumulate(self.lengths), self.lines, strict=True)]
+
+    def shown_after(self, directory: Directory | None, location: Location, position: int) -> tuple[int, int] | None:
+        """Where the stream ended when a reader was given this position for one of the lines, and how many lines it was
+        shown by then; None if it is no such position."""
+        if directory is not None and self.start < position <= self.end + sum(self.lengths):
+            sums = list(accumulate(self.lengths))
+            block = durable.read_lines_in(directory, location.file, after=self.start, limit=self.end - self.start)
+            for boundary in accumulate((len(line) + 1 for line in block.split(b"\n")[:-1]), initial=self.start):
+                if position - boundary in sums:
+                    return boundary, sums.index(position - boundary) + 1
+        return None
+
+
+def find_waiting(directory: Directory | None, location: Location, pending: Sequence[tuple[int, bytes]]) -> Waiting:
+    """Those of the lines that the stream does not have. They are written in their order, from the planned place on;
+    other programs' lines may be in between. Each is recognised by its content."""
+    start = end = pending[0][0] if pending else 0
+    left = [content for _, content in pending]
+    published = durable.read_lines_in(directory, location.file, after=start) if directory and left else b""
+    for line in published.split(b"\n")[:-1]:
+        end += len(line) + 1
+        if left and line == left[0]:
+            start = end
+            del left[0]
+    return Waiting(start, end, tuple(len(line) + 1 for line in left), tuple(left))
+
+
+def moved_lines(root: Directory, location: Location) -> list[Waiting]:
+    """The lines of a stream that were written elsewhere than at `start`, without their content."""
+    try:
+        with root.beneath(MOVED) as directory:
+            content = durable.read_lines_in(directory, moved_name(location))
+    except NotFound:
+        return []
+    return [msgspec.json.decode(line, type=Waiting) for line in content.splitlines()]
+
+
+def moved_name(location: Location) -> str:
+    return location.name.replace("/", "-") + ".jsonl"
 
 
 def _published_lines(
@@ -152,25 +227,33 @@ class LastNumbers:
 
 
 class Planned(NamedTuple):
-    """One change, ready to be applied. `before` is the version of a document's old content, `at` is where an
-    append goes."""
+    """One change, ready to be applied. `before` is the version of a document's old content, which is `old` if other
+    programs share the document; `at` is where an append goes."""
 
     location: Location
     operation: Literal["put", "remove", "append"]
     content: bytes = b""
     before: str = ""
     at: int = 0
+    old: bytes = b""
 
     def as_step(self) -> Step:
-        return Step(self.location.name, self.operation, self.content.decode(), self.before, self.at)
+        old = self.old.decode("utf-8", "replace") if len(self.old) <= _MOST_OLD else ""
+        return Step(self.location.name, self.operation, self.content.decode(), self.before, self.at, old)
 
     def next_at(self) -> int:
         """Where the append after this one goes; for a line, also its own position."""
         return self.at + (len(self.content) + 1 if self.location.kind is Kind.LINES else 1)
 
 
-def plan(changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | Stream[Any], Location]) -> list[Planned]:
-    """The changes with their records encoded, in the order in which they were decided."""
+def plan(
+    changes: Sequence[Change],
+    view: View,
+    locations: Mapping[Key[Any] | Stream[Any], Location],
+    contents: Mapping[str, bytes],
+) -> list[Planned]:
+    """The changes with their records encoded, in the order in which they were decided. `contents` has the old content
+    of documents that other programs share."""
     planned: list[Planned] = []
     ends: dict[Stream[Any], int] = {}
     for change in changes:
@@ -189,7 +272,8 @@ def plan(changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | St
             if isinstance(change, Delete):
                 step = Planned(locations[key], "remove", before=before)
             else:
-                step = Planned(locations[key], "put", key.codec.encode(change.record) + b"\n", before)
+                content = key.codec.encode(change.record) + b"\n"
+                step = Planned(locations[key], "put", content, before, old=contents.get(key.name, b""))
         planned.append(step)
     return planned
 

@@ -1,0 +1,221 @@
+"""Recovery: finishing the intents of dead processes, whatever other programs did meanwhile.
+
+A program that knows the document locks but not the intents may have changed something since the author died. Nothing
+of that is overwritten, and nothing blocks:
+
+- A line goes to the end that its stream has now. Lines that are in the stream already are recognised by their content.
+- A document whose draft is gone was published before the other program changed it: that change stands.
+- Otherwise both programs changed the same old content, and neither saw the other's change. In documents that other
+  programs share, both changes are kept, field by field (`_merged`); where they clash, the other program's stands: its
+  author was told so. A removal stands too. Any other document stays as the other program left it.
+
+Each conflict is recorded with both contents as an event of the tracker. Where a commit has no such events, nothing is
+removed, and the intent is set aside, for `doctor` to report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import Corrupt, NotDurable, UsageFailure
+from holdfast.fs import calls, durable, strictjson
+from holdfast.fs.directory import Directory
+from holdfast.store.intents import (
+    Intent,
+    Intents,
+    Prepared,
+    Target,
+    digest,
+    name_draft,
+    numbered,
+    publish_all,
+    read_if_exists,
+)
+from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
+from holdfast.store.streams import MOVED, Waiting, find_waiting, moved_name
+
+_EVENTS = "jit/events"
+_LONGEST_EVENT = 2 << 20  # bytes
+_ABSENT = object()
+
+
+class Resolution(NamedTuple):
+    """The content of a document from now on, and the fields that two programs changed differently."""
+
+    content: bytes | None
+    clashes: Sequence[str] = ()
+
+
+class Recovery:
+    """Finishes one intent. The caller holds the document locks of everything that it touches."""
+
+    def __init__(self, intents: Intents, root: Directory, opened: OpenDirectories, now: float) -> None:
+        self._intents = intents
+        self._root = root
+        self._opened = opened
+        self._now = now
+        self._events: dict[str, bytes] = {}  # of conflicts, by id
+        self._keeps_intent = False
+
+    def finish(self, intent: Intent) -> None:
+        """Steps 3 and 4 of `intents`, if they are not done: what is done is synced again, the rest is done now."""
+        if not self._intents.needs_applying(intent):
+            return
+        publish_all(self._prepared(intent))
+        self._intents.discard_drafts(intent, self._opened)
+        self._intents.drop(intent, keep=self._keeps_intent)
+
+    def _prepared(self, intent: Intent) -> Iterator[Prepared]:
+        numbers: dict[str, int] = {}
+        lines: dict[str, list[Target]] = {}
+        for target in self._intents.targets(intent, self._opened):
+            if target.location.kind is Kind.DOCUMENT:
+                yield self._document(target)
+            elif target.location.kind is Kind.NUMBERED:
+                yield numbered(target, numbers)
+            elif target.step.name in lines:
+                lines[target.step.name].append(target)
+            else:
+                targets = lines[target.step.name] = [target]
+                yield Prepared(None, partial(self._write_lines, targets))
+
+    def _document(self, target: Target) -> Prepared:
+        directory, file = target.directory, target.location.file
+        published, current = target.was_published(), read_if_exists(directory, file)
+        outcome, clashes = resolve(target, current, published=published)
+        if clashes:
+            self._record(target, current, clashes)
+        if outcome == current:
+            return Prepared(directory)
+        if outcome is None:
+            return Prepared(directory, lambda: durable.remove_in(directory, file, durable=False))
+        draft, discard = target.draft, lambda: None
+        if outcome != target.step.document or read_if_exists(directory, draft) != outcome:
+            draft = durable.write_draft(directory, file, outcome)
+            discard = partial(durable.discard, directory, draft)
+        return Prepared(directory, partial(name_draft, directory, draft, file, is_new=current is None), discard)
+
+    def _record(self, target: Target, found: bytes | None, clashes: Sequence[str]) -> None:
+        name, key = target.step.name, digest(f"{target.intent.id} {target.step.name}".encode())
+        event: dict[str, Any] = {
+            "type": "change_conflict",
+            "id": "-".join((key[:8], key[8:12], key[12:16], key[16:20], key[20:])),
+            "issue_id": name.removeprefix("jit/issues/") if name.startswith("jit/issues/") else "",
+            "timestamp": format_instant(self._now),
+            "document": target.location.path,
+            "fields": clashes,
+            "decided": _as_json(target.step.document),
+            "found": _as_json(found),
+            "commit": target.intent.id,
+        }
+        line = strictjson.encode(event)
+        if _tells_of(target) and (len(line) <= _LONGEST_EVENT or target.step.document is None):
+            self._events[event["id"]] = line
+        else:
+            self._keeps_intent = True
+
+    def _write_lines(self, targets: Sequence[Target]) -> None:
+        """Append the lines of one stream that it does not have yet, where it ends now."""
+        directory, location, first, _ = targets[0]
+        waiting = find_waiting(directory, location, [(each.step.at, each.step.content.encode()) for each in targets])
+        if waiting.start > first.at:  # a killed process may have written but not synced them
+            done = durable.read_lines_in(directory, location.file, after=first.at, limit=waiting.start - first.at)
+            _overwrite(directory, location, first.at, done)
+        if waiting.lines and waiting.end > waiting.start and (torn := _torn(directory, location, waiting)):
+            _overwrite(directory, location, waiting.start, b" " * torn)
+        if waiting.lines and waiting.end > waiting.start:
+            with self._root.beneath(MOVED, create=True) as moved:
+                durable.append_in(moved, moved_name(location), msgspec.json.encode(waiting._replace(lines=())))
+        for line in waiting.lines:
+            durable.append_in(directory, location.file, line)
+        if location.name == _EVENTS and self._events:
+            told = durable.read_lines_in(directory, location.file, after=first.at)
+            for line in (line for key, line in self._events.items() if key.encode() not in told):
+                durable.append_in(directory, location.file, line)
+
+
+def resolve(target: Target, current: bytes | None, *, published: bool) -> Resolution:
+    """What a document holds once the intent is applied, if it holds `current` now."""
+    step, clashes = target.step, list[str]()
+    if current == step.document or digest(current) == step.before:
+        return Resolution(step.document)
+    if published:
+        return Resolution(current)  # changed by a program that saw this commit
+    if step.document is None and _tells_of(target):
+        return Resolution(None, ["*"])
+    if None in (step.document, current) or not step.name.startswith(SHARED) or (step.before and not step.old):
+        return Resolution(current, ["*"])
+    try:
+        old, ours, theirs = map(strictjson.decode, (step.old.encode() or b"{}", step.content.encode(), current or b""))
+        merged = strictjson.encode(_merged(old, ours, theirs, clashes), string_keys=True)
+    except (Corrupt, UsageFailure):
+        return Resolution(current, ["*"])
+    return Resolution(msgspec.json.format(merged, indent=2) + b"\n", clashes)
+
+
+def _tells_of(target: Target) -> bool:
+    """Whether events of the tracker can tell of a conflict: the intent holds their lock only if it appends some."""
+    return target.step.name.startswith("jit/") and any(step.name == _EVENTS for step in target.intent.steps)
+
+
+def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str], path: str = "") -> Any:
+    """`theirs`, with the change from `old` to `ours`. Where both changed the same value, theirs stands, and `clashes`
+    gets its path."""
+    if ours in (old, theirs):
+        return theirs
+    if theirs == old:
+        return ours
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        before = old if isinstance(old, dict) else {}
+        values = {
+            name: _merged(
+                before.get(name, _ABSENT), ours.get(name, _ABSENT), theirs.get(name, _ABSENT), clashes, f"{path}{name}."
+            )
+            for name in dict.fromkeys((*theirs, *ours))
+        }
+        return {name: value for name, value in values.items() if value is not _ABSENT}
+    if isinstance(ours, list) and isinstance(theirs, list):
+        were = {repr(each) for each in old} if isinstance(old, list) else set[str]()
+        dropped, known = were.difference(map(repr, ours)), were.union(map(repr, theirs))
+        kept = [each for each in theirs if repr(each) not in dropped]
+        return kept + [each for each in ours if repr(each) not in known]
+    clashes.append(path.removesuffix("."))
+    return theirs
+
+
+def _as_json(content: bytes | None) -> object:
+    """The content as a value or, if it is not JSON, as text."""
+    try:
+        return None if content is None else strictjson.decode(content)
+    except (Corrupt, UsageFailure):
+        return (content or b"").decode("utf-8", "backslashreplace")
+
+
+def _torn(directory: Directory, location: Location, waiting: Waiting) -> int:
+    """How many bytes of the first waiting line a kill has left, to which another program has added its own line. Its
+    line is whole again once they are blank."""
+    line = durable.read_lines_in(directory, location.file, after=waiting.start).partition(b"\n")[0]
+    starts = (at for at in range(len(line)) if line[at : at + 1] == b"{" and waiting.lines[0].startswith(line[:at]))
+    return next((at for at in starts if isinstance(_as_json(line[at:]), dict)), 0)
+
+
+def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:
+    """Write to the middle of a stream, even if that changes nothing: the sync then has something to do, and reports if
+    it cannot."""
+    flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)
+        try:
+            calls.lseek(fd, at, os.SEEK_SET)
+            calls.write(fd, content)
+            calls.fsync(fd)
+        finally:
+            calls.close(fd)
+    except OSError as error:
+        raise NotDurable("sync", directory.where(location.file), error) from error

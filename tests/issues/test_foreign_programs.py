@@ -1,0 +1,287 @@
+"""Programs that follow the specification and know nothing of intents, beside processes of Holdfast that are killed.
+
+Whatever they do to the documents and events that a dead process was changing, every command of Holdfast still works,
+and neither side loses a change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.fs.directory import Directory
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.gates import Definition
+from holdfast.issues.tracker import Tracker, Update
+from holdfast.store import recovery, streams
+from holdfast.store.intents import Target
+from holdfast.store.layout import Location
+from holdfast.store.recovery import Resolution
+from holdfast.store.streams import Waiting
+from proof.crash import Outcome, kill_points
+from proof.effort import SHARE, rounds
+from tests.issues.foreign import ForeignProgram
+from tests.issues.test_crashes import SWEPT, A, B, Facts, Operation, facts, legal
+from tests.issues.trackers import create_issues, problems, tracker_at
+from tests.locks.workers import Line, Workers
+from tests.store.storm import IsOver, Life, storm
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and flock(2)")
+
+
+def events_in(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / ".jit/events.jsonl").read_text().splitlines()]
+
+
+def document(directory: Path, name: str) -> Any:
+    return json.loads((directory / ".jit" / name).read_text())
+
+
+def label_issues(other: ForeignProgram) -> None:
+    for each in (A, B):
+        if other.has_issue(each):
+            other.add_label(each, "noted")
+
+
+def are_labelled(directory: Path) -> bool:
+    return all(is_labelled(directory, each["issue_id"]) for each in events_in(directory) if each.get("name") == "noted")
+
+
+def is_labelled(directory: Path, issue_id: str) -> bool:
+    """Whether an issue has the label; if we deleted it at the same time, an event keeps what it was."""
+    if (directory / f".jit/issues/{issue_id}.json").exists():
+        return "noted" in document(directory, f"issues/{issue_id}.json")["labels"]
+    kept = [each["found"] for each in events_in(directory) if each["type"] == "change_conflict"]
+    return any(each["id"] == issue_id and "noted" in each["labels"] for each in kept)
+
+
+DEEDS: dict[str, tuple[Callable[[ForeignProgram], object], Callable[[Path], bool]]] = {
+    "event": (lambda other: other.append_event("noted"), lambda _: True),
+    "label": (label_issues, are_labelled),
+    "issue": (
+        lambda other: other.create_issue("noted"),
+        lambda here: "noted" in document(here, "index.json")["all_ids"],
+    ),
+    "gate": (lambda other: other.define_gate("noted"), lambda here: "noted" in document(here, "gates.json")["gates"]),
+}
+"""What the other program does, and whether that is in the files. Every deed also appends an event."""
+
+
+OTHERS = {"foreign_event", "change_conflict", "unreadable"}
+"""Events that are not ours. An event is unreadable if it follows a torn one, until that is repaired."""
+
+
+class BesideAnother(Operation):
+    """An operation of ours is killed, another program does something, and we work on."""
+
+    def __init__(self, name: str, deed: str, legal: tuple[Facts, Facts]) -> None:
+        super().__init__(name, legal)
+        self._deed, self._done = DEEDS[deed]
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        assert self._legal is not None
+        tracker = tracker_at(directory)
+        seen = issues_and_events(tracker)
+        assert seen in map(without_others, self._legal)
+        position = max((entry.position for entry in tracker.events()), default=0)
+
+        self._deed(ForeignProgram(directory))
+        assert issues_and_events(tracker) == seen, "readers see something else before we finish"
+        assert OTHERS & {each.record.type for each in tracker.events(after=position)}, "a reader missed it"
+        assert tracker.create(NewIssue(title="works on")).title == "works on"
+        for issue_id in (A, B):
+            if (issue := tracker.transactions.read(issue_id)) is not None:
+                tracker.update(issue_id, Update(title=issue.title))
+
+        assert issues_and_events(tracker) == seen, "a change of ours is lost"
+        assert "foreign_event" in {each.record.type for each in tracker.events(after=position)}, "a reader missed it"
+        assert self._done(directory), "a change of the other program is lost"
+        events = events_in(directory)  # every line is whole
+        assert "noted" in [each.get("name") for each in events], "an event of the other program is lost"
+        assert max(Counter(each["id"] for each in events).values()) == 1, "an event appears twice"
+        assert not list(directory.glob(".holdfast/intents/[!.]*")), "an intent is left"
+        assert problems(tracker) == []
+
+
+def issues_and_events(tracker: Tracker) -> tuple[object, object]:
+    return without_others(facts(tracker))
+
+
+def without_others(found: Facts) -> tuple[object, object]:
+    """The facts without what the other program, or the commands after the kill, have added."""
+    issues, events = found
+    assert isinstance(issues, dict)
+    assert isinstance(events, list)
+    ours = Counter(type_ for type_, is_known in events if type_ not in OTHERS)
+    created = "works on" in issues
+    return {k: v for k, v in issues.items() if k not in ("noted", "works on")}, ours - Counter(issue_created=created)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("name", ["update", "break down", "finish", "create", "delete"])
+@pytest.mark.sampled(4)
+def test_a_kill_and_a_change_by_another_program_block_nothing_and_lose_nothing(
+    name: str, deed: str, scratch: Path
+) -> None:
+    scenario = BesideAnother(name, deed, legal(name, scratch / "legal"))
+    kill_points(scenario, names=SWEPT, share=SHARE).require_clean(at_least=16)
+
+
+# --- The storm ----------------------------------------------------------------------------------------
+
+
+class Diary:
+    """What a process tried and did; it survives the process."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._fd = os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, word: str, token: str) -> None:
+        os.write(self._fd, f"{word} {token}\n".encode())
+
+    @staticmethod
+    def read(directory: Path, word: str) -> set[str]:
+        lines = [line.split() for path in directory.iterdir() for line in path.read_text().splitlines()]
+        return {token for said, token in lines if said == word}
+
+
+def others_work(root: Path, diaries: Path, ids: list[str], line: Line) -> None:
+    """A foreign program that never dies; it works until the test says something."""
+    other, diary = ForeignProgram(root), Diary(diaries, f"foreign-{os.getpid()}")
+    for number in itertools.count():
+        if line.has_news():
+            break
+        token = f"f{os.getpid()}-{number}"
+        kind = random.choice(["label", "label", "event", "gate", "issue"])
+        if kind == "label":
+            other.add_label(random.choice(ids), token)
+        elif kind == "event":
+            other.append_event(token)
+        elif kind == "gate":
+            other.define_gate(token)
+        else:
+            other.create_issue(token)
+        diary.note(kind, token)
+        time.sleep(random.random() * 0.02)  # not faster than we are killed
+    line.say("done")
+
+
+def we_work(root: Path, diaries: Path, ids: list[str], life: Life, is_over: IsOver) -> None:
+    """A process of ours; it may be killed anywhere."""
+    tracker, diary = tracker_at(root, f"agent:{life.name}"), Diary(diaries, f"ours-{life.name}")
+    for number in itertools.count():
+        if is_over():
+            return
+        token = f"o{life.name}-{number}"
+        kind = random.choice(["update", "update", "gate", "create"])
+        diary.note("tried", token)
+        if kind == "update":
+            tracker.update(random.choice(ids), Update(context={token: "done"}))
+        elif kind == "gate":
+            tracker.gates.define(Definition(token))
+        else:
+            tracker.create(NewIssue(title=token))
+        diary.note(kind, token)
+
+
+def storm_beside_others(base: Path, kills: int) -> None:
+    """8 processes of ours that are killed, beside 4 programs that know nothing of intents; then judge the files."""
+    root, diaries = base / "root", base / "diaries"
+    diaries.mkdir()
+    tracker = tracker_at(root)
+    tracker.initialise()
+    tracker.gates.define(Definition("first"))
+    ids = create_issues(tracker, *(f"issue {number}" for number in range(6)))
+    with Workers() as workers:
+        others = workers.start_many(4, lambda line: others_work(root, diaries, ids, line))
+        assert storm(8, lambda life, is_over: we_work(root, diaries, ids, life, is_over), kills=kills) >= kills
+        assert [each.ask("stop") for each in others] == ["done"] * 4
+
+    for issue_id in ids:  # nothing is blocked
+        tracker.update(issue_id, Update(title="calm"))
+    issues = list(tracker.snapshot())
+    found = {
+        "label": {label for issue in issues for label in issue.labels},
+        "issue": set(document(root, "index.json")["all_ids"]),
+        "gate": set(document(root, "gates.json")["gates"]),
+        "update": {token for issue in issues for token in issue.context},
+        "create": {issue.title for issue in issues},
+    }
+    lost = {word: Diary.read(diaries, word) - there for word, there in found.items()}
+    assert not any(lost.values()), f"lost: {lost}"
+    events, ours = events_in(root), Diary.read(diaries, "tried")
+    twice = [key for key, times in Counter(each["id"] for each in events).items() if times > 1]
+    assert not twice, f"events that appear twice: {twice}"
+    told = Counter(each["type"] for each in events)
+    names = {each.get("name") for each in events}
+    assert all(Diary.read(diaries, word) & names == Diary.read(diaries, word) - ours for word in DEEDS)
+    assert told["issue_created"] == len(issues) - len(Diary.read(diaries, "issue"))
+    assert told["issue_updated"] == len(found["update"]) + len(ids)
+    assert problems(tracker) == []
+
+
+@pytest.mark.req("FL-07", "FL-08")
+def test_a_storm_of_kills_beside_other_programs_blocks_nothing_and_loses_nothing(scratch: Path) -> None:
+    storm_beside_others(scratch, kills=rounds(2000, least=25))
+
+
+# --- Planted bugs that the sweeps must find -----------------------------------------------------------
+
+
+def lines_not_recognised(plant: pytest.MonkeyPatch) -> None:
+    def none_found(directory: Directory, location: Location, pending: list[tuple[int, bytes]]) -> Waiting:
+        lines = tuple(content for _, content in pending)
+        return Waiting(pending[0][0], pending[0][0], tuple(len(line) + 1 for line in lines), lines)
+
+    plant.setattr(recovery, "find_waiting", none_found)
+
+
+def documents_overwritten(plant: pytest.MonkeyPatch) -> None:
+    ours_always = lambda target, current, *, published: Resolution(target.step.document)  # noqa: E731
+    plant.setattr(recovery, "resolve", ours_always)
+
+
+def documents_left_to_others(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Target, "was_published", lambda self: True)
+
+
+def moved_lines_forgotten(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(streams, "moved_lines", lambda root, location: [])
+
+
+def torn_lines_left(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(recovery, "_torn", lambda directory, location, waiting: 0)
+
+
+PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
+    (lines_not_recognised, "event", "a change of ours is lost"),
+    (documents_overwritten, "label", "a change of the other program is lost"),
+    (documents_left_to_others, "label", "readers see something else"),
+    (moved_lines_forgotten, "event", "is not a position of jit/events"),
+    (torn_lines_left, "event", "a reader missed it"),
+]
+
+
+@pytest.mark.parametrize(("plant", "deed", "symptom"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
+@pytest.mark.sampled(2)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    deed: str,
+    symptom: str,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = BesideAnother("update", deed, legal("update", scratch / "legal"))
+    plant(monkeypatch)
+    found = [each.problem for each in kill_points(scenario, names=("write", "replace")).violations]
+    assert any(symptom in each for each in found), f"not among {found}"
