@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 from holdfast.cli import entry
 from holdfast.cli.entry import MEANINGS, asks_for_json, root
 from holdfast.cli.output import Output, printable
-from holdfast.errors import ExitStatus, LockConflict
+from holdfast.errors import ExitStatus, IoFailure, LockConflict
+from holdfast.fs import durable
 from tests.cli.commands import HOLDFAST, environment, error, holdfast
 
 # --- Usage ------------------------------------------------------------------------------------------
@@ -241,3 +243,25 @@ def test_a_command_works_without_standard_output(tmp_path: Path) -> None:
 
 def test_every_exit_status_has_a_meaning() -> None:
     assert set(MEANINGS) == set(ExitStatus)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_change_that_is_not_in_its_files_yet_is_reported(
+    as_json: bool, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise IoFailure("append to", "events.jsonl", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    where = ["--repo", str(scratch), *(["--json"] if as_json else [])]
+    assert entry.run(["issue", "init", *where]) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patches:
+        patches.setattr(durable, "append_in", fail)
+        assert entry.run(["issue", "create", "a title", *where]) == 0
+    said = capsys.readouterr()
+    (told,) = json.loads(said.out)["warnings"] if as_json else [said.err]
+    assert "is decided, but not in all of its files yet: cannot append to events.jsonl: No space left" in told
+    assert "the next command" in told
+    assert entry.run(["issue", "list", *where]) == 0
+    said = capsys.readouterr()
+    assert ("a title" in said.out, "warnings" in said.out, said.err) == (True, False, "")

@@ -262,7 +262,7 @@ def run(arguments: Sequence[str]) -> int:
     output = Output(as_json=asks_for_json(arguments))
     try:
         try:
-            with termination_raises():
+            with termination_raises(), output.showing_warnings():
                 return _invoke(arguments, output)
         except Terminated as asked:
             from holdfast.cli import child

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from holdfast.errors import Failure, IoFailure
+from holdfast.errors import Failure, IoFailure, NotApplied
 from holdfast.fs import calls
 from holdfast.fs.names import in_utf_8
 from holdfast.fs.names import printable as printable
@@ -38,6 +39,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self._envelopes_to_stderr = False
+        self._warnings: list[str] = []
 
     def leave_stdout_to_the_command(self) -> None:
         """Write nothing of our own to standard output from now on."""
@@ -46,7 +48,7 @@ class Output:
     def result(self, data: Mapping[str, object], lines: Iterable[str] = ()) -> None:
         """Print the outcome: `data` for programs, `lines` for people."""
         if self.as_json:
-            self._write_envelope({"ok": True, "data": data})
+            self._write_envelope({"ok": True, "data": data} | ({"warnings": self._warnings} if self._warnings else {}))
         else:
             for line in lines:
                 self.line(line)
@@ -58,6 +60,20 @@ class Output:
         else:
             hint = advice or printable(failure.hint)
             self.diagnostic(f"Error: {printable(failure.message)}\n\n{hint}\n\nCode: {failure.code}")
+
+    @contextlib.contextmanager
+    def showing_warnings(self) -> Iterator[None]:
+        """Report changes that are made but not in their files yet: with `--json` in the envelope."""
+
+        def show(message: Warning | str, *_: object, **__: object) -> None:
+            self._warnings.append(str(message))
+            if not self.as_json:
+                self.diagnostic(f"Warning: {printable(str(message))}")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", NotApplied)
+            warnings.showwarning = show
+            yield
 
     def line(self, text: str) -> None:
         _write(sys.stdout, printable(text), "standard output")
