@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -14,10 +16,14 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import IO, Any, NamedTuple, NoReturn, Self
 
 PATIENCE = 60.0
 """Seconds that anything may take before the test fails instead of hanging; no result depends on the value."""
+
+
+class Silent(AssertionError):
+    """The other end said nothing in time."""
 
 
 class Line:
@@ -33,7 +39,7 @@ class Line:
     def hear(self) -> Any:
         """Wait for the next message; EOFError if the other end has closed."""
         if not self._connection.poll(PATIENCE):
-            raise AssertionError(f"no message arrived within {PATIENCE:.0f} s")
+            raise Silent(f"no message arrived within {PATIENCE:.0f} s")
         message = self._connection.recv()
         if isinstance(message, _Raised):
             raise AssertionError(f"the worker failed:\n{message.trace}")
@@ -63,17 +69,20 @@ class Worker:
 
     pid: int
     line: Line
+    _stacks: IO[bytes]
 
     def __init__(self, task: Task) -> None:
         if sys.platform == "win32":
             raise NotImplementedError("there is no fork on Windows")
         self._status: int | None = None
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it has ended
         here, there = Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a watcher thread may still be ending
             self.pid = os.fork()
         if self.pid == 0:
             here.close()
+            faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
             _work(task, Line(there))
         there.close()
         self.line = Line(here)
@@ -88,6 +97,18 @@ class Worker:
             return self.line.hear()
         except (EOFError, ConnectionResetError):
             raise AssertionError(f"the worker ended with {self.wait()}") from None
+        except Silent as silent:
+            raise AssertionError(f"{silent}; the worker is here:\n{self.stacks()}") from None
+
+    def stacks(self) -> str:
+        """Where the threads of the worker are now."""
+        if sys.platform != "win32":
+            os.kill(self.pid, signal.SIGUSR1)
+        end = time.monotonic() + 5.0
+        while os.fstat(self._stacks.fileno()).st_size == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        self._stacks.seek(0)
+        return self._stacks.read().decode(errors="replace")
 
     def ask(self, message: object) -> Any:
         """Send a message to the worker and wait for the answer."""
@@ -120,6 +141,7 @@ class Worker:
         """Wait until the worker has ended; returns its exit status, negative for a signal. Can be repeated."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._stacks.close()
         return self._status
 
 

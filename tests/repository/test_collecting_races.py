@@ -30,7 +30,7 @@ from holdfast.trees.restore import materialise
 from holdfast.trees.verify import changes, verify
 from proof.effort import rounds, until
 from tests.locks.race_rounds import delay_calls
-from tests.locks.workers import Line, Workers
+from tests.locks.workers import Line, Worker, Workers
 from tests.repository.kept import keep, parents_of, require_whole, snapshots_of
 from tests.repository.repositories import add_worktree, make_repository
 
@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 
 TARGET = "target"
 SUCCESSES = rounds(25)
+ALIVE = "alive"
 PAUSE = 0.005  # of idle workers: they must not starve the others
 ROUNDS = 200
 """Successes that each user needs in the storm, pauses of idle workers, and rounds of the other race."""
@@ -138,9 +139,17 @@ def user(root: Path, act: Callable[[RepositoryContext, str, int], None]) -> Call
                 refused += 1
             except (AssertionError, Failure) as problem:
                 violations.append(repr(problem))
+            if round_ % 5 == 0:
+                line.say(ALIVE)  # the whole storm may take longer than anybody waits for one message
         line.say(tuple(Tally(succeeded, refused, tuple(violations))))
 
     return task
+
+
+def result_of(worker: Worker) -> Tally:
+    while (said := worker.hear()) == ALIVE:
+        pass
+    return Tally(*said)
 
 
 def writer(root: Path) -> Callable[[Line], None]:
@@ -190,7 +199,7 @@ def test_a_snapshot_in_use_never_vanishes(scratch: Path) -> None:
         users = [workers.start(user(root, act)) for act in USERS.values()]
         others = [workers.start(writer(root)), workers.start(collector(root))]
         try:
-            seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
+            seen = {name: result_of(worker) for name, worker in zip(USERS, users, strict=True)}
         except AssertionError:
             for each in others:  # if one of them failed, its error explains why the users got stuck
                 if each.line.has_news():
