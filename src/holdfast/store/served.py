@@ -43,6 +43,7 @@ _ENOUGH_BYTES = 1 << 20
 _LONGEST_PAUSE = 0.05
 _TAKE_TURNS_FOR = 1.0
 _MOST_CONFLICTS = 1000
+_LEAST_TRIES = 3  # however slow this process is: the deadline alone would end a transaction at its first conflict
 
 
 class StoredValue(NamedTuple):
@@ -315,7 +316,7 @@ class _Tries:
     def pause(self) -> None:
         """Wait for a random time before the next attempt, so that contenders do not collide again."""
         self.conflicts += 1
-        if time.monotonic() >= self._deadline:
+        if self.conflicts >= _LEAST_TRIES and time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
         if self.conflicts > 2:
             time.sleep(CHANCE.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
