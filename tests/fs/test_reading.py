@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import IoFailure, NotFound
 from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory
 
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, code: int, times: int, meanwhile: Path | None = None) -> None:
@@ -28,7 +29,7 @@ def fail_reads(monkeypatch: pytest.MonkeyPatch, code: int, times: int, meanwhile
     monkeypatch.setattr(calls, "read", read)
 
 
-@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE, errno.EBADF])
 def test_a_file_replaced_while_open_is_looked_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -36,6 +37,18 @@ def test_a_file_replaced_while_open_is_looked_up_again(
     fail_reads(monkeypatch, code, 2)
 
     assert durable.read(tmp_path / "file") == b"new"
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE, errno.EBADF])
+def test_lines_of_a_file_that_vanishes_while_open_are_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "lines").write_bytes(b"one\ntwo\nto")
+    with Directory.open(tmp_path) as directory:
+        fail_reads(monkeypatch, code, 2)
+        assert durable.read_lines_in(directory, "lines", after=4) == b"two\n"
+        fail_reads(monkeypatch, code, 2)
+        assert durable.end_of_lines_in(directory, "lines") == 8
 
 
 def test_a_file_removed_while_open_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,8 @@ class Directory(Closing):
 
     def directories(self) -> list[str]:
         """The sorted names of the subdirectories, without links to directories."""
-        return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
+        with failing_to("examine the entries of", self.shown):  # some filesystems are asked about each of them
+            return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:

@@ -14,9 +14,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from holdfast.errors import (
     AlreadyExists,
@@ -39,9 +39,12 @@ _NOATIME = getattr(os, "O_NOATIME", 0)
 """Otherwise reading changes the access time, which the next sync then has to write."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
-_GONE = (errno.ENOENT, errno.ESTALE)
+_GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
+"""How reading an open file fails after another machine has replaced it: NFS and JuiceFS answer differently."""
 _MOST_LOOKUPS = 100
 _CHUNK = 1 << 20
+
+T = TypeVar("T")
 
 
 class Appended(NamedTuple):
@@ -95,7 +98,8 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, mode, action="append to")
     try:
-        end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
+        with failing_to("read", directory.where(name)):
+            end, torn = _end_of_lines(fd)  # 1. where the last whole line ends
         if at is not None and end != at:
             raise Corrupt(f"{directory.where(name)} ends at {end}, not at {at}", path=directory.where(name))
         try:
@@ -126,21 +130,9 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
 
     On some network filesystems an open file vanishes when another machine replaces it; its name is looked up again.
     """
-    for _ in range(_MOST_LOOKUPS):
-        content = _read_found(directory, name, limit)
-        if content is not None:
-            return content
-    raise io_failure("read", directory.where(name), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
-
-
-def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | None:
-    """The content; None if the file has vanished since it was opened."""
     flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
-    try:
-        fd = _open(directory, name, flags | _NOATIME, 0, action="read")
-    except NotWritable:  # O_NOATIME is for the owner only
-        fd = _open(directory, name, flags, 0, action="read")
-    try:
+
+    def whole(fd: int) -> bytes:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise Refused(
@@ -151,39 +143,47 @@ def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | N
         if limit is not None and status.st_size > limit:
             raise TooLarge(directory.where(name), status.st_size, limit)
         return _read_all(fd, limit, directory.where(name), expected=status.st_size)
-    except OSError as error:
-        if error.errno in _GONE:
-            return None
-        raise io_failure("read", directory.where(name), error) from error
-    finally:
-        close_quietly(fd)
+
+    try:
+        return _read_found(directory, name, flags | _NOATIME, whole)
+    except NotWritable:  # O_NOATIME is for the owner only
+        return _read_found(directory, name, flags, whole)
+
+
+def _read_found(directory: Directory, name: str, flags: int, read_open: Callable[[int], T]) -> T:
+    """The result of `read_open` on the file `name`, which is looked up again while it vanishes."""
+    for _ in range(_MOST_LOOKUPS):
+        fd = _open(directory, name, flags, 0, action="read")
+        try:
+            return read_open(fd)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise io_failure("read", directory.where(name), error) from error
+        finally:
+            close_quietly(fd)
+    raise io_failure("read", directory.where(name), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
 
 
 def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int | None = None) -> bytes:
     """The complete lines of the file `name` after an offset, at most `limit` bytes; b"" if there is none."""
+
+    def rest(fd: int) -> bytes:
+        calls.lseek(fd, after, os.SEEK_SET)
+        return _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
+
     try:
-        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
+        content = _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, rest)
     except NotFound:
         return b""
-    try:
-        with failing_to("read", directory.where(name)):
-            calls.lseek(fd, after, os.SEEK_SET)
-            content = _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
-    finally:
-        close_quietly(fd)
     return content[: content.rfind(b"\n") + 1]
 
 
 def end_of_lines_in(directory: Directory, name: str) -> int:
     """The offset at which the complete lines of the file `name` end; 0 if there is none."""
     try:
-        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
+        return _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, _end_of_lines)[0]
     except NotFound:
         return 0
-    try:
-        return _end_of_lines(fd, directory.where(name))[0]
-    finally:
-        close_quietly(fd)
 
 
 def remove(path: Path) -> bool:
@@ -391,18 +391,17 @@ def _cut_back(fd: int, end: int, where: str) -> None:
         raise NotDurable("take back a failed append to", where, error) from error
 
 
-def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
+def _end_of_lines(fd: int) -> tuple[int, bytes]:
     """The offset at which the last complete line ends, and the torn bytes after it."""
-    with failing_to("read", where):
-        start, tail = calls.lseek(fd, 0, os.SEEK_END), b""
-        while start > 0:
-            size = min(4096, start)
-            start -= size
-            calls.lseek(fd, start, os.SEEK_SET)
-            tail = _read_exactly(fd, size) + tail
-            cut = tail.rfind(b"\n")
-            if cut >= 0:
-                return start + cut + 1, tail[cut + 1 :]
+    start, tail = calls.lseek(fd, 0, os.SEEK_END), b""
+    while start > 0:
+        size = min(4096, start)
+        start -= size
+        calls.lseek(fd, start, os.SEEK_SET)
+        tail = _read_exactly(fd, size) + tail
+        cut = tail.rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1, tail[cut + 1 :]
     return 0, tail
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure, FilesystemUnsafe
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, opened
+from holdfast.fs.directory import Directory, failing_to, opened
 from holdfast.fs.mounts import filesystem_kind, is_network, mount_point
 
 JUICEFS = "fuse.juicefs"
@@ -122,7 +122,7 @@ class Capabilities(NamedTuple):
 def find_capabilities(directory: Path) -> Capabilities:
     """Probe the filesystem of `directory`, which must be writable."""
     kind = filesystem_kind(directory)
-    with _scratch(directory) as scratch:
+    with failing_to("probe the filesystem of", directory), _scratch(directory) as scratch:
         path = scratch.path
         durable.create_in(scratch, "a", b"content")
         return Capabilities(

@@ -13,7 +13,7 @@ from holdfast import findings
 from holdfast.clock import Now, format_ago, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
-from holdfast.fs import calls, durable
+from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
@@ -65,10 +65,13 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
         return False
     try:
         with Directory.open(path) as directory:
-            return not set(directory.names()) - {payloads.LOCK} and now - calls.stat(path).st_mtime < DRAFT_AGE
-    except (NotFound, FileNotFoundError):
+            if set(directory.names()) - {payloads.LOCK}:
+                return False
+    except NotFound:
         return True
 
+    status = status_of(path)
+    return status is None or now - status.st_mtime < DRAFT_AGE
 
 def _sweep(context: RepositoryContext, scratch_id: str) -> None:
     if not payloads.sweep(context.paths, scratch_id):

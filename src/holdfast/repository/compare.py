@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure, move
-from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
+from holdfast.repository.context import Descriptor, RepositoryContext, is_ready, status_at
 from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 
@@ -257,6 +257,7 @@ def _check_destination(context: RepositoryContext, destination: Path) -> None:
     if exists:
         hint = "Name a directory that does not exist: nothing is ever overwritten."
         raise AlreadyExists(f"{path} already exists", hint=hint, path=path)
-    if is_within(above, calls.stat(context.paths.root / ".jvs")):
+    private = status_at(context.paths.root / ".jvs")
+    if private is not None and is_within(above, private):
         hint = "Name a directory outside it."
         raise Refused(f"{path} is inside .jvs, where only Holdfast writes", hint=hint, path=path)

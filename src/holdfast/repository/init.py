@@ -258,7 +258,8 @@ def _checked_source(source: Path, root: Path) -> Path:
         raise io_failure("look at", source, error) from error
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
-    if is_within(root, status) or (_is_directory(root) and is_within(source, calls.stat(root))):
+    existing = status_at(root) if _is_directory(root) else None
+    if is_within(root, status) or (existing is not None and is_within(source, existing)):
         message = f"{root} and {source} contain each other: the copy would contain itself"
         raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))
     return source

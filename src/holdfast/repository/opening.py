@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.clock import format_duration
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import io_failure, make_directories
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
@@ -142,6 +142,8 @@ def _exists(path: Path) -> bool:
         calls.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise io_failure("examine", path, error) from error
     return True
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure, InUse
 from holdfast.fs import calls, durable
+from holdfast.fs.directory import failing_to
 from holdfast.locks import identity
 
 MOST_SHOWN = 5
@@ -98,7 +99,7 @@ if sys.platform == "linux":
     _LINKS = (("cwd", "stands in"), ("root", "has as its root"), ("exe", "runs"))
 
     def _pids() -> list[int]:
-        with calls.scandir(_PROC) as entries:
+        with failing_to("list", _PROC), calls.scandir(_PROC) as entries:
             return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:

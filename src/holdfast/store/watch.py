@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Self
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, close_quietly, io_failure
 from holdfast.fs.names import is_safe_name
 from holdfast.store.intents import Intents
 from holdfast.store.layout import INTENTS, Kind, Layout
@@ -48,7 +48,7 @@ class DirectoryEvents:
         for directory in directories:
             number = native.inotify_watch(fd, os.fsencode(directory), _MASK)
             if number < 0:
-                calls.close(fd)
+                close_quietly(fd)
                 return None
             watched[number] = directory
         return cls(fd, watched)
@@ -66,10 +66,13 @@ class DirectoryEvents:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            calls.close(fd)
+            close_quietly(fd)
 
     def _read(self) -> set[tuple[Path, str]] | None:
-        content = calls.read(self._fd, 1 << 16)
+        try:
+            content = calls.read(self._fd, 1 << 16)
+        except OSError:
+            return None
         found: set[tuple[Path, str]] = set()
         offset = 0
         while offset < len(content):
@@ -197,6 +200,8 @@ class FileWatch(Watch):
                 files = [entry.name for entry in entries]
         except FileNotFoundError:
             files = []
+        except OSError as error:
+            raise io_failure("list", self._root.path / self._subject.directory, error) from error
         for file in files:
             name = self._subject.name_of(file)
             if name is not None and self._subject.shape == "numbered":

@@ -98,7 +98,7 @@ def capture(
 class _Capture:
     def __init__(self, stack: ExitStack, source: TreeWalker, tree: Path, engine: Engine, *, quiesced: bool) -> None:
         self.stack, self.source, self.tree, self.engine, self.quiesced = stack, source, tree, engine, quiesced
-        self.device = calls.fstat(source.enter("")).st_dev
+        self.device = source.root_status().st_dev
         self.captured: list[CapturedDirectory] = []
         self.base: Base | None = None
         self._early_sync: EarlySync | None = None

@@ -80,9 +80,8 @@ class DirectoryCapture:
             worker.cache = cache
         self._expected: set[str] = set()  # directories that the walk will reach
         self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are captured already
-        top = source.enter("")
-        self._device = calls.fstat(top).st_dev
-        self._mounts = mounts_beneath(top)
+        self._device = source.root_status().st_dev
+        self._mounts = mounts_beneath(source.enter(""))
 
     def capture_all(self) -> Iterator[CapturedDirectory]:
         """Capture all directories, in name order, each before its subdirectories."""

@@ -81,6 +81,8 @@ def _require_ready(tree: Path) -> None:
     except FileNotFoundError:
         hint = f"{_HINT} 'holdfast doctor' lists what else is missing."
         raise Corrupt(f"the files of the snapshot {tree.name} are gone", hint=hint, path=str(tree / PAYLOAD)) from None
+    except OSError as error:
+        raise unreadable(os.fspath(tree / PAYLOAD), error) from error
 
 
 class _Pair(NamedTuple):
@@ -123,7 +125,7 @@ class _Restore:
         except OSError as error:
             raise unwritable(os.fspath(self.destination), error) from error
         with Stored(self.tree) as source, TreeWalker(self.destination) as target:
-            self._attributes = Attributes(calls.fstat(target.enter("")), kept=False)
+            self._attributes = Attributes(target.root_status(), kept=False)
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
                 if name:

@@ -247,7 +247,7 @@ def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> It
     with ExitStack() as stack:
         walker = stack.enter_context(TreeWalker(source))
         worker = start_scan_worker(stack, walker, cache)
-        known = StatCache.read(cache, calls.fstat(walker.enter("")).st_dev)
+        known = StatCache.read(cache, walker.root_status().st_dev)
         directories = DirectoryCapture(walker, cache=known, stats=CaptureStats(), worker=worker)
         yield from _compare(records, ((each.encoded, each.body) for each in directories.capture_all()))
 

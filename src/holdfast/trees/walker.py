@@ -120,6 +120,12 @@ class Walker(Closing):
         self._path = path
         return self._open[-1]
 
+    def root_status(self) -> os.stat_result:
+        try:
+            return calls.fstat(self.enter(""))
+        except OSError as error:
+            raise unreadable(self.root, error) from error
+
     def _shared_with(self, path: str) -> tuple[int, list[str]]:
         """How many levels of the current path lead to `path` too, and the names that follow.
 
