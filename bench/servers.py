@@ -226,7 +226,7 @@ def _served(kind: str, directory: Path) -> Iterator[str]:
     server = Postgres(place, durable=True) if kind == "PostgreSQL" else Etcd(place)
     server.start()
     try:
-        yield f"{server.url}?schema=bench" if kind == "PostgreSQL" else f"{server.url}/bench"
+        yield server.store_url("bench")
     finally:
         server.kill()
 

@@ -536,4 +536,14 @@ class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitSta
     """The store's server has no such database. Nothing was changed by this call."""
 
     hint = "Check the name of the database in the address, or have its owner create it: CREATE DATABASE."
+class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatus.REFUSED, retryable=False):
+    """The store's server has a version that is known to lose data. Nothing was changed."""
+
+    hint = (
+        "Upgrade etcd to 3.5.6 or later, or within 3.4 to 3.4.22 or later. For a trial, add "
+        "accept-unsafe-server=true to the address of the store."
+    )
+    problem = "is unsafe"
+
+
     problem = "does not exist"

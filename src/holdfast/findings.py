@@ -99,6 +99,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "format-old": "It works as it is.",
         "lock-expired": "Its holder did not renew it. The next holder takes it over.",
         "plan-expired": "It can no longer be run.",
+        "store-risky": "It may lose records that it has acknowledged. The store's address accepts that, for a trial.",
         "waiter-dead": "They are skipped when the lease is granted.",
     },
 }
@@ -132,6 +133,7 @@ REMEDIES = {
     "snapshot-damaged": "restore missing and changed files from a backup",
     "snapshot-directory-strange": "Holdfast does not remove it; remove it if nothing needs it",
     "snapshot-incomplete": "restore its directory from a backup",
+    "store-risky": "upgrade the server",
     "tree-orphaned": "remove it",
     "tree-unknown": "other snapshots may share its directories",
     "waiter-dead": "remove them from the queue",

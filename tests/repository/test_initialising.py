@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import (
     AlreadyExists,
+    ConsistencyUnavailable,
     FilesystemUnsafe,
     NestedRepository,
     NotFound,
@@ -17,10 +20,10 @@ from holdfast.errors import (
 )
 from holdfast.fs.probe import Capabilities
 from holdfast.repository import init
-from holdfast.repository.context import MAIN, Isolation
+from holdfast.repository.context import MAIN, Consistency, Isolation
 from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository, find_repository
-from proof.crash import Outcome, kill_points
+from proof.crash import Attempt, Outcome, interposed, kill_points
 from proof.effort import SHARE
 from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, events, files_in, json_at, make_repository, put_files, unprobed
@@ -200,6 +203,43 @@ def test_a_directory_that_contains_the_repository_cannot_be_imported(scratch: Pa
     with pytest.raises(UsageFailure, match="not a directory"):
         initialise(scratch / "repo", source=scratch / "project/README", probe=unprobed)
     assert files_in(scratch / "project") == PROJECT
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_worktree_of_git_is_not_imported(scratch: Path, kind: str) -> None:
+    """Git in the copy would change the index and the branches of the original."""
+    put_files(scratch / "project", PROJECT)
+    if kind == "file":
+        (scratch / "project/.git").write_text("gitdir: /elsewhere/.git/worktrees/project\n")
+    else:
+        (scratch / "project/.git").symlink_to("/elsewhere/.git")
+    with pytest.raises(Refused, match="worktree or submodule of git") as refused:
+        initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
+    assert "git clone" in refused.value.hint
+    assert not (scratch / "repo").exists()
+    (scratch / "project/.git").unlink()
+    (scratch / "project/.git").mkdir()
+    assert initialise(scratch / "repo", source=scratch / "project", probe=unprobed).created
+
+
+def test_an_import_of_files_that_change_fails_unless_best_effort_is_enough(scratch: Path) -> None:
+    put_files(scratch / "project", PROJECT)
+    writes = itertools.count()
+
+    def change_it(attempt: Attempt) -> Any:
+        if str(attempt.arguments[0]).endswith("README"):  # it is about to be read
+            (scratch / "project/src/a.py").write_text(f"changed {next(writes)}")
+        return attempt.perform()
+
+    with interposed(change_it, ("open",)):
+        with pytest.raises(ConsistencyUnavailable) as refused:
+            initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
+        assert "--consistency best_effort" in refused.value.hint
+        made = initialise(
+            scratch / "repo", source=scratch / "project", consistency=Consistency.BEST_EFFORT, probe=unprobed
+        )
+    assert made.imported == len(PROJECT)
+    assert next(writes) >= 2
 
 
 def test_nothing_is_imported_into_an_existing_repository(scratch: Path) -> None:

@@ -139,7 +139,7 @@ BREAKAGES: dict[str, tuple[str, str, Breakage]] = {
     "etcd, nothing in it": (
         "etcd_url",
         "store-empty",
-        lambda it: it.move_to(f"{it.url}-other"),
+        lambda it: it.move_to(it.url.replace("?", "-other?")),
     ),
     "a config that cannot be read": (
         "etcd_url",
@@ -198,7 +198,7 @@ def test_the_finding_lists_every_check_that_needs_the_store(tmp_path: Path, etcd
     from holdfast.repository.checks import all_checks
 
     broken = Broken(tmp_path / "repository", etcd_url)
-    broken.move_to(f"{etcd_url}-other")
+    broken.move_to(etcd_url.replace("?", "-other?"))
     not_made = examined(broken.root)["checks-not-made"].facts["checks"]
 
     made = LOCAL | {"store", "commits"}  # one found the problem, the other is about plain files only
@@ -237,13 +237,13 @@ def test_a_store_that_goes_down_during_an_examination_is_reported_once(tmp_path:
 def stopped(server_scratch: Path, tmp_path: Path) -> list[Path]:
     """Two repositories, each on a real server of its own that has been stopped."""
     roots: list[Path] = []
-    for kind, rest in ((Postgres, "?schema=x"), (Etcd, "/x")):
+    for kind in (Postgres, Etcd):
         directory = server_scratch / kind.__name__
         directory.mkdir()
         server = kind(directory)
         server.start()
         roots.append(tmp_path / kind.__name__)
-        initialise(roots[-1], store=f"{server.url}{rest}")
+        initialise(roots[-1], store=server.store_url("x"))
         plant(roots[-1])
         server.kill()
     return roots
@@ -312,7 +312,7 @@ def test_a_password_that_is_not_stored_comes_from_the_environment(
         whole = f"{server.whole_address}?schema=from_environment"
     else:
         server = request.getfixturevalue("guarded_etcd")
-        whole = f"etcd://agent:{QUOTED}@{server.endpoint}/work/from-environment"
+        whole = server.store_url("work/from-environment", user=f"agent:{QUOTED}")
     made = holdfast("init", root, "--store", whole)
     assert "HOLDFAST_STORE" in made.stdout  # because the password is not stored
     assert PASSWORD not in (root / CONFIG).read_text()

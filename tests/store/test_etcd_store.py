@@ -106,7 +106,7 @@ def test_it_behaves_like_the_model(etcd_server: Etcd) -> None:
     numbers = count()
 
     def fresh() -> StoreSubject:
-        url = f"{etcd_server.url}/model-{next(numbers)}"
+        url = etcd_server.store_url(f"model-{next(numbers)}")
         return StoreSubject(EtcdStore(url), partial(EtcdStore, url))
 
     run_state_machine(fresh, examples=12)

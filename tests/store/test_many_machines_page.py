@@ -73,7 +73,7 @@ def test_etcd_runs_with_the_unit_of_the_page_and_accepts_its_address(server_scra
     try:
         files = f"cacert={certificates}/ca.pem&cert={certificates}/client.pem&key={certificates}/client.key"
         assert "/prefix[?tls=true&cacert=FILE&cert=FILE&key=FILE]" in PAGE
-        with EtcdStore(f"etcd://{server.endpoint}/prefix?tls=true&{files}") as store:
+        with EtcdStore(server.store_url("prefix", f"tls=true&{files}")) as store:
             many = [Create(ISSUES.key(f"one-{each}"), Item(each)) for each in range(1000)]
             apply(store, *many)  # as many as the options of the unit allow
             apply(store, Create(INDEX, Item(1, "x" * (3 << 20))))

@@ -73,7 +73,7 @@ def test_a_server_that_was_killed_restarts_with_its_data(server_scratch: Path, k
     directory.mkdir()
     server = KINDS[kind](directory)
     server.start()
-    store = open_address(server_scratch, server.url)  # type: ignore[attr-defined]
+    store = open_address(server_scratch, server.store_url("x"))  # type: ignore[attr-defined]
     apply(store, Create(INDEX, Item(7)))
     server.restart()
     assert number_of(store, INDEX) == 7

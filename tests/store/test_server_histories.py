@@ -92,7 +92,7 @@ def test_a_broken_engine_is_found(
 ) -> None:
     found = []
     for attempt in range(10):
-        url = postgres_url if broken == PostgresWithoutVersions else f"{etcd_url}-{attempt}"
+        url = postgres_url if broken == PostgresWithoutVersions else etcd_url.replace("?", f"-{attempt}?")
         place = scratch / str(attempt)
         place.mkdir()
         try:

@@ -133,7 +133,7 @@ def _is_encrypted(store: PostgresStore) -> bool:
 
 
 def test_an_etcd_user_can_work_under_its_prefix_and_nowhere_else(guarded_etcd: Etcd) -> None:
-    with EtcdStore(f"etcd://agent:{QUOTED}@{guarded_etcd.endpoint}/work") as store:
+    with EtcdStore(guarded_etcd.store_url("work", user=f"agent:{QUOTED}")) as store:
         apply(store, Create(INDEX, Item(1)))
         assert number_of(store, INDEX) == 1
         assert isinstance(store.engine, EtcdEngine)
@@ -141,15 +141,15 @@ def test_an_etcd_user_can_work_under_its_prefix_and_nowhere_else(guarded_etcd: E
         assert number_of(store, INDEX) == 1
 
     with (
-        EtcdStore(f"etcd://agent:{QUOTED}@{guarded_etcd.endpoint}/elsewhere") as store,
+        EtcdStore(guarded_etcd.store_url("elsewhere", user=f"agent:{QUOTED}")) as store,
         pytest.raises(StoreAccessRefused),
     ):
         store.read(INDEX)
 
 
-@pytest.mark.parametrize("user", ["agent:wrong@", ""], ids=["a wrong password", "no user"])
+@pytest.mark.parametrize("user", ["agent:wrong", ""], ids=["a wrong password", "no user"])
 def test_a_refusal_by_etcd_is_reported_at_once(guarded_etcd: Etcd, user: str) -> None:
-    store = EtcdStore(f"etcd://{user}{guarded_etcd.endpoint}/work", timeout=600.0)
+    store = EtcdStore(guarded_etcd.store_url("work", user=user), timeout=600.0)
     with pytest.raises(StoreAccessRefused) as raised:
         store.read(INDEX)
 
@@ -182,20 +182,20 @@ def test_certificates_are_presented_to_etcd_and_verified(
     server.start()
     try:
         shown = f"cacert={certificates}/ca.pem&cert={certificates}/client.pem&key={certificates}/client.key"
-        with EtcdStore(f"etcd://{server.endpoint}/work?{shown}") as store, store.watch(INDEX) as watch:
+        with EtcdStore(server.store_url("work", shown)) as store, store.watch(INDEX) as watch:
             apply(store, Create(INDEX, Item(1)))
             assert watch.wait(30) == {INDEX.name}
             assert number_of(store, INDEX) == 1
         for less in (f"cacert={certificates}/ca.pem", "tls=true"):
             with pytest.raises(StoreUntrusted):
-                EtcdStore(f"etcd://{server.endpoint}/work?{less}", timeout=60.0).read(INDEX)
+                EtcdStore(server.store_url("work", less), timeout=60.0).read(INDEX)
         with pytest.raises(StoreUnavailable) as plain:
-            EtcdStore(f"etcd://{server.endpoint}/work", timeout=0.3).read(INDEX)
+            EtcdStore(server.store_url("work"), timeout=0.3).read(INDEX)
         assert "tls=true" in plain.value.hint
         with pytest.raises(StoreUnavailable) as silent:
-            EtcdStore(f"{etcd_server.url}/work?tls=true", timeout=0.3).read(INDEX)
+            EtcdStore(etcd_server.store_url("work", "tls=true"), timeout=0.3).read(INDEX)
         assert "without TLS" in silent.value.hint
         with pytest.raises(SettingInvalid):
-            EtcdStore(f"etcd://{server.endpoint}/work?cert={certificates}/none.pem")
+            EtcdStore(server.store_url("work", f"cert={certificates}/none.pem"))
     finally:
         server.kill()

@@ -72,7 +72,7 @@ def guarded_etcd(server_directory: Path) -> Iterator[Etcd]:
     directory.mkdir()
     server = Etcd(directory)
     server.start()
-    with EtcdStore(f"{server.url}/x") as store:
+    with EtcdStore(server.store_url("x")) as store:
         assert isinstance(store.engine, EtcdEngine)
         ask = store.engine.gateway.ask
         for user in ("root", "agent"):

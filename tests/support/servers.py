@@ -33,6 +33,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from holdfast.store.addresses import ACCEPT_UNSAFE
+
 PATIENCE = 60.0
 """Time limit for the start of a server; nothing depends on its value."""
 
@@ -215,6 +217,10 @@ class Postgres(Server):
         """The address of the database."""
         return f"postgresql://holdfast@{self.machine.address}:{self.port}/postgres"
 
+    def store_url(self, schema: str) -> str:
+        """The address of a store."""
+        return f"{self.url}?schema={schema}"
+
     def command(self) -> Sequence[str]:
         settings = {
             "listen_addresses": self.machine.address,
@@ -348,9 +354,9 @@ class Etcd(Server):
     def peer_url(self) -> str:
         return f"http://{self.machine.address}:{self.peer_port}"
 
-    @property
-    def url(self) -> str:
-        return f"etcd://{self.endpoint}"
+    def store_url(self, prefix: str, options: str = "", *, user: str = "") -> str:
+        """The address of a store. It accepts the wheel's etcd, although that is unsafe to kill."""
+        return f"etcd://{user and user + '@'}{self.endpoint}/{prefix}?{ACCEPT_UNSAFE}=true{options and '&' + options}"
 
     def command(self) -> Sequence[str]:
         client = f"http://{self.endpoint}"
@@ -439,7 +445,7 @@ _numbers = itertools.count(1)
 def postgres_url(postgres_server: Postgres) -> Iterator[str]:
     """The address of a fresh store in PostgreSQL."""
     schema = f"test_{next(_numbers)}"
-    yield f"{postgres_server.url}?schema={schema}"
+    yield postgres_server.store_url(schema)
     import psycopg
 
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
@@ -449,7 +455,7 @@ def postgres_url(postgres_server: Postgres) -> Iterator[str]:
 @pytest.fixture
 def etcd_url(etcd_server: Etcd) -> str:
     """The address of a fresh store in etcd."""
-    return f"{etcd_server.url}/test-{next(_numbers)}"
+    return etcd_server.store_url(f"test-{next(_numbers)}")
 
 
 KINDS = ("files", "postgresql", "etcd")

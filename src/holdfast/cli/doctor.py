@@ -44,6 +44,9 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
         record["failed"] = [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed]
     findings = repaired.remaining if fix else repository.examine(strict=strict)
     record["findings"] = [each.as_record() for each in findings]
+    server = repository.context.store.server
+    record["server"] = str(server) if server else None
+    lines += [f"The records are kept by {server}."] if server else []
     for each in findings:
         lines += [f"{each.severity.value:<8}  {each.code}: {each.message}", f"          {each.meaning}"]
         lines.append(f"          --fix: {each.remedy}")

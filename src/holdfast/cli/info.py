@@ -45,13 +45,14 @@ def info(output: Output, *, repo: str | None) -> None:
         **{name: getattr(found, name) for name in ("filesystem", "network", "engine")},
         "directories": list(found.directories),
         "store": found.store,
+        "server": str(found.server) if found.server else None,
         "store_error": found.trouble.as_record() if found.trouble else None,
         "warnings": warnings,
     }
     snapshots = "unknown" if found.snapshots is None else found.snapshots
     lines = [
         f"{found.root}" + (f" (format {format.version}, created {format.created_at})" if format else ""),
-        f"  records   in {found.store}",
+        f"  records   in {found.store}" + (f" ({found.server})" if found.server else ""),
         f"  files     on {found.filesystem or 'an unknown filesystem'}",
         f"  snapshots {snapshots}, engine {found.engine or 'unknown'}",
         *(f"  {worktree_line(each)}" for each in found.worktrees),

@@ -6,7 +6,13 @@ import os
 
 import click
 
-from holdfast.cli.options import STORE_VARIABLE, dry_run_option, store_address, with_output
+from holdfast.cli.options import (
+    STORE_VARIABLE,
+    accept_unsafe_server_option,
+    dry_run_option,
+    store_address,
+    with_output,
+)
 from holdfast.cli.output import Output
 
 
@@ -14,10 +20,20 @@ from holdfast.cli.output import Output
 @click.argument("directory", type=click.Path(file_okay=False), default=".")
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
+@accept_unsafe_server_option
 @click.option("--overwrite", is_flag=True, help="Overwrite an older copy in the target store.")
 @dry_run_option("Show what would be copied; fail if the migration is impossible.")
 @with_output
-def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
+def migrate(
+    output: Output,
+    *,
+    directory: str,
+    target: str,
+    source: str | None,
+    accept_unsafe_server: bool,
+    overwrite: bool,
+    dry_run: bool,
+) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 
     The switch happens only after everything has been copied and compared. The old store keeps its content.
@@ -34,8 +50,10 @@ def migrate(output: Output, *, directory: str, target: str, source: str | None, 
     """
     from holdfast.repository.migration import migrate as copy
     from holdfast.store import open as stores
-    from holdfast.store.addresses import advice_about_secrets
+    from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets
 
+    if accept_unsafe_server:
+        target = accepting_unsafe_server(target)
     source = source or store_address(os.environ)
     old = stores.address_of(directory, source)
     stores.require_other_store(directory, old, target)

@@ -19,6 +19,7 @@ from holdfast.errors import SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.output import Output
+    from holdfast.repository.context import Consistency
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -92,6 +93,30 @@ worktree_option = click.option(
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
 )
+
+
+LEVELS = ("quiesced", "best_effort")
+accept_unsafe_server_option = click.option(
+    "--accept-unsafe-server",
+    is_flag=True,
+    help="Accept a version of etcd that is known to lose data, for a trial; the address then says so.",
+)
+
+
+def consistency_option(
+    what: str, *, default: str = "the worktree's setting, else quiesced"
+) -> Callable[[Command], Command]:
+    """`--consistency LEVEL`; `what` is captured."""
+    help = f"Whether {what} fails if a file changes meanwhile.  [default: {default}]"
+    return click.option("--consistency", type=click.Choice(LEVELS), callback=_level, help=help)
+
+
+def _level(context: click.Context, parameter: click.Parameter, value: str | None) -> Consistency | None:
+    if value is None:
+        return None
+    from holdfast.repository.context import Consistency
+
+    return Consistency(value)
 
 
 def with_output(command: Callable[..., Any]) -> Callable[..., Any]:

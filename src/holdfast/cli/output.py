@@ -18,6 +18,7 @@ from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure, NotApplied
 from holdfast.fs import calls
+from holdfast.fs.names import counted as counted
 from holdfast.fs.names import in_utf_8
 from holdfast.fs.names import printable as printable
 from holdfast.fs.names import shortened as shortened
@@ -139,7 +140,7 @@ def cut(lines: list[str], rest: str) -> list[str]:
     if len(lines) <= height:
         return lines
     kept = max(0, height - 1)
-    return [*lines[:kept], f"... {len(lines) - kept} more lines; {rest}"]
+    return [*lines[:kept], f"... {counted(len(lines) - kept, 'more line')}; {rest}"]
 
 
 def _variable(name: str) -> int:
@@ -239,7 +240,3 @@ def escaped_json(text: str) -> str:
     import json
 
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
-
-
-def files_as_text(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.options import dry_run_option, lock_id_option, with_output, worktree_options
-from holdfast.cli.output import Output, files_as_text, format_size, shown
+from holdfast.cli.output import Output, counted, format_size, shown
 from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
@@ -184,7 +184,7 @@ def export(
     with shown(output, "Exporting", files=None if path else found.files) as progress:
         made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=progress)
     record = {"snapshot_id": found.snapshot_id, "path": path, "directory": str(destination)}
-    counted = {"files": made.files, "bytes": made.bytes, "not_preserved": list(made.not_preserved)}
-    size = f"{files_as_text(made.files)}, {format_size(made.bytes)}"
+    contents = {"files": made.files, "bytes": made.bytes, "not_preserved": list(made.not_preserved)}
+    size = f"{counted(made.files, 'file')}, {format_size(made.bytes)}"
     line = f"Wrote {path or 'all'} of {found.snapshot_id} to {shown_path(str(destination))}: {size}."
-    output.result({**record, **counted}, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])
+    output.result({**record, **contents}, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import options
-from holdfast.cli.output import Output, files_as_text, format_size, shown
+from holdfast.cli.output import Output, counted, format_size, shown
 from holdfast.cli.repository import open_worktree, proven, wait_option
 from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
 
 if TYPE_CHECKING:
-    from holdfast.repository.context import Descriptor
+    from holdfast.repository.context import Consistency, Descriptor
     from holdfast.repository.history import HistoryEntry, Marks
     from holdfast.trees.engines import Engine
     from holdfast.trees.verify import Change
@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 
 ENGINE = "JVS_SNAPSHOT_ENGINE"
 ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
-LEVELS = ("quiesced", "best_effort")
 WARNING = "warning: best effort: its files may be from different instants"
 
 
 @click.command()
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
-@click.option(
-    "--consistency",
-    type=click.Choice(LEVELS),
-    help="Whether the capture fails if a file changes.  [default: the worktree's setting, else quiesced; "
-    "best_effort in shared worktrees]",
+@options.consistency_option(
+    "the capture", default="the worktree's setting, else quiesced; best_effort in shared worktrees"
 )
 @click.option("--tag", metavar="NAME", help="Create this reference to the snapshot, which also protects it.")
 @click.option(
@@ -49,7 +45,7 @@ def snapshot(
     output: Output,
     *,
     note: str,
-    consistency: str | None,
+    consistency: Consistency | None,
     tag: str | None,
     engine: str | None,
     repo: str | None,
@@ -69,7 +65,6 @@ def snapshot(
       holdfast snapshot -m "tests pass"
       holdfast snapshot --tag v1 --worktree experiment
     """
-    from holdfast.repository.context import Consistency
     from holdfast.repository.snapshots import SnapshotOptions
 
     opened = open_worktree(repo, worktree)
@@ -77,13 +72,13 @@ def snapshot(
     with proven(opened, lock_id, "snapshot", wait=wait) as proof, shown(output, "Capturing", files=known) as progress:
         wanted = SnapshotOptions(
             note=note,
-            consistency=Consistency(consistency) if consistency else None,
+            consistency=consistency,
             tag=tag,
             engine=engine_named(engine),
             progress=progress,
         )
         made = opened.repository.snapshots.take(opened.worktree, proof, wanted)
-    size = f"{files_as_text(made.files)}, {format_size(made.bytes)}"
+    size = f"{counted(made.files, 'file')}, {format_size(made.bytes)}"
     lines = [f"{made.snapshot_id}  {size}, {made.consistency_level.value}, {made.engine}"]
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
@@ -128,7 +123,7 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
     yield f"  level     {descriptor.consistency_level.value}"
     if is_best_effort(descriptor):
         yield f"  {WARNING}"
-    yield f"  content   {files_as_text(descriptor.files)}, {format_size(descriptor.bytes)}"
+    yield f"  content   {counted(descriptor.files, 'file')}, {format_size(descriptor.bytes)}"
     yield f"  engine    {descriptor.engine}"
     yield f"  hash      {descriptor.payload_hash}"
     if descriptor.fencing_token is not None:
@@ -180,7 +175,7 @@ def brief_change_lines(changes: Iterable[Change]) -> Iterator[str]:
         below = list(group)
         if path.endswith(b"/") and len(below) > MANY_BELOW:
             line = next(change_lines(below[:1]))
-            yield f"{line.removesuffix(')')} with {len(below) - 1} entries)"
+            yield f"{line.removesuffix(')')} with {counted(len(below) - 1, 'entry')})"
         else:
             yield from change_lines(below)
 

@@ -68,12 +68,19 @@ def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
 def checked_actor(text: str, setting: str = "actor") -> str:
     """Return an actor of the form `kind:name`, or raise `SettingInvalid`."""
     if not re.fullmatch(r"[^:\s]+:\S+", text) or len(text) > LONGEST_ACTOR:
-        raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
+        raise SettingInvalid(setting, text, f"kind:name, such as agent:alice, of at most {LONGEST_ACTOR} characters")
     return checked_text(text, what=setting)
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things for people: `1 file`, `2 entries`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("try") else f"{number} {noun}s"
 
 
 @functools.lru_cache(maxsize=1024)

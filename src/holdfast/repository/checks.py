@@ -69,6 +69,10 @@ def _store(examination: Examination) -> Iterator[Finding]:
             raise
         yield _store_unusable(failure, str(failure.facts.get("store", root / CONFIG)))
         return
+    server = store.server
+    if server is not None and server.risk:
+        message = f"the records are kept by {server}, which {server.risk}"
+        yield findings.of("store-risky", address, message, version=server.version)
     if abs(health.clock_difference) > SKEW:
         message = f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart"
         yield findings.of("clock-differs", address, message, **health.as_record())
@@ -77,6 +81,7 @@ def _store(examination: Examination) -> Iterator[Finding]:
 _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     errors.StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
     errors.StoreUntrusted: ("store-untrusted", "The server may run, but cannot be trusted."),
+    errors.StoreUnsafe: ("store-unsafe", "The server runs, but may lose records that it has acknowledged."),
     errors.StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
     errors.StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
     errors.StoreUnavailable: ("store-away", "The server, or the network to it, is down."),

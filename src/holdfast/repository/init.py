@@ -27,6 +27,7 @@ from holdfast.repository.context import (
     FORMAT_VERSION,
     MAIN,
     WORKTREES,
+    Consistency,
     Isolation,
     RepositoryContext,
     RepositoryFormat,
@@ -39,7 +40,7 @@ from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, View
-from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store
+from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
@@ -61,11 +62,13 @@ def initialise(
     root: str | os.PathLike[str],
     *,
     source: str | os.PathLike[str] | None = None,
+    consistency: Consistency | None = None,
     store: str | None = None,
     nested: bool = False,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
-    """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it.
+    """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it, and a file that
+    changes meanwhile is `ConsistencyUnavailable`, unless `consistency` is best_effort.
 
     An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
     `nested` is true. `store` is the address of a server for the records, instead of files. `probe` returns the
@@ -90,8 +93,9 @@ def initialise(
             if known is None:
                 if store is not None:
                     configure_store(paths.root, store, check=False)
-                return _initialise(paths, imported_from, capabilities)
-    if store is not None and address_of(paths.root, store) != address_of(paths.root):
+                quiesced = consistency is not Consistency.BEST_EFFORT
+                return _initialise(paths, imported_from, capabilities, quiesced=quiesced)
+    if store is not None and not same_store(paths.root, store, address_of(paths.root)):
         message = f"{paths.root} is already a repository, with its records in {address_of(paths.root)}"
         raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'.", path=str(paths.root))
     if source is not None:
@@ -101,7 +105,9 @@ def initialise(
     return Initialised(paths.root, known, False, None)
 
 
-def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capabilities) -> Initialised:
+def _initialise(
+    paths: RepositoryPaths, source: Path | None, capabilities: Capabilities, *, quiesced: bool
+) -> Initialised:
     store = open_store(paths.root)
     trail = AuditTrail()
     context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
@@ -109,7 +115,7 @@ def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capab
     make_directories(paths.snapshots)
     if source is None:
         make_directories(paths.payload(MAIN))
-    files = None if source is None else _import(context, source)
+    files = None if source is None else _import(context, source, quiesced=quiesced)
     record = _commit(context, source)  # 4
     paths.reserve.fill()
     return Initialised(paths.root, record, True, capabilities, files)
@@ -262,10 +268,23 @@ def _checked_source(source: Path, root: Path) -> Path:
     if is_within(root, status) or (existing is not None and is_within(source, existing)):
         message = f"{root} and {source} contain each other: the copy would contain itself"
         raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))
+    _refuse_git_link(source)
     return source
 
 
-def _import(context: RepositoryContext, source: Path) -> int:
+def _refuse_git_link(source: Path) -> None:
+    """Refuse a worktree or submodule of git, whose `.git` is a file that leads to the data: git in the copy would
+    change the original's index and branches."""
+    status = status_at(source / ".git")
+    if status is not None and not stat.S_ISDIR(status.st_mode):
+        message = (
+            f"{source} is a worktree or submodule of git: its .git leads to data elsewhere, which a copy would share"
+        )
+        hint = "Import a clone of it: 'git clone DIR CLONE'. Or import a copy without its .git."
+        raise Refused(message, hint=hint, path=str(source))
+
+
+def _import(context: RepositoryContext, source: Path, *, quiesced: bool) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return the number of files."""
     from holdfast.trees.capture import capture_best
     from holdfast.trees.manifest import PAYLOAD
@@ -284,6 +303,6 @@ def _import(context: RepositoryContext, source: Path) -> int:
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
     with scratch(context, "import") as room:
         with synced(room.path):
-            captured = capture_best(source, room.tree, beside=context.paths.snapshots, quiesced=True)
+            captured = capture_best(source, room.tree, beside=context.paths.snapshots, quiesced=quiesced)
         move(room.tree / PAYLOAD, main)
         return captured.files

@@ -33,7 +33,7 @@ from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
-from holdfast.store.model import Unreadable
+from holdfast.store.model import ServerVersion, Unreadable
 from holdfast.store.open import address_of, open_store
 
 LEDGER, META_FILE = "ledger", "meta.json"
@@ -317,6 +317,7 @@ class RepositoryInfo(NamedTuple):
     """
 
     root: Path
+    server: ServerVersion | None
     store: str  # the address of the store, without secrets
     trouble: Failure | None
     format: RepositoryFormat | None
@@ -338,6 +339,8 @@ class RepositoryInfo(NamedTuple):
         ]
         if self.best_effort:
             count = f"{len(self.best_effort)} of {self.snapshots}"
+        if self.server is not None and self.server.risk:
+            found.append(f"the records are kept by {self.server}, which {self.server.risk}")
             found.append(f"{count} snapshots were taken while files may have changed (best_effort)")
         return [*found, *self.network_troubles]
 
@@ -362,6 +365,7 @@ def describe(repository: Repository) -> RepositoryInfo:
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
         root=repository.root,
+        server=repository.context.store.server,
         store=address,
         trouble=repository.trouble,
         format=known,

@@ -25,8 +25,9 @@ import msgspec
 from holdfast.errors import Failure, StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import served
-from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError, Messages, NotSent, decoded, encoded, end_of
-from holdfast.store.model import Family, Stream, Watch, Watched
+from holdfast.store.addresses import EtcdAddress
+from holdfast.store.etcd_gateway import Gateway, GatewayError, Messages, NotSent, decoded, encoded, end_of
+from holdfast.store.model import Family, ServerVersion, Stream, Watch, Watched
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
 SCHEMA_VERSION = 1
@@ -50,6 +51,10 @@ class EtcdEngine:
         self.gateway = Gateway(address, timeout=timeout)
         self.keys = Keys(address.prefix)
         self._checked = False
+
+    @property
+    def server(self) -> ServerVersion | None:
+        return self.gateway.server
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
         first = [self.keys.clock] if self._checked else [self.keys.clock, self.keys.schema]

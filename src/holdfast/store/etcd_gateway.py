@@ -16,24 +16,36 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from email.utils import parsedate
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from typing import Any
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Failure, SettingInvalid, StoreAccessRefused, StoreUnavailable, StoreUntrusted, UsageFailure
+from holdfast.errors import (
+    Failure,
+    SettingInvalid,
+    StoreAccessRefused,
+    StoreUnavailable,
+    StoreUnsafe,
+    StoreUntrusted,
+    UsageFailure,
+)
 from holdfast.locks.retry import CHANCE
-from holdfast.store.addresses import parts_of, without_secrets
+from holdfast.store.addresses import EtcdAddress
+from holdfast.store.model import ServerVersion
 from holdfast.store.served import TIMEOUT
 
 MARGIN = 5.0
 MOST_IDLE = 4
-DEFAULT_PORT = 2379
-OPTIONS = ("cacert", "cert", "key", "password", "tls")
+_UNSAFE = (
+    ("3.5.0", "3.5.2", "can lose acknowledged data when it is killed under load (etcd issue 13766)"),
+    ("3.5.3", "3.5.5", "has known defects after which its members disagree"),
+    ("3.4.20", "3.4.21", "has known defects after which its members disagree"),
+)
+"""The versions that etcd's maintainers advise against for production: first, last, and why."""
 _WINDOW = 60.0  # bounds are kept for one to two of these: the clocks of two machines drift apart
 
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
@@ -79,47 +91,6 @@ class ServerTime:
             return found
 
 
-class EtcdAddress(NamedTuple):
-    """The members of a cluster, the prefix of a store's keys, a user, and the address without secrets."""
-
-    members: tuple[tuple[str, int], ...]
-    prefix: str
-    user: str
-    password: str
-    options: Mapping[str, str]
-    display: str
-
-    @classmethod
-    def parse(cls, url: str) -> EtcdAddress:
-        """Parse `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
-        parts = parts_of(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        user, _, hosts = parts.netloc.rpartition("@")
-        name, _, password = user.partition(":")
-        prefix = unquote(parts.path).strip("/")
-        unknown = sorted(set(options) - set(OPTIONS))
-        if unknown or not hosts or not prefix.isprintable():
-            problem = f"not {unknown[0]!r}" if unknown else "with hosts and a prefix"
-            expected = f"etcd://host:port,…/prefix, with the options {', '.join(OPTIONS)}; {problem}"
-            raise SettingInvalid("store", without_secrets(url), expected)
-        members = tuple(_host_and_port(each, url) for each in hosts.split(","))
-        secret = unquote(password) or options.get("password", "")
-        return cls(members, prefix or "holdfast", unquote(name), secret, options, without_secrets(url))
-
-    @property
-    def secure(self) -> bool:
-        return bool({"cacert", "cert", "key"} & set(self.options)) or self.options.get("tls") in ("true", "1")
-
-
-def _host_and_port(text: str, url: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not colon:
-        host, port = text, str(DEFAULT_PORT)
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SettingInvalid("store", without_secrets(url), "etcd://host:port,…/prefix")
-    return host.strip("[]"), int(port)
-
-
 class GatewayError(Exception):
     """etcd answered with an error. `code` is a gRPC code."""
 
@@ -156,6 +127,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
+        self.server: ServerVersion | None = None  # of the member that was connected to last
 
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
@@ -238,7 +210,7 @@ class Gateway:
         if "too large" in str(error) or "too many operations" in str(error):
             return UsageFailure(
                 f"{display} does not accept a commit of this size: {error}",
-                hint="Start etcd with larger --max-request-bytes and --max-txn-ops, or commit less at once.",
+                hint="Start etcd with larger '--max-request-bytes' and '--max-txn-ops', or commit less at once.",
             )
         if error.code == _EXHAUSTED:
             hint = "etcd is full: compact and defragment it, or raise its quota."
@@ -273,6 +245,7 @@ class Gateway:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.timeout = self._answer_within
                 connection.sock.settimeout(self._answer_within)
+                self._check_version(connection)
                 if self.address.user and not self._token:
                     self._authenticate(connection)
                 return connection
@@ -300,6 +273,24 @@ class Gateway:
                 self._members.remove(failed)
                 self._members.append(failed)
 
+    def _check_version(self, connection: HTTPConnection) -> None:
+        """Refuse a member of a version that is known to lose data. Each is asked once per process."""
+        member = (connection.host, connection.port)
+        if member not in _versions:
+            try:
+                connection.request("GET", "/version")
+                response = connection.getresponse()
+                content = response.read()
+            except HTTPException as error:
+                raise ConnectionError(_reason(error)) from error
+            self.time.heard(response.getheader("Date"))
+            _versions[member] = _version_in(content)
+        self.server = server = server_version(_versions[member])
+        if server.risk and not self.address.accepts_unsafe:
+            del _versions[member]  # it may be upgraded
+            reason = f"{connection.host}:{connection.port} runs {server}, which {server.risk}"
+            raise StoreUnsafe(self.address.display, reason)
+
     def _authenticate(self, connection: HTTPConnection) -> None:
         request = {"name": self.address.user, "password": self.address.password}
         self._token = ""
@@ -323,6 +314,28 @@ class Gateway:
     def close(self) -> None:
         """Close idle connections."""
         _close_all(self._idle)
+
+
+_versions: dict[tuple[str, int], str] = {}
+"""The versions of the members that this process has connected to."""
+
+
+def _version_in(content: bytes) -> str:
+    """The version in the answer to `/version`; "" if a proxy answers something else."""
+    try:
+        return str(msgspec.json.decode(content, type=dict[str, Any]).get("etcdserver", ""))
+    except msgspec.DecodeError:
+        return ""
+
+
+def server_version(version: str) -> ServerVersion:
+    found = _numbers(version)
+    risks = (risk for first, last, risk in _UNSAFE if _numbers(first) <= found <= _numbers(last))
+    return ServerVersion("etcd", version, next(risks, ""))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("-")[0].split(".") if part.isdecimal())
 
 
 def _close_all(idle: list[HTTPConnection]) -> None:

@@ -83,6 +83,7 @@ class FileStore:
 
     skew = SKEW
     trouble = None
+    server = None
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ class MemoryStore:
     files = None
     skew = SKEW
     trouble = None
+    server = None
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

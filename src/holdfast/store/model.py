@@ -380,6 +380,17 @@ class StoreFiles(Protocol):
         """The paths of the records of changes that were not applied, because another program's change stands."""
 
 
+class ServerVersion(NamedTuple):
+    """The program that keeps a store; `risk` says what is known against this version."""
+
+    program: str
+    version: str  # "" if it is not known
+    risk: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.program} {self.version or 'of unknown version'}"
+
+
 class Store(Protocol):
     """Documents and streams."""
 
@@ -394,6 +405,10 @@ class Store(Protocol):
     @property
     def trouble(self) -> Failure | None:
         """The known reason why the store cannot be used, or None."""
+
+    @property
+    def server(self) -> ServerVersion | None:
+        """The server, once it has answered; None for a store without one."""
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         """The current document, or None if it does not exist. Takes no lock."""

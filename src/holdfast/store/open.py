@@ -31,7 +31,13 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.store import model
-from holdfast.store.addresses import parts_of, remember_secrets, with_secrets, without_secrets
+from holdfast.store.addresses import (
+    accepting_unsafe_server,
+    parts_of,
+    remember_secrets,
+    with_secrets,
+    without_secrets,
+)
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
 
@@ -181,7 +187,7 @@ def same_store(root: str | os.PathLike[str], one: str, other: str) -> bool:
     def normalized(address: str) -> str:
         if address == FILES:
             return Path(os.path.abspath(root)).as_uri()
-        return without_secrets(address).rstrip("/")
+        return accepting_unsafe_server(without_secrets(address), accept=False).rstrip("/")
 
     return normalized(one) == normalized(other)
 
@@ -204,6 +210,10 @@ class FailFastStore:
     @property
     def skew(self) -> float:
         return SKEW if self._store is None else self._store.skew
+
+    @property
+    def server(self) -> model.ServerVersion | None:
+        return None if self._store is None else self._store.server
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._using() as store:

@@ -19,7 +19,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store import served
-from holdfast.store.model import Key, Watched
+from holdfast.store.model import Key, ServerVersion, Watched
 from holdfast.store.postgres_connections import Connections, PostgresAddress, is_conflict, one_line, was_rejected
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
@@ -50,6 +50,10 @@ class PostgresEngine:
     @property
     def skew(self) -> float:
         return CLOCKS_APART if self.connections.is_distributed else 0.0
+
+    @property
+    def server(self) -> ServerVersion | None:
+        return self.connections.server
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
         return self.connections.run(lambda connection: _fetched(named, _ask_for(connection, named)))

@@ -21,10 +21,12 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from holdfast.clock import format_duration
 from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
+from holdfast.store.model import ServerVersion
 from holdfast.store.served import TIMEOUT, require_version
 
 Answer = TypeVar("Answer")
@@ -108,7 +110,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
             if time.monotonic() - started < limit:
                 raise
             self.close()
-            raise psycopg.OperationalError(f"the server did not answer within {limit:g} s") from error
+            raise psycopg.OperationalError(f"the server did not answer within {format_duration(limit)}") from error
 
 
 class Connections:
@@ -120,6 +122,7 @@ class Connections:
         self.timeout = timeout
         self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
         self.is_distributed = False
+        self.server: ServerVersion | None = None
         self._pid = os.getpid()
         self._idle: list[Any] = []
         self._listeners: list[Any] = []
@@ -238,8 +241,9 @@ class Connections:
     def _check(self, connection: Any) -> None:
         if self._checked:
             return
-        server = connection.execute("SELECT version()").fetchone()[0]
-        self.is_distributed = any(each in server for each in _DISTRIBUTED)
+        answer = connection.execute("SELECT version()").fetchone()[0]
+        self.server = ServerVersion(*answer.split()[:2])
+        self.is_distributed = any(each in answer for each in _DISTRIBUTED)
         self.notifies = self.notifies and not self.is_distributed
         found = _schema_version(connection)
         if found is None and self.create:

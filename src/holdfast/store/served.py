@@ -119,6 +119,9 @@ class ServerEngine(Protocol):
     @property
     def skew(self) -> float: ...
 
+    @property
+    def server(self) -> model.ServerVersion | None: ...
+
     def fetch(self, named: Sequence[Named]) -> Fetched: ...
 
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> AbstractContextManager[Attempt]:
@@ -160,6 +163,10 @@ class ServedStore:
     @property
     def skew(self) -> float:
         return self.engine.skew
+
+    @property
+    def server(self) -> model.ServerVersion | None:
+        return self.engine.server
 
     def close(self) -> None:
         self.engine.close()
