@@ -169,7 +169,7 @@ class AlreadyExists(Failure, code="E_ALREADY_EXISTS", exit_status=ExitStatus.CON
 class LockConflict(Failure, code="E_LOCK_CONFLICT", exit_status=ExitStatus.CONFLICT, retryable=True):
     """Another holder has the lock or lease."""
 
-    hint = "Wait until the holder is done or its lease expires; --wait 5m queues for it."
+    hint = "Wait until the holder is done or its lease expires. --wait 5m queues for it."
 
 
 class RepoLocked(LockConflict, code="E_REPO_LOCKED"):
@@ -211,7 +211,7 @@ class NodeLocked(LockConflict, code="E_NODE_LOCKED"):
 class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
     """Another actor has claimed the issue, and the claim has not expired."""
 
-    hint = "Claim another issue with 'holdfast issue claim-next', or pass the claim's exact id with --claim."
+    hint = "Claim another issue: 'holdfast issue claim-next'. If this claim is yours, pass its exact id with --claim."
 
 
 class Deadlock(LockConflict, code="E_DEADLOCK"):
@@ -223,7 +223,7 @@ class Deadlock(LockConflict, code="E_DEADLOCK"):
 class InUse(Failure, code="E_IN_USE", exit_status=ExitStatus.CONFLICT, retryable=True):
     """Processes use the directory to be moved or deleted."""
 
-    hint = "Stop these processes, or let them leave the directory; --force ignores them."
+    hint = "Stop these processes, or let them leave the directory. --force ignores them."
 
 
 class SequenceMismatch(Failure, code="E_SEQUENCE_MISMATCH", exit_status=ExitStatus.CONFLICT, retryable=True):
@@ -260,7 +260,7 @@ class ConsistencyUnavailable(Failure, code="E_CONSISTENCY_UNAVAILABLE", exit_sta
     """The payload changed while it was being captured; nothing was published."""
 
     retryable = True
-    hint = "Stop the writers and try again, or use --consistency best_effort."
+    hint = "Stop the writers and try again. --consistency best_effort accepts files from different instants."
 
 
 class LockTimeout(Failure, code="E_LOCK_TIMEOUT", exit_status=ExitStatus.TIMED_OUT, retryable=True):
@@ -369,7 +369,7 @@ class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
 class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
     """The new repository would be inside another one."""
 
-    hint = "Create it elsewhere, or confirm with --nested."
+    hint = "Create it elsewhere. To have it here nevertheless, confirm with --nested."
 
 
 class FilesystemUnsafe(Refused, code="E_FILESYSTEM_UNSAFE"):

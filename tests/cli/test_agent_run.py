@@ -65,6 +65,43 @@ def outcome(result: Any) -> Any:
     return content["data"]
 
 
+def test_work_that_succeeds_is_done_although_no_snapshot_can_be_taken(shop: Path) -> None:
+    issue = create(shop, "Write the result")
+    prevent = f"echo work > result; rm -rf {shop}/.jvs/tmp; touch {shop}/.jvs/tmp"
+
+    result = holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", prevent, cwd=shop)
+
+    told = error(result, on="stderr")
+    assert result.returncode == 1
+    assert told["code"] == "E_IO"
+    assert (told["issue_id"], told["state"], told["snapshot_id"]) == (issue, "done", None)
+    assert state_of(shop, issue) == "done"
+    [worktree] = (shop / "worktrees").iterdir()
+    assert (worktree / "result").read_text() == "work\n"
+    (shop / ".jvs/tmp").unlink()
+    assert holdfast("snapshot", "--worktree", worktree.name, cwd=shop).returncode == 0
+
+
+def test_people_are_told_that_work_is_not_saved(shop: Path) -> None:
+    create(shop, "Write the result")
+    prevent = f"rm -rf {shop}/.jvs/tmp; touch {shop}/.jvs/tmp result"
+
+    told = holdfast("agent", "run", "--next", "--", "sh", "-c", prevent, cwd=shop).stderr
+
+    assert "is done" in told
+    assert "no snapshot of the work was taken. It is still in the worktree issue-" in told
+
+
+@pytest.mark.parametrize("command", [["agent", "run", "--next"], ["run", "--snapshot"]], ids=" ".join)
+def test_the_consistency_of_the_snapshot_can_be_chosen(shop: Path, command: list[str]) -> None:
+    create(shop, "Write the result")
+    for wanted in ("best_effort", "quiesced"):
+        result = holdfast(*command, "--consistency", wanted, "--json", "--", "touch", wanted, cwd=shop)
+        saved = outcome(result)["snapshot_id"]
+        assert data(holdfast("show", saved, "--json", cwd=shop))["consistency_level"] == wanted
+        create(shop, "Write another")
+
+
 def test_successful_work_is_snapshotted_recorded_and_done(shop: Path) -> None:
     issue = create(shop, "Write the result")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast import (
     open_tracker,
     take_work,
 )
-from holdfast.errors import FencingMismatch
+from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld
 from holdfast.ledger.log import Ledger, Recorded
 
 
@@ -52,6 +53,53 @@ def release(tracker: Tracker, claim_id: str) -> None:
 
     shown = ClaimId.parse(claim_id)
     tracker.claims.release(shown.issue_id, shown)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> tuple[Repository, Tracker, Ledger, str]:
+    """A repository with a ledger and one issue."""
+    initialise(tmp_path)
+    tracker = open_tracker(tmp_path, actor="agent:a")
+    tracker.initialise()
+    return Repository(tmp_path), tracker, init_ledger(tmp_path).ledger, tracker.create(NewIssue(title="x")).id
+
+
+def prevent_snapshots(repository: Repository) -> None:
+    """Put a file where the directory for captures would be."""
+    scratch = repository.root / ".jvs/tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.write_text("in the way")
+
+
+@pytest.mark.parametrize(("how", "state", "kind"), [("succeed", "done", "work_done"), ("fail", "ready", "work_failed")])
+def test_an_outcome_stands_although_no_snapshot_can_be_taken(
+    shop: tuple[Repository, Tracker, Ledger, str], how: str, state: str, kind: str
+) -> None:
+    repository, tracker, ledger, issue = shop
+    with take_work(repository, tracker, AssignmentOptions(), ledger=ledger) as work:
+        (work.path / "result").write_text("precious")
+        prevent_snapshots(repository)
+        outcome = work.succeed() if how == "succeed" else work.fail("it did not work")
+
+    assert outcome.not_saved is not None
+    assert outcome.snapshot_id is None
+    assert tracker.issue(issue).state == state
+    [event] = [each.event for each in ledger.events()]
+    assert (event["type"], event["snapshot_id"], event["not_saved"]) == (kind, None, outcome.not_saved.code)
+    assert (work.path / "result").read_text() == "precious"
+
+
+def test_work_whose_lease_is_lost_does_not_count(shop: tuple[Repository, Tracker, Ledger, str]) -> None:
+    repository, tracker, ledger, issue = shop
+    with take_work(repository, tracker, AssignmentOptions(), ledger=ledger) as work:
+        (work.path / "result").write_text("late")
+        repository.leases.release(work.lease.worktree, work.lease.lock_id)
+        repository.lease(work.lease.worktree)
+        with pytest.raises((LockNotHeld, LockExpired, FencingMismatch)):
+            work.succeed()
+
+    assert tracker.issue(issue).state == "ready"
+    assert list(ledger.events()) == []
 
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])

@@ -11,7 +11,7 @@ from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
-from holdfast.cli.options import store_address, ttl_option, wait_option
+from holdfast.cli.options import consistency_option, store_address, ttl_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import Assignment, Outcome
 
+NOT_SAVED = "The outcome is recorded, but no snapshot of the work was taken. It is still in the worktree {}."
 LOST = """\
 The command was ended: the claim or the lease was lost, so another agent may have this work.
 Nothing of it was published. Its files are still in the worktree."""
@@ -35,8 +36,12 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
+@consistency_option("the snapshot")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
-@ttl_option("How long the claim lasts if this process is killed; while it lives, it renews the claim.", default="1m")
+@ttl_option(
+    "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
+    default="1m",
+)
 @wait_option(
     "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
@@ -56,7 +61,8 @@ def run(
 
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
-    goes back to the queue when the claim expires, and no work is lost.
+    goes back to the queue when the claim expires, and no work is lost. If no snapshot can be taken, the outcome counts
+    nevertheless, the work stays in the worktree, and the status says why (4 if a file changed meanwhile).
 
     COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
     environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL) and its work is not
@@ -104,9 +110,17 @@ def run(
                 raise CommandFailed(failure, advice=LOST) from failure
         record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
         broken = unreadable_issues_to_json(assignment.broken)
-        output.result({**record, "worktree_removed": kept is None, "worktree_kept": kept, "broken": broken})
+        record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
         _tell(output, _conclusion(outcome))
+        if outcome.not_saved is not None and ended.exit_status == 0:
+            raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
+        output.result(record)
     return child.end_like(ended)
+
+
+def _not_saved(failure: Failure, worktree: str, record: dict[str, Any]) -> CommandFailed:
+    failure.facts = {**record, **failure.facts}
+    return CommandFailed(failure, advice=f"{NOT_SAVED.format(worktree)}\n{printable(failure.hint)}")
 
 
 def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -> str | None:

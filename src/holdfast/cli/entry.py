@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -273,7 +274,7 @@ def run(arguments: Sequence[str]) -> int:
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            return _report(error, output)
+            return _report(error, output, arguments)
     except BrokenPipeError:  # the reader of our output has seen enough
         for stream in (sys.stdout, sys.stderr):
             discard_output(stream)
@@ -310,11 +311,12 @@ def _complete(instruction: str) -> int:
         return ExitStatus.UNEXPECTED
 
 
-def _report(error: BaseException, output: Output) -> int:
+def _report(error: BaseException, output: Output, arguments: Sequence[str]) -> int:
     if isinstance(error, CommandMissing) and not output.as_json:
         output.diagnostic(error.help)
         return ExitStatus.USAGE
     reported = _as_failure(error)
+    reported.failure.hint = fitting_hint(reported.failure, command_in(arguments))
     if isinstance(reported.failure, Interrupted) and sys.stderr is not None and sys.stderr.isatty():
         output.diagnostic("")  # the terminal has shown ^C on this line
     try:
@@ -327,6 +329,33 @@ def _report(error: BaseException, output: Output) -> int:
 
         output.diagnostic("".join(traceback.format_exception(error)).rstrip("\n"))
     return reported.exit_status
+
+
+def command_in(arguments: Sequence[str]) -> click.Command:
+    """The command that the arguments name, as far as they name one."""
+    command: click.Command = root
+    with contextlib.suppress(Exception):  # perhaps it cannot be loaded: the failure says so
+        for name in arguments:
+            found = command.get_command(click.Context(command), name) if isinstance(command, Group) else None
+            if found is None:
+                break
+            command = found
+    return command
+
+
+def fitting_hint(failure: Failure, command: click.Command) -> str:
+    """The hint of a failure, without the sentences about options that this command does not have."""
+    known = {"--help", *(option for each in command.params for option in each.opts)}
+    for hint in (failure.hint, type(failure).hint):
+        kept = [each for each in re.split(r"(?<=[.]) +(?=[A-Z'-])", hint) if known.issuperset(bare_options(each))]
+        if kept:
+            return " ".join(kept)
+    return UsageFailure.hint
+
+
+def bare_options(text: str) -> list[str]:
+    """The options that a text names, except those of a command that it quotes."""
+    return re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"'[^']*'|\$\([^)]*\)", "", text))
 
 
 def _as_failure(error: BaseException) -> CommandFailed:

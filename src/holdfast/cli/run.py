@@ -13,14 +13,21 @@ import click
 
 from holdfast.cli import LOCK_ID, REPO, TOKEN, WORKTREE, child
 from holdfast.cli.child import RunCommand
-from holdfast.cli.options import priority_option, ttl_option, wait_option, with_output, worktree_options
+from holdfast.cli.options import (
+    consistency_option,
+    priority_option,
+    ttl_option,
+    wait_option,
+    with_output,
+    worktree_options,
+)
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
 from holdfast.cli.repository import current_directory, open_worktree, refuse_own_lease
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import HeldLease
-from holdfast.repository.context import Isolation
+from holdfast.repository.context import Consistency, Isolation
 from holdfast.repository.repository import Repository
 
 LOST = """\
@@ -37,17 +44,22 @@ class RunOptions(NamedTuple):
     priority: int
     snapshot: bool
     note: str
+    consistency: Consistency | None
     no_chdir: bool
 
 
 @click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree.")
 @worktree_options
 @wait_option("How long to wait in the queue")
-@ttl_option("How long the lease lasts if this process is killed; while it lives, it renews the lease.", default="30s")
+@ttl_option(
+    "How long the lease lasts if this process is killed, from 100ms to 1d; while it lives, it renews the lease.",
+    default="30s",
+)
 @click.option("--purpose", metavar="TEXT", help="The purpose, shown to others.  [default: the command]")
 @priority_option
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="The note of that snapshot.")
+@consistency_option("that snapshot")
 @click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
 @with_output
 def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
@@ -80,7 +92,7 @@ def _run_leased(
         ended = _run(command, lease, _environment(repository, worktree, lease), options, directory)
         saved = None
         if options.snapshot and ended.exit_status == 0:
-            saved = _save(repository, worktree, lease, options.note)
+            saved = _save(repository, worktree, lease, options)
         held = time.monotonic() - acquired
     output.result(
         {
@@ -155,8 +167,9 @@ def _environment(repository: Repository, worktree: str, lease: HeldLease | None)
     return known
 
 
-def _save(repository: Repository, worktree: str, lease: HeldLease | None, note: str) -> str:
+def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions) -> str:
     try:
-        return repository.save(worktree, lease, note=note)
+        made = repository.snapshot(worktree, lease, note=options.note, consistency=options.consistency)
+        return made.snapshot_id
     except Failure as failure:
         raise CommandFailed(failure, advice=f"{NOT_SAVED}\n{printable(failure.hint)}") from failure

@@ -272,7 +272,8 @@ def _dropped(call: Call, issue: str) -> None:
 
 def finish_work(call: Call, given: arguments.FinishWork) -> Record:
     """Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the ledger gets a
-    record; then the issue is done, or returns to the queue. E_FENCING_MISMATCH or E_LOCK_EXPIRED: another agent
+    record; then the issue is done, or returns to the queue. If it could not be saved, not_saved says why; the outcome
+    counts nevertheless, and the files stay in the worktree. E_FENCING_MISMATCH or E_LOCK_EXPIRED: another agent
     has it now, and nothing of yours was published."""
     work = call.held.take_work(given.issue)
     assignment = work.assignment

@@ -10,7 +10,8 @@
 4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
 5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event, the gate
    is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent has already finished
-   or released the issue. After a failure, the issue is released at once.
+   or released the issue. After a failure, the issue is released at once. If no snapshot can be taken, the outcome
+   stands without one: work that succeeded is never put back for that.
 6. Release the lease and the claim.
 
 A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree with all
@@ -26,7 +27,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, Refused, SequenceMismatch
+from holdfast.errors import (
+    AlreadyExists,
+    Failure,
+    FencingMismatch,
+    LockExpired,
+    LockNotHeld,
+    Refused,
+    SequenceMismatch,
+)
 from holdfast.fs.directory import Directory
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
@@ -35,7 +44,7 @@ from holdfast.leases.rules import Lease
 from holdfast.leases.service import HeldLease
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
-from holdfast.repository.context import MAIN, WORKTREES, Pin, Proof
+from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
@@ -54,6 +63,7 @@ class AssignmentOptions(NamedTuple):
     issue_id: str | None = None  # None: the most urgent issue that is ready
     worktree: str | None = None  # None: the issue's own
     assignee: str | None = None
+    consistency: Consistency | None = None  # of the snapshots of the work; None: the worktree's setting
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = 60.0
     wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
@@ -66,12 +76,21 @@ class AssignmentOptions(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of an assignment; `sequence` is the number of its ledger event, if there is one."""
+    """The result of an assignment; `sequence` is the number of its ledger event, if there is one. If no snapshot could
+    be taken, `not_saved` says why: the work counts nevertheless, and stays in the worktree."""
 
     issue: Issue
     succeeded: bool
     snapshot_id: str | None
     sequence: int | None
+    not_saved: Failure | None = None
+
+
+class _Saved(NamedTuple):
+    """The snapshot of the work, or why there is none."""
+
+    snapshot_id: str | None
+    failure: Failure | None = None
 
 
 class Assignment:
@@ -82,7 +101,7 @@ class Assignment:
         repository: Repository,
         tracker: Tracker,
         ledger: Ledger | None,
-        gate: str | None,
+        options: AssignmentOptions,
         claimed: Claimed,
         claim: HeldIssueClaim,
         lease: HeldLease,
@@ -97,7 +116,8 @@ class Assignment:
         self._repository = repository
         self._tracker = tracker
         self._ledger = ledger
-        self._gate = gate
+        self._gate = options.gate
+        self._consistency = options.consistency
 
     def check(self) -> None:
         """Raise if the claim or the lease is lost; call it before each step of the work. A claim that ended because the
@@ -118,8 +138,8 @@ class Assignment:
             self.claim.renew()  # refused before anything is published
         elif ended.state not in FINISHED:
             return self._failed(ended, "it was given back", facts)
-        snapshot_id = self._save("done")
-        sequence = self._record("work_done", snapshot_id, facts, ours=ended is None)
+        saved = self._save("done")
+        sequence = self._record("work_done", saved, facts, ours=ended is None)
         self._decide_gate(GateStatus.PASSED)
         if ended is None:
             self._tracker.update(self.issue.id, Update(state=State.DONE), claim=self.claim.id)
@@ -127,7 +147,7 @@ class Assignment:
         if ended is None and issue.state is State.GATED:  # a waiting issue needs no claim
             with contextlib.suppress(Failure):  # the last gate may have just passed
                 issue = self._tracker.claims.release(issue.id, self.claim.id, reason="it waits for its gates")
-        self.outcome = Outcome(issue, True, snapshot_id, sequence)
+        self.outcome = Outcome(issue, True, saved.snapshot_id, sequence, saved.failure)
         return self.outcome
 
     def fail(self, reason: str, **facts: object) -> Outcome:
@@ -138,11 +158,11 @@ class Assignment:
         return self._failed(ended, reason, facts)
 
     def _failed(self, ended: Issue | None, reason: str, facts: dict[str, object]) -> Outcome:
-        snapshot_id = self._save(f"failed: {reason}")
-        sequence = self._record("work_failed", snapshot_id, {**facts, "reason": reason}, ours=ended is None)
+        saved = self._save(f"failed: {reason}")
+        sequence = self._record("work_failed", saved, {**facts, "reason": reason}, ours=ended is None)
         self._decide_gate(GateStatus.FAILED)
         issue = ended or self._tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
-        self.outcome = Outcome(issue, False, snapshot_id, sequence)
+        self.outcome = Outcome(issue, False, saved.snapshot_id, sequence, saved.failure)
         return self.outcome
 
     def put_back(self, reason: str) -> Outcome:
@@ -181,17 +201,25 @@ class Assignment:
         reason = f"issue {self.issue.id[:8]}: {self.issue.title}"[:LONGEST_NOTE]
         return add_pin(self._repository.context, snapshot_id, reason=reason)
 
-    def _save(self, outcome: str) -> str | None:
-        """The snapshot of the worktree's content: a new one, or the head if nothing changed."""
+    def _save(self, outcome: str) -> _Saved:
+        """The snapshot of the worktree's content: a new one, or the head if nothing changed.
+
+        A failure to take it is not raised, because it must not undo the work; but a lost lease is.
+        """
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
-        made = _save_if_changed(self._repository, self.lease, note)
-        return made or self._repository.context.config(self.lease.worktree).head_snapshot_id
+        try:
+            made = _save_if_changed(self._repository, self.lease, note, self._consistency)
+            return _Saved(made or self._repository.context.config(self.lease.worktree).head_snapshot_id)
+        except (LockNotHeld, LockExpired, FencingMismatch):
+            raise
+        except Failure as failure:
+            return _Saved(None, failure)
 
     def _decide_gate(self, status: GateStatus) -> None:
         if self._gate is not None:
             self._tracker.gates.judge(self.issue.id, self._gate, status)
 
-    def _record(self, kind: str, snapshot_id: str | None, facts: dict[str, object], *, ours: bool) -> int | None:
+    def _record(self, kind: str, saved: _Saved, facts: dict[str, object], *, ours: bool) -> int | None:
         """Append the event to the ledger, if there is one; return its sequence.
 
         It is appended only if no other event followed since the claim was found to be `ours`: a process that was
@@ -203,7 +231,14 @@ class Assignment:
             return None
         claim, lease = self.claim.claim, self.lease
         event = {"type": kind, "issue_id": self.issue.id, "claim_token": claim.token, "assignee": claim.assignee}
-        event |= {"worktree_id": lease.worktree, "fencing_token": lease.token, "snapshot_id": snapshot_id, **facts}
+        event |= {
+            "worktree_id": lease.worktree,
+            "fencing_token": lease.token,
+            "snapshot_id": saved.snapshot_id,
+            **facts,
+        }
+        if saved.failure is not None:
+            event["not_saved"] = saved.failure.code
         for _ in range(MOST_MISMATCHES):
             sequence = self._ledger.sequence
             if ours:
@@ -240,7 +275,7 @@ def take_work(
         assignment = None
         try:
             lease = _lease_worktree(repository, options, claimed, held, quietly)
-            assignment = Assignment(repository, tracker, ledger, options.gate, claimed, claim, lease)
+            assignment = Assignment(repository, tracker, ledger, options, claimed, claim, lease)
             yield assignment
         finally:
             if assignment is None or assignment.outcome is None:
@@ -266,7 +301,8 @@ def _lease_worktree(
     with quietly():
         lease.beat()
     if not created:
-        _save_if_changed(repository, lease, f"left unsaved before {claimed.claim.assignee} came")
+        note = f"left unsaved before {claimed.claim.assignee} came"
+        _save_if_changed(repository, lease, note, options.consistency)
     return lease
 
 
@@ -286,8 +322,10 @@ def _create_worktree(repository: Repository, name: str) -> bool:
     return False
 
 
-def _save_if_changed(repository: Repository, lease: HeldLease, note: str) -> str | None:
-    options = SnapshotOptions(note=note)
+def _save_if_changed(
+    repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None
+) -> str | None:
+    options = SnapshotOptions(note=note, consistency=consistency)
     made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
     return None if made is None else made.snapshot_id
 
@@ -301,6 +339,7 @@ def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
         "claim_token": assignment.claim.claim.token,
         "token": assignment.lease.token,
         "snapshot_id": outcome.snapshot_id,
+        "not_saved": outcome.not_saved.as_record() if outcome.not_saved else None,
         "sequence": outcome.sequence,
         "taken_over_from": assignment.taken_over_from,
     }
