@@ -6,6 +6,7 @@ safety: they only say when something is *allowed* (a steal, a retry, a timeout).
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -150,6 +151,8 @@ def format_ago(instant: str, now: float | None = None) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write a duration for people: `250ms`, `5s`, `1m30s`, `2h`, `3d4h`."""
+    if not math.isfinite(seconds):
+        return f"{seconds}s"
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 1:
@@ -204,5 +207,5 @@ def ttl_within(ttl: float, shortest: float, longest: float, *, setting: str = "t
     """The ttl as a float; `SettingInvalid` outside the bounds, for NaN too."""
     if not shortest <= ttl <= longest:
         bounds = f"a duration from {format_duration(shortest)} to {format_duration(longest)}"
-        raise SettingInvalid(setting, f"{ttl:g}s", bounds)
+        raise SettingInvalid(setting, format_duration(ttl), bounds)
     return float(ttl)

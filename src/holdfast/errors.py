@@ -140,9 +140,13 @@ class NotFound(Failure, code="E_NOT_FOUND", exit_status=ExitStatus.NOT_FOUND):
 
 
 class NotInitialised(NotFound, code="E_NOT_INITIALISED"):
-    """There is no issue tracker here."""
+    """There is no repository, issue tracker or ledger here."""
 
-    hint = "Create one with 'holdfast issue init', or name the directory that has one with --repo."
+    hint = "Create one: 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'. Or name one with --repo."
+
+    def __init__(self, message: str, *, create: str | None = "holdfast issue init", **facts: object) -> None:
+        """`create` is the command that creates what is missing; None if several could."""
+        super().__init__(message, hint=create and f"Create one: '{create}'. Or name one with --repo.", **facts)
 
 
 class SnapshotCollected(NotFound, code="E_SNAPSHOT_COLLECTED", retryable=True):
@@ -532,10 +536,6 @@ class StoreUntrusted(StoreUnavailable, code="E_STORE_UNTRUSTED", exit_status=Exi
     problem = "has no trusted connection"
 
 
-class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):
-    """The store's server has no such database. Nothing was changed by this call."""
-
-    hint = "Check the name of the database in the address, or have its owner create it: CREATE DATABASE."
 class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatus.REFUSED, retryable=False):
     """The store's server has a version that is known to lose data. Nothing was changed."""
 
@@ -546,4 +546,8 @@ class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatu
     problem = "is unsafe"
 
 
+class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):
+    """The store's server has no such database. Nothing was changed by this call."""
+
+    hint = "Check the name of the database in the address, or have its owner create it: CREATE DATABASE."
     problem = "does not exist"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.options import json_option, limit_option, repo_option
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, counted
 from holdfast.cli.repository import open_repository
 from holdfast.clock import parse_duration, parse_instant
 from holdfast.errors import SettingInvalid
@@ -74,7 +74,7 @@ def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, sinc
     records = [_record(each) for each in entries]
     lines = [_line(each) for each in entries]
     if verify:
-        lines.append(f"The chain holds: {number} entries, the last hash is {last}.")
+        lines.append(f"The chain holds: {counted(number, 'entry')}, the last hash is {last}.")
     record = {"entries": records, "verified": verify, "count": number, "last_hash": last}
     output.result(record, lines or ["The audit trail is empty."])
 

@@ -12,6 +12,7 @@ from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.options import duration
 from holdfast.cli.output import Output, show_table
+from holdfast.clock import format_duration
 from holdfast.errors import GateFailed
 from holdfast.issues.model import GateRun, GateStatus
 from holdfast.issues.reading import SHORT, issue_summary_to_json
@@ -130,7 +131,7 @@ def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: A
 
 def _print_run(output: Output, run: GateRun) -> None:
     reason = run.message or f"status {run.exit_code}"
-    output.line(f"{run.gate_key}: {run.status} ({reason}, {run.duration_ms / 1000:.1f} s), run {run.run_id}")
+    output.line(f"{run.gate_key}: {run.status} ({reason}, {format_duration(run.duration_ms / 1000)}), run {run.run_id}")
     if run.status != GateStatus.PASSED:
         for line in (run.stdout + run.stderr).splitlines()[-LINES_SHOWN:]:
             output.line(f"  {line}")

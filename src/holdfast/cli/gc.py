@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.cli.entry import Group
 from holdfast.cli.options import dry_run_option, duration, json_option, parse_size, repo_option
-from holdfast.cli.output import Output, format_size
+from holdfast.cli.output import Output, counted, format_size
 from holdfast.cli.repository import open_repository
 from holdfast.clock import format_duration
 from holdfast.errors import SettingInvalid
@@ -74,14 +74,14 @@ def _proposal_to_json(proposal: Proposal) -> dict[str, object]:
 def _proposal_lines(proposal: Proposal) -> Iterator[str]:
     plan, candidates, protected = proposal.plan, proposal.candidates, proposal.protected
     if candidates:
-        yield f"{_counted(len(candidates))} can be deleted, which frees {format_size(plan.bytes)}:"
+        yield f"{counted(len(candidates), 'snapshot')} can be deleted, which frees {format_size(plan.bytes)}:"
         for each in candidates[:MOST_SHOWN]:
             note = f'  "{each.note}"' if each.note else ""
             yield f"  {each.snapshot_id}  {each.created_at}  of {each.worktree_id}: {each.why}{note}"
         yield from _more(len(candidates))
     else:
         yield "There is nothing to delete."
-    yield f"Kept: {_counted(len(protected))}" + (":" if protected else ".")
+    yield f"Kept: {counted(len(protected), 'snapshot')}" + (":" if protected else ".")
     for snapshot_id, reasons in list(protected.items())[:MOST_SHOWN]:
         yield f"  {snapshot_id}  {'; '.join(reason.text for reason in reasons)}"
     yield from _more(len(protected))
@@ -89,10 +89,6 @@ def _proposal_lines(proposal: Proposal) -> Iterator[str]:
         yield f"The kept snapshots exceed the budget by {format_size(proposal.over_budget)}."
     if proposal.stored and candidates:
         yield f"To delete them, before {plan.expires_at}: holdfast gc run --plan {plan.plan_id}"
-
-
-def _counted(number: int) -> str:
-    return "1 snapshot" if number == 1 else f"{number} snapshots"
 
 
 def _more(count: int) -> list[str]:
@@ -119,11 +115,11 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
     gc = open_repository(repo).gc
     if dry_run:
         found, deleted = gc.check(plan_id), 0
-        line = f"The plan {plan_id} can be run: it would delete {_counted(len(found.snapshots))}."
+        line = f"The plan {plan_id} can be run: it would delete {counted(len(found.snapshots), 'snapshot')}."
     else:
         done = gc.run(plan_id)
         found, deleted = done.plan, len(done.snapshots)
-        line = f"Deleted {_counted(deleted)}, freed {format_size(found.bytes)}. The plan {plan_id} is done."
+        line = f"Deleted {counted(deleted, 'snapshot')}, freed {format_size(found.bytes)}. The plan {plan_id} is done."
     record = {"dry_run": dry_run, "plan": plan_id, "state": found.state.value, "snapshots": list(found.snapshots)}
     output.result({**record, "deleted": deleted, "bytes": found.bytes}, [line])
 

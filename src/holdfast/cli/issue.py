@@ -17,6 +17,7 @@ from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.model import Priority, State
 from holdfast.issues.reading import SHORT, created_issues_to_json, issue_summary_to_json, issue_to_json
+from holdfast.issues.rules import FINISHED
 from holdfast.issues.tracker import KEEP, Query, Tracker, Update, find
 
 HELP = """\
@@ -154,11 +155,13 @@ def _created_lines(created: Created) -> list[str]:
 
 
 @group.command("list", short_help="List issues.")
+@click.option("--all", "everything", is_flag=True, help="Include finished issues.")
 @_filtered
 @click.pass_obj
-def list_(output: Output, /, **filters: Any) -> None:
+def list_(output: Output, /, *, everything: bool, **filters: Any) -> None:
     """List issues in the order of their creation.
 
+    Finished issues (done, rejected, archived) are left out, with --json too, unless --all or --state asks for them.
     A broken issue is named on standard error (with --json: under "broken") and left out; the status is still 0.
     'holdfast issue validate' then exits with 6.
 
@@ -166,7 +169,9 @@ def list_(output: Output, /, **filters: Any) -> None:
     Examples:
       holdfast issue list --state ready --state in_progress
       holdfast issue list --label 'area:*' --field id
+      holdfast issue list --all
     """
+    filters["states"] = filters["states"] or ([] if everything else [each for each in State if each not in FINISHED])
     _find(output, (), **filters)
 
 

@@ -36,7 +36,7 @@ _FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_
 def _request_options(command: Command) -> Command:
     """`--ttl`, `--assignee` and `--purpose`: arguments of `tracker.claims.request`."""
     assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this assignee.  [default: the actor]")
-    ttl = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
+    ttl = ttl_option("How long the claim lasts, from 100ms to 30d; every write under it renews it.", default="1h")
     return ttl(assignee(purpose_option(command)))
 
 
@@ -102,7 +102,7 @@ def claim_next(
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@ttl_option("Change the ttl.  [default: as before]")
+@ttl_option("Change the ttl: from 100ms to 30d.  [default: as before]")
 @view.claim_option
 @view.writing_options
 @click.pass_obj

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, counted
 from holdfast.errors import Corrupt, ExitStatus
 from holdfast.issues.reading import SHORT
 
@@ -40,7 +40,7 @@ def breakdown(output: Output, *, issue_id: str, parts: tuple[str, ...], repo: st
         new = [NewIssue(title=title, priority=whole.priority, labels=whole.labels) for title in parts]
         created = tracker.break_down(whole.id, new)
     record = {"id": whole.id, "parts": [created_issues_to_json(each) for each in created]}
-    lines = [f"{whole.id[:SHORT]} now waits for {len(created)} parts:"]
+    lines = [f"{whole.id[:SHORT]} now waits for {counted(len(created), 'part')}:"]
     lines += [f"  {each.issue.id[:SHORT]} ({each.issue.state.value}): {each.issue.title}" for each in created]
     output.result(record, lines)
 
@@ -66,7 +66,9 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
     with tracking(repo, actor) as tracker:
         imported = import_text(tracker, text, "standard input" if file == "-" else file)
     record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates}
-    output.result(record, [f"imported {len(imported.issues)} issues and {len(imported.gates)} gates"])
+    output.result(
+        record, [f"imported {counted(len(imported.issues), 'issue')} and {counted(len(imported.gates), 'gate')}"]
+    )
 
 
 @click.command()
@@ -119,7 +121,7 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
     fixed = [each for each in before if finding_to_json(each) not in remaining]
     record: dict[str, Any] = {"findings": remaining, "fixed": [finding_to_json(each) for each in fixed]}
     if left and output.as_json:
-        raise Corrupt(f"the tracker has {len(left)} problems", **record)
+        raise Corrupt(f"the tracker has {counted(len(left), 'problem')}", **record)
     lines = [line for each in fixed for line in _finding_lines("fixed", each)]
     lines += [line for each in left for line in _finding_lines("found", each)]
     output.result(record, lines or ["no findings"])

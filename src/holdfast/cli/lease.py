@@ -50,7 +50,7 @@ The id is --lock-id, else {LOCK_ID} from the environment.
 """,
 )
 
-_ttl_option = options.ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
+_ttl_option = options.ttl_option("Time until the lease expires unless renewed, from 100ms to 1d.", default="30s")
 _HOLDER_PID = "The process to record as the holder.  [default: the one that runs this command]"
 _holder_pid_option = click.option("--holder-pid", metavar="PID", type=click.IntRange(min=1), help=_HOLDER_PID)
 _field_option = options.field_option(*LEASE_FIELDS)
@@ -135,7 +135,7 @@ def steal(
 @group.command(short_help="Renew your lease.")
 @options.worktree_options
 @options.lock_id_option
-@options.ttl_option("The new ttl, from now.  [default: unchanged]")
+@options.ttl_option("The new ttl, from now: from 100ms to 1d.  [default: unchanged]")
 @options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
     """Renew your lease for its full ttl. If this fails (status 5), stop writing.

@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.entry import Group, LazyCommand
-from holdfast.cli.output import Output, escaped_json, shortened
+from holdfast.cli.output import Output, counted, escaped_json, shortened
 from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 
@@ -326,14 +326,10 @@ def status(output: Output, *, repo: str) -> None:
 
 def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
     lock, active, expired = record["lock"], record["active_claims"], record["expired_claims"]
-    yield f"{record['root']}: {_counted(record['sequence'])}"
+    yield f"{record['root']}: {counted(record['sequence'], 'event')}"
     yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
     yield f"  claims   {active} active, {expired} expired, {record['waiting']} waiting"
     yield f"  ttl      {format_duration(record['lock_timeout'])} for each claim, unless given"
-
-
-def _counted(events: int) -> str:
-    return "1 event" if events == 1 else f"{events} events"
 
 
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
@@ -352,7 +348,7 @@ def verify(output: Output, *, repo: str) -> None:
 
     report = open_at(repo).verify()
     findings = [finding_to_json(each) for each in report.findings]
-    lines = [f"{_counted(report.events)} can be read in order."]
+    lines = [f"{counted(report.events, 'event')} can be read in order."]
     for each in report.findings:
         lines += [f"{each.severity}: {each.subject}", f"  {each.message}", f"  -> {each.remedy}"]
     if report.sound or not output.as_json:

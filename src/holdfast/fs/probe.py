@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.clock import format_duration
 from holdfast.errors import Failure, FilesystemUnsafe
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, failing_to, opened
@@ -79,7 +80,7 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
         return [JUICEFS_UNKNOWN]
     found = []
     if settings.remembers:
-        caches = ", ".join(f"{option} {value:g}s" for option, value in sorted(settings.remembers.items()))
+        caches = ", ".join(f"{option} {format_duration(value)}" for option, value in sorted(settings.remembers.items()))
         found.append(
             f"it is a JuiceFS mounted with caches of names ({caches}): other machines' writes are seen too "
             f"late (mount with {SAFE_OPTIONS})"

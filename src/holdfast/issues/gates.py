@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant
+from holdfast.clock import format_duration, format_instant
 from holdfast.errors import AlreadyExists, NotFound, PathEscape, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name, split_relative
@@ -241,7 +241,7 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
     try:
         process.wait(checker.timeout)
     except subprocess.TimeoutExpired:
-        message = f"killed after {checker.timeout:g}s"
+        message = f"killed after {format_duration(checker.timeout)}"
     finally:
         _kill_group(process)
     seconds = time.monotonic() - began

@@ -17,6 +17,7 @@ from holdfast.errors import Failure, NotFound
 from holdfast.findings import Check, Finding, Severity, examine
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
+from holdfast.fs.names import counted
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import CODEC, MOST_BYTES, Event, Ledger, Recorded
 from holdfast.ledger.projection import ACQUIRED, KINDS, NAME, REAPED, RELEASED, VERSION, ClaimState, ends, form_problem
@@ -137,7 +138,7 @@ def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
         message = f"event {number} is missing, although later ones exist: readers stop before it"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
     if more := len(missing[MOST_GAPS:]):
-        yield _error("gap", directory.shown, f"{more} more events are missing", "Repair them in the same way.")
+        yield _error("gap", directory.shown, f"also missing: {counted(more, 'event')}", "Repair them in the same way.")
 
 
 def _name(number: int) -> str:

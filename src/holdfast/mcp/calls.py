@@ -20,7 +20,7 @@ import mcp_types as types
 from mcp import MCPError
 
 from holdfast.errors import Failure, Interrupted, NotFound, UsageFailure
-from holdfast.fs.names import in_utf_8, printable
+from holdfast.fs.names import counted, in_utf_8, printable
 from holdfast.mcp.held import ClientHoldings, Project, ServerSettings, actor_of, find_project
 
 JSON = "application/json"
@@ -168,4 +168,4 @@ class _Progress:
         self._reported = files
         total = self._call.total
         known = float(total) if total is not None and total >= files else None
-        await self._send(float(files), known, f"{files} files, {size} bytes")
+        await self._send(float(files), known, f"{counted(files, 'file')}, {counted(size, 'byte')}")

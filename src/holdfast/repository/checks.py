@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from holdfast import errors, findings
-from holdfast.clock import SKEW
+from holdfast.clock import SKEW, format_duration
 from holdfast.errors import Failure, NotFound, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.issues import validate
@@ -74,7 +74,7 @@ def _store(examination: Examination) -> Iterator[Finding]:
         message = f"the records are kept by {server}, which {server.risk}"
         yield findings.of("store-risky", address, message, version=server.version)
     if abs(health.clock_difference) > SKEW:
-        message = f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart"
+        message = f"the store's clock and this machine's are {format_duration(abs(health.clock_difference))} apart"
         yield findings.of("clock-differs", address, message, **health.as_record())
 
 

@@ -15,6 +15,7 @@ from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
+from holdfast.fs.names import counted
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
@@ -69,9 +70,9 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
                 return False
     except NotFound:
         return True
-
     status = status_of(path)
     return status is None or now - status.st_mtime < DRAFT_AGE
+
 
 def _sweep(context: RepositoryContext, scratch_id: str) -> None:
     if not payloads.sweep(context.paths, scratch_id):
@@ -165,7 +166,7 @@ def collections(examination: Examination) -> Iterator[Finding]:
     except LockConflict:
         return
     for plan_id, marked in dead.items():
-        message = f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked"
+        message = f"the collection of the plan {plan_id} was not finished; {counted(marked, 'snapshot')} marked"
         yield findings.of(
             "collection-unfinished", plan_id, message, partial(end_dead_run, context, plan_id), doomed=marked
         )

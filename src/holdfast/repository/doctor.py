@@ -19,6 +19,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.findings import Check, Finding, Repaired
 from holdfast.fs.directory import Directory
+from holdfast.fs.names import counted
 from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
@@ -130,7 +131,7 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
 def _not_made(examination: Examination) -> Iterator[Finding]:
     names = examination.not_made
     if names:
-        message = f"{len(names)} checks could not run without the store: {', '.join(names)}"
+        message = f"{counted(len(names), 'check')} could not run without the store: {', '.join(names)}"
         yield findings.of("checks-not-made", "store", message, checks=names)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import format_duration
-from holdfast.errors import AlreadyExists, NotFound, NotInitialised
+from holdfast.errors import AlreadyExists, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories
 from holdfast.issues.tracker import Tracker
@@ -107,7 +107,7 @@ def init_ledger(
 
 
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
-    """Open the ledger of a directory, or at `address`; `NotFound` if there is none. `actor` (`kind:name`) is the
+    """Open the ledger of a directory, or at `address`; `NotInitialised` if there is none. `actor` (`kind:name`) is the
     claiming actor; it distinguishes agents of one process. Creates nothing."""
     path = Path(os.path.abspath(root))
     if not _exists(path):
@@ -147,9 +147,8 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _no_ledger(path: Path) -> NotFound:
-    hint = "Create one with 'holdfast ledger init', or name its directory with --repo."
-    return NotFound(f"there is no ledger in {path}", hint=hint, path=str(path))
+def _no_ledger(path: Path) -> NotInitialised:
+    return NotInitialised(f"there is no ledger in {path}", create="holdfast ledger init", path=str(path))
 
 
 MARKS = (".jit", ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store

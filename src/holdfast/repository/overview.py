@@ -69,15 +69,14 @@ def find_workspace(start: Path) -> Path:
     found = calls.find_upwards(start, lambda directory: _is_workspace(Path(directory)))
     if found is not None:
         return Path(found)
-    hint = "Start with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'."
-    raise NotFound(f"there is no repository, tracker or ledger in {start} or above it", hint=hint, path=str(start))
+    message = f"there is no repository, tracker or ledger in {start} or above it"
+    raise NotInitialised(message, create=None, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
-    """Raise `NotFound` if the directory is not a workspace."""
+    """Raise `NotInitialised` if the directory is not a workspace."""
     if not _names(root).intersection(MARKS):
-        hint = "Name the directory that has the repository, the tracker or the ledger."
-        raise NotFound(f"{root} has no repository, tracker or ledger", hint=hint, path=str(root))
+        raise NotInitialised(f"{root} has no repository, tracker or ledger", create=None, path=str(root))
 
 
 def _is_workspace(directory: Path) -> bool:
@@ -117,7 +116,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
             if kind in stores and stores[kind] in away:
                 raise away[stores[kind]]  # wait only once for an unavailable store
             holdings += holdings_of()
-        except (NotFound, NotInitialised):
+        except NotFound:
             continue  # this kind is not in use here
         except Failure as failure:
             troubles.append(UnreadableKind(kind, failure.message))
@@ -317,8 +316,8 @@ class RepositoryInfo(NamedTuple):
     """
 
     root: Path
-    server: ServerVersion | None
     store: str  # the address of the store, without secrets
+    server: ServerVersion | None
     trouble: Failure | None
     format: RepositoryFormat | None
     worktrees: tuple[WorktreeState, ...]
@@ -339,9 +338,9 @@ class RepositoryInfo(NamedTuple):
         ]
         if self.best_effort:
             count = f"{len(self.best_effort)} of {self.snapshots}"
+            found.append(f"{count} snapshots were taken while files may have changed (best_effort)")
         if self.server is not None and self.server.risk:
             found.append(f"the records are kept by {self.server}, which {self.server.risk}")
-            found.append(f"{count} snapshots were taken while files may have changed (best_effort)")
         return [*found, *self.network_troubles]
 
 
@@ -365,8 +364,8 @@ def describe(repository: Repository) -> RepositoryInfo:
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
         root=repository.root,
-        server=repository.context.store.server,
         store=address,
+        server=repository.context.store.server,
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused
 from holdfast.fs import calls
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
@@ -403,12 +403,13 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     found = calls.find_upwards(start, calls.is_repository)
     if found is not None:
         return Path(found)
-    here, hint = os.path.abspath(start), "Go to one, name one with --repo, or create one: 'holdfast init DIR'."
-    raise NotFound(f"{here} is not in a Holdfast repository", hint=hint, path=here)
+    here = os.path.abspath(start)
+    raise NotInitialised(f"{here} is not in a Holdfast repository", create="holdfast init DIR", path=here)
 
 
-def _no_repository(root: Path) -> NotFound:
-    return NotFound(f"{root} is not a Holdfast repository", hint="Create one with 'holdfast init DIR'.", path=str(root))
+def _no_repository(root: Path) -> NotInitialised:
+    message = f"{root} is not a Holdfast repository"
+    return NotInitialised(message, create="holdfast init DIR", path=str(root))
 
 
 def checked_format(store: Store, root: Path) -> RepositoryFormat:

@@ -182,7 +182,7 @@ class FileStore:
             except NotFound:
                 directory = None
             for position, content in contents(directory, location, after, pending):
-                where = f"{self._root.where(location.path)}, at {position}"
+                where = self._root.where(location.place_of(position))
                 yield model.Entry(position, stream.codec.decode(content, where))
 
     def watch(self, what: model.Watched) -> FileWatch:
@@ -439,7 +439,7 @@ class FileStore:
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
                 position, content = streams.last_line(directory, location) or (0, b"")
-        return model.Tail(position, content, f"{self._root.where(location.path)}, at {position}")
+        return model.Tail(position, content, self._root.where(location.place_of(position)))
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)

@@ -104,6 +104,12 @@ class Location(NamedTuple):
         """The file of a record in a numbered stream; numbers may exceed six digits."""
         return self.file.replace("{number}", f"{number:06d}")
 
+    def place_of(self, position: int) -> str:
+        """Where a record of a stream is, for people."""
+        if self.kind is Kind.NUMBERED:
+            return f"{self.directory}/{self.numbered(position)}"
+        return f"{self.path}, at {position}"
+
 
 class Layout:
     """Looks up keys in a table."""
