@@ -310,6 +310,30 @@ def test_a_renewal_is_retried_if_no_thread_can_start(
     assert held.problem is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_released_cannot_be_entered_again(kind: str, scratch: Path) -> None:
+    held = hold(kind, scratch, LONG)
+    with held:
+        held.check()
+    with pytest.raises(LockNotHeld), held:
+        raise AssertionError("the block ran without the lease")
+
+    async def enter() -> None:
+        async with held:
+            raise AssertionError("the block ran without the lease")
+
+    with pytest.raises(LockNotHeld):
+        asyncio.run(enter())
+
+
+def test_a_lost_lease_cannot_be_entered() -> None:
+    clock = ManualClock()
+    held = FakeLease(clock, 30.0)
+    clock.advance(31.0)
+    with pytest.raises(LockExpired), held:
+        raise AssertionError("the block ran without the lease")
+
+
 # --- Forks, threads and signals ---------------------------------------------------------------------------
 
 
@@ -320,20 +344,19 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> Non
         def work(line: Line) -> None:
             found: list[object] = [heartbeat_threads()]
             held.beat()
-            for call in (held.check, held.renew):
+            for call in (held.check, held.renew, held.__enter__):
                 try:
                     call()
                     found.append("held")
                 except LockNotHeld as failure:
                     found.append("from which this one was forked" in failure.message)
             held.hand_on()
-            with held:
-                held.release()
+            held.release()
             found.append([each.name for each in heartbeat_threads()])
             line.say(found)
 
         with Workers() as workers:
-            assert workers.start(work).hear() == [[], True, True, []]
+            assert workers.start(work).hear() == [[], True, True, True, []]
         before = held.record
         wait_until(lambda: held.record != before)
         held.check()

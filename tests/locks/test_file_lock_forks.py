@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import LockNotHeld
 from holdfast.locks.file_lock import FileLocker
 from tests.locks.lock_watch import (
     is_free,
@@ -36,9 +37,9 @@ def test_a_forked_child_that_releases_its_copy_leaves_the_lock_to_the_parent(pat
     def release_everything(line: Line) -> None:
         nonlocal guard
         held_here = guard.held, locker.statistics().held_now
-        guard.release()
-        with guard:
+        with pytest.raises(LockNotHeld), guard:
             pass
+        guard.release()
         locker.close()
         line.say((held_here, locker.try_lock_exclusive(path) is None))
 
@@ -168,6 +169,7 @@ def test_waiting_imports_only_modules_that_are_loaded_before_the_first_wait(scra
 FORKS_AMID_THREADS = """
 import os, sys, threading, traceback
 from holdfast.errors import LockTimeout
+from holdfast.errors import LockNotHeld
 from holdfast.locks.file_lock import FileLocker
 
 root, forks = sys.argv[1], int(sys.argv[2])

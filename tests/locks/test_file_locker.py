@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ExitStatus, IoFailure, LockTimeout, NotFound, TooManyRetries
+from holdfast.errors import ExitStatus, IoFailure, LockNotHeld, LockTimeout, NotFound, TooManyRetries
 from holdfast.fs import calls
 from holdfast.locks import kernel_locks
 from holdfast.locks.file_lock import FileLocker, LockGuard
@@ -614,3 +614,10 @@ def test_a_missing_directory_is_not_found_and_the_hint_says_to_create_it(path: P
         FileLocker(0).lock_exclusive(path / "a" / "b.lock")
 
     assert caught.value.hint == "Create the directory first."
+
+
+def test_a_released_lock_cannot_be_entered_again(path: Path) -> None:
+    with FileLocker(0).lock_exclusive(path) as guard:
+        assert guard.held
+    with pytest.raises(LockNotHeld), guard:
+        raise AssertionError("the block ran without the lock")

@@ -504,3 +504,10 @@ def test_a_holder_whose_lock_was_broken_does_not_remove_its_successors_lock(tmp_
         with pytest.raises(LockNotHeld):
             broken.refresh()
         assert json.loads(second.path.read_bytes())["lock_id"] == second.lock_id
+
+
+def test_a_released_repository_lock_cannot_be_entered_again(tmp_path: Path) -> None:
+    with RepoLock(tmp_path).lock("r") as held:
+        pass
+    with pytest.raises(LockNotHeld), held:
+        raise AssertionError("the block ran without the lock")

@@ -130,6 +130,8 @@ class Held(Generic[Record]):
             pass
 
     def __enter__(self) -> Self:
+        """Begin to renew it; raises as `check` does, so what was released or lost is not entered again."""
+        self.check()
         try:
             return self.beat()
         except BaseException:

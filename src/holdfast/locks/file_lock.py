@@ -19,7 +19,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from holdfast.errors import LockReentry
+from holdfast.errors import LockNotHeld, LockReentry
 from holdfast.fs.directory import io_failure
 from holdfast.locks import flock
 from holdfast.locks.flock import DescriptionPool, OpenFileDescription, held_by, without_forks
@@ -56,15 +56,13 @@ class LockStatistics(NamedTuple):
 
 
 class HeldLock:
-    """A base for held locks, which a `with` block releases."""
+    """A base for held locks, which a `with` block releases. Once released, a lock cannot be entered again: its block
+    would run without the lock."""
 
     __slots__ = ()
 
     def release(self) -> object:
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -96,6 +94,12 @@ class LockGuard(HeldLock):
         except IndexError:
             return
         self._release(description)
+
+    def __enter__(self) -> Self:
+        for description in self._held:
+            if description.fd >= 0:
+                return self
+        raise LockNotHeld(f"this process does not hold the lock on {self.path}: it was released", path=self.path)
 
     def __del__(self) -> None:
         if self._held:

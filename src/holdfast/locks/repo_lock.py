@@ -186,6 +186,8 @@ class HeldRepoLock:
             raise LockNotHeld(message, repo_id=self.repo_id)
 
     def __enter__(self) -> Self:
+        if self._released:
+            raise LockNotHeld(f"the lock of {self.repo_id} was released", repo_id=self.repo_id)
         return self
 
     def __exit__(self, *_: object) -> None:
