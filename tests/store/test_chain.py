@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import AuditChainBroken, Corrupt
-from holdfast.store.audit import START, AuditTrail, verify
+from holdfast.store.audit import START, AuditTrail, check_chain, verify
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, View
+from proof.crash import Outcome, kill_points
+from proof.effort import SHARE
 
 TRAIL = AuditTrail()
 
@@ -86,3 +89,67 @@ def test_an_invalid_line_is_reported_and_not_skipped(store: FileStore) -> None:
     rewrite(store, [*lines(store)[:2], '{"number": "x"}', *lines(store)[2:]])
     with pytest.raises(Corrupt, match=r"audit\.jsonl"):
         list(verify(store.entries(TRAIL.stream)))
+
+
+CUTS = [0, 1, 4]
+"""How many of the five entries are left after a cut."""
+
+
+@pytest.mark.parametrize("left", CUTS)
+def test_an_emptied_or_cut_trail_is_noticed(store: FileStore, left: int) -> None:
+    assert check_chain(store, TRAIL).entries == 5
+    rewrite(store, lines(store)[:left])
+    with pytest.raises(AuditChainBroken, match=f"ends with entry {left}, but entry 5 was written"):
+        check_chain(store, TRAIL)
+
+
+@pytest.mark.parametrize("left", CUTS)
+def test_a_cut_stays_visible_when_the_trail_grows_again(store: FileStore, left: int) -> None:
+    rewrite(store, lines(store)[:left])
+    record(store, 6)
+    with pytest.raises(AuditChainBroken, match=f"entry 6 follows entry {left}"):
+        check_chain(store, TRAIL)
+
+
+def test_a_rewritten_end_is_noticed(store: FileStore, scratch: Path) -> None:
+    other = FileStore(scratch / "other")
+    for number in range(5):
+        record(other, number)
+    rewrite(store, lines(other))
+    with pytest.raises(AuditChainBroken, match="entry 5 is not the one that was written"):
+        check_chain(store, TRAIL)
+
+
+def test_a_trail_of_an_older_version_has_no_head_until_it_grows(store: FileStore) -> None:
+    head = store.path / ".jvs/audit/head.json"
+    head.unlink()
+    assert check_chain(store, TRAIL).entries == 5
+    record(store, 6)
+    assert head.exists()
+    assert check_chain(store, TRAIL).entries == 6
+
+
+class Recording:
+    """Records an event; whenever that is killed, the trail and its head agree, before and after the next event."""
+
+    name = "record an event in the audit trail"
+
+    def prepare(self, directory: Path) -> None:
+        with FileStore(directory) as store:
+            record(store, 1)
+
+    def operate(self, directory: Path) -> None:
+        with FileStore(directory) as store:
+            record(store, 2)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        with FileStore(directory) as store:
+            seen = check_chain(store, TRAIL).entries
+            assert seen == 2 or (seen == 1 and not outcome.acknowledged)
+            record(store, 3)
+            assert check_chain(store, TRAIL).entries == seen + 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_kill_never_looks_like_a_cut() -> None:
+    kill_points(Recording(), share=SHARE).require_clean(at_least=20)

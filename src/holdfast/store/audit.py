@@ -1,8 +1,10 @@
 """The audit trail: a stream in which each entry carries the hash of the previous one.
 
 An entry is appended in the transaction that it records, so there is no change without its entry and no entry
-without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where.
-Truncating the trail or rewriting all of it does not: compare the last hash with one noted elsewhere.
+without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where. A copy of the
+last entry is kept in a second place, the head of the stream, and changed by the same transaction: so an emptied trail,
+or one that was cut at the end, is noticed too, and the next entry continues from the head, which keeps the gap visible.
+Rewriting the trail and its head is not noticed: compare the last hash with one noted elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AuditChainBroken, Corrupt
-from holdfast.store.model import Append, Entry, Store, Stream, StructCodec, View
+from holdfast.store.model import Append, Entry, Key, Store, Stream, StructCodec, View
 
 START = "0" * 64  # the previous hash of the first entry
 
@@ -36,14 +38,27 @@ class AuditTrail:
     """The audit trail of one repository."""
 
     def __init__(self, name: str = "jvs/audit") -> None:
-        self.stream: Stream[AuditEntry] = Stream(name, StructCodec(AuditEntry, pretty=False))
+        codec = StructCodec(AuditEntry, pretty=False)
+        self.stream: Stream[AuditEntry] = Stream(name, codec, head=Key(f"{name}-head", codec))
 
     def entry(self, view: View, now: float, event: str, *, actor: str, facts: Mapping[str, object]) -> Append:
         """The change that records an event. Pure; the transaction must name the stream."""
-        last = view.last(self.stream)
-        number, previous = (1, START) if last is None else (last.record.number + 1, last.record.hash)
+        end = self._end(view)
+        number, previous = (1, START) if end is None else (end.number + 1, end.hash)
         entry = AuditEntry(number, format_instant(now), event, actor, dict(facts), previous)
         return Append(self.stream, msgspec.structs.replace(entry, hash=_hash(entry)))
+
+    def _end(self, view: View) -> AuditEntry | None:
+        """The last entry that was ever written, whether the trail still has it or not."""
+        last, head = view.last(self.stream), view.get(self.head)
+        if last is None or (head is not None and head.number > last.record.number):
+            return head
+        return last.record
+
+    @property
+    def head(self) -> Key[AuditEntry]:
+        assert self.stream.head is not None
+        return self.stream.head
 
 
 def _hash(entry: AuditEntry) -> str:
@@ -81,6 +96,7 @@ class AuditReader:
     def __init__(self, store: Store, trail: AuditTrail, *, verified: bool = False) -> None:
         self._store = store
         self._stream = trail.stream
+        self._head = trail.head
         self._verified = verified
         self._position = 0
         self._last: AuditEntry | None = None
@@ -93,16 +109,23 @@ class AuditReader:
     def read(self) -> Iterator[AuditEntry]:
         """The entries not read yet, up to the current end.
 
-        `AuditChainBroken` at the first entry that breaks the chain or cannot be decoded. A last line without
-        a newline was torn by a crash and never acknowledged: it is ignored.
+        `AuditChainBroken` at the first entry that breaks the chain or cannot be decoded, and at the end if the last
+        entries are missing. A last line without a newline was torn by a crash and never acknowledged: it is ignored.
         """
         after = self._last
+        head = self._store.read(self._head) if self._verified else None  # before the entries, which only grow
         entries = self._track(self._store.entries(self._stream, after=self._position))
         try:
             unverified = (each.record for each in entries)
             for entry in verify(entries, after=after) if self._verified else unverified:
                 self._last = entry
+                if head is not None and entry.number == head.record.number and entry.hash != head.record.hash:
+                    message = f"entry {entry.number} is not the one that was written"
+                    raise AuditChainBroken(message, number=entry.number, position=self._position)
                 yield entry
+            if head is not None and self.end.entries < head.record.number:
+                message = f"it ends with entry {self.end.entries}, but entry {head.record.number} was written"
+                raise AuditChainBroken(message, number=self.end.entries + 1, position=self._position)
         except AuditChainBroken:
             raise
         except Corrupt as failure:

@@ -194,7 +194,7 @@ class FileStore:
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> model.Commit[Result]:
-        locations = {each: self._locate(each) for each in keys}
+        locations = {each: self._locate(each) for each in model.with_heads(keys)}
         commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         while True:
@@ -230,8 +230,9 @@ class FileStore:
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
-        model.check_changes(locations, view, decision.changes)
-        planned = streams.plan(decision.changes, view, locations, contents)
+        changes = model.with_head_changes(view, decision.changes)
+        model.check_changes(locations, view, changes)
+        planned = streams.plan(changes, view, locations, contents)
         if not planned:
             return model.Commit(commit_id, now, (), decision.result)
         self._settle(locations.values(), [each.location for each in planned])

@@ -80,6 +80,7 @@ TABLE: tuple[Row, ...] = (
     # Streams that every change appends to come last and are held briefly.
     Row("jit/events",             ".jit/events.jsonl",                 ".jit/.events.lock", Kind.LINES),
     Row("jvs/audit",              ".jvs/audit/audit.jsonl",            ".jvs/audit/.audit.lock", Kind.LINES),
+    Row("jvs/audit-head",         ".jvs/audit/head.json",              ".jvs/audit/.audit.lock"),
 )
 # fmt: on
 

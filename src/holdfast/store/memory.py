@@ -58,7 +58,7 @@ class MemoryStore:
     def transact(
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> model.Commit[Result]:
-        named = dict.fromkeys(keys)
+        named = model.with_heads(keys)
         commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
@@ -66,10 +66,11 @@ class MemoryStore:
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)
-            model.check_changes(named, view, decision.changes)
+            changes = model.with_head_changes(view, decision.changes)
+            model.check_changes(named, view, changes)
             encoded = [
                 (change, b"" if isinstance(change, model.Delete) else _codec(change).encode(change.record))
-                for change in decision.changes
+                for change in changes
             ]
             positions: list[int] = []
             for change, content in encoded:

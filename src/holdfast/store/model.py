@@ -191,9 +191,14 @@ class Family(_Named[Record]):
 
 
 class Stream(_Named[Record]):
-    """The name of an append-only sequence of records, such as `jit/events`."""
+    """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
+    appends to it makes that document a copy of the last record, so that a loss at the end of the stream shows."""
 
-    __slots__ = ()
+    __slots__ = ("head",)
+
+    def __init__(self, name: str, codec: Codec[Record], *, head: Key[Record] | None = None) -> None:
+        super().__init__(name, codec)
+        self.head = head
 
 
 class Document(NamedTuple, Generic[Record]):
@@ -466,6 +471,24 @@ def checked_commit_id(commit_id: str | None) -> str:
     if commit_id.startswith("."):
         raise NameInvalid(f"the commit id {commit_id!a} starts with a dot", name=ascii(commit_id))
     return safe_name(commit_id, what="commit id")
+
+
+def with_heads(named: Iterable[Key[Any] | Stream[Any]]) -> list[Key[Any] | Stream[Any]]:
+    """The named keys and streams, each once, and the heads of the streams."""
+    found = dict.fromkeys(named)
+    heads = [each.head for each in found if isinstance(each, Stream) and each.head is not None]
+    return [*found, *heads]
+
+
+def with_head_changes(view: View, changes: Sequence[Change]) -> Sequence[Change]:
+    """The changes, and those of the heads of streams that they append to. Pure."""
+    last: dict[Key[Any], object] = {}
+    for change in changes:
+        if isinstance(change, Append) and change.stream.head is not None:
+            last[change.stream.head] = change.record
+    if not last:
+        return changes
+    return [*changes, *((Create if view.get(key) is None else Replace)(key, record) for key, record in last.items())]
 
 
 def check_changes(named: Collection[Key[Any] | Stream[Any]], view: View, changes: Sequence[Change]) -> None:

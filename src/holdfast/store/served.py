@@ -222,7 +222,7 @@ class ServedStore:
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> model.Commit[Result]:
-        named = list(dict.fromkeys(keys))
+        named = model.with_heads(keys)
         for each in named:
             self._check(each)
         commit_id = model.checked_commit_id(commit_id)
@@ -240,8 +240,9 @@ class ServedStore:
             view, now = self._view(named, attempt.fetched), attempt.fetched.now
             with self._deciding:
                 decision = decide(view, now)  # 2.
-            model.check_changes(set(named), view, decision.changes)
-            plan, positions = _plan(tries.id, attempt.fetched, named, view, decision.changes)
+            changes = model.with_head_changes(view, decision.changes)
+            model.check_changes(set(named), view, changes)
+            plan, positions = _plan(tries.id, attempt.fetched, named, view, changes)
             commit = model.Commit(tries.commit_id, now, positions, decision.result)
             try:
                 # With nothing to write, the transaction took place when everything was fetched.
