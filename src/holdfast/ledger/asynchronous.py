@@ -35,8 +35,16 @@ class AsyncLedger:
     async def sequence(self) -> int:
         return await asyncio.to_thread(lambda: self.ledger.sequence)
 
-    async def fold(self, reducer: Reducer[State], initial: State, **options: Any) -> State:
-        return await asyncio.to_thread(lambda: self.ledger.fold(reducer, initial, **options))
+    async def fold(
+        self,
+        reducer: Reducer[State],
+        initial: State,
+        *,
+        until: int | None = None,
+        name: str | None = None,
+        version: str = "1",
+    ) -> State:
+        return await asyncio.to_thread(self.ledger.fold, reducer, initial, until=until, name=name, version=version)
 
     async def events(self, *, after: int = 0, until: int | None = None) -> AsyncIterator[Recorded]:
         source = self.ledger.events(after=after, until=until)
@@ -61,24 +69,37 @@ class AsyncClaims:
     def __init__(self, claims: Claims) -> None:
         self.claims = claims
 
-    async def claim(self, node: str, owner: str, **options: Any) -> HeldClaim:
+    async def claim(
+        self,
+        node: str,
+        owner: str,
+        *,
+        ttl: float | None = None,
+        wait: float | None = 0.0,
+        priority: int = 0,
+        purpose: str = "",
+    ) -> HeldClaim:
         """Claim a node. A cancelled task leaves neither a claim nor a waiter in the queue."""
         cancelled = threading.Event()
-        return await _finished(
-            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options), cancelled, undo=HeldClaim.release
-        )
 
-    async def extend(self, node: str, owner: str, **options: Any) -> Claim:
-        return await asyncio.to_thread(lambda: self.claims.extend(node, owner, **options))
+        def claim() -> HeldClaim:
+            return self.claims.claim(
+                node, owner, ttl=ttl, wait=wait, priority=priority, purpose=purpose, cancelled=cancelled
+            )
 
-    async def release(self, node: str, owner: str, **options: Any) -> Claim:
-        return await asyncio.to_thread(lambda: self.claims.release(node, owner, **options))
+        return await _finished(claim, cancelled, undo=HeldClaim.release)
+
+    async def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
+        return await asyncio.to_thread(self.claims.extend, node, owner, ttl=ttl, claim_id=claim_id)
+
+    async def release(self, node: str, owner: str, *, claim_id: str = "") -> Claim:
+        return await asyncio.to_thread(self.claims.release, node, owner, claim_id=claim_id)
 
     async def reap(self) -> list[Claim]:
         return await asyncio.to_thread(self.claims.reap)
 
-    async def active(self, **options: Any) -> list[Claim]:
-        return await asyncio.to_thread(lambda: self.claims.active(**options))
+    async def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
+        return await asyncio.to_thread(self.claims.active, at_sequence=at_sequence, under=under)
 
 
 async def _finished(
