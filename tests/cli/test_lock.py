@@ -268,3 +268,33 @@ def test_a_newer_format_is_refused(repo: Path) -> None:
         refused = holdfast(*command, "--json", cwd=repo)
         assert (refused.returncode, error(refused)["code"]) == (7, "E_REFUSED")
         assert error(refused)["version"] == 99
+
+
+def test_a_named_lease_needs_no_worktree(repo: Path) -> None:
+    job = ("--name", "nightly-job")
+    lease = data(holdfast("lease", "acquire", *job, "--ttl", "10m", "--purpose", "the report", "--json", cwd=repo))
+    assert (lease["name"], lease["worktree"], lease["token"]) == ("nightly-job", None, 1)
+    refused = holdfast("lease", "acquire", *job, "--json", cwd=repo)
+    assert (refused.returncode, error(refused)["code"], error(refused)["name"]) == (4, "E_LOCK_CONFLICT", "nightly-job")
+    assert holdfast("lease", "steal", *job, cwd=repo).returncode == 4
+    own = {"HOLDFAST_LEASE_ID": lease["lock_id"]}
+    again = holdfast("lease", "acquire", *job, "--json", cwd=repo, env=own)
+    assert error(again)["code"] == "E_LOCK_REENTRY"
+    assert data(holdfast("lease", "renew", *job, "--json", cwd=repo, env=own))["token"] == 1
+    assert data(holdfast("lease", "status", *job, "--json", cwd=repo))["state"] == "leased"
+    listed = data(holdfast("lease", "list", "--json", cwd=repo))
+    assert [each["state"] for each in listed["worktrees"]] == ["free"]
+    assert [each["name"] for each in listed["named"]] == ["nightly-job"]
+    assert "lease nightly-job" in holdfast("who", cwd=repo).stdout
+    assert holdfast("lease", "release", *job, cwd=repo, env=own).returncode == 0
+    assert holdfast("lease", "status", *job, cwd=repo).stdout == "nightly-job: free\n"
+    exported = holdfast("lease", "acquire", *job, "--export", cwd=repo).stdout
+    assert "export HOLDFAST_LEASE_NAME=nightly-job" in exported
+    assert "export HOLDFAST_LEASE_TOKEN=2" in exported
+
+
+def test_a_name_and_a_worktree_exclude_each_other(repo: Path) -> None:
+    both = holdfast("lease", "acquire", "--name", "a", "--worktree", "main", "--json", cwd=repo)
+    assert (both.returncode, error(both)["code"]) == (2, "E_USAGE")
+    empty = holdfast("lease", "acquire", "--name", "", "--json", cwd=repo)
+    assert error(empty)["code"] == "E_NAME_INVALID"

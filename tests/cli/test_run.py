@@ -308,3 +308,33 @@ def test_run_reports_the_snapshot_and_a_command_that_runs_outside_the_worktree(r
     assert "outside main" in told.stderr
     assert inside.stderr.startswith("holdfast: saved main as the snapshot ")
     assert (len(inside.stderr.splitlines()), len(quiet.stderr.splitlines())) == (1, 1)
+
+
+def test_a_command_runs_under_a_named_lease_where_it_was_started(repo: Path) -> None:
+    program = "import os, json; print(json.dumps({**{k: v for k, v in os.environ.items() if 'HOLDFAST' in k}, "
+    program += "'here': os.getcwd()}))"
+    here = repo / "main"
+    outer = {"HOLDFAST_LOCK_ID": "of-a-worktree", "HOLDFAST_WORKTREE": "main"}
+    result = holdfast("run", "--name", "job", "--json", "--", *python(program), cwd=here, env=outer)
+    assert result.returncode == 0, result.stderr
+    told, said = json.loads(result.stdout), outcome(result.stderr)
+    assert told["here"] == str(here)
+    assert (told["HOLDFAST_LEASE_NAME"], told["HOLDFAST_LEASE_TOKEN"]) == ("job", "1")
+    assert told["HOLDFAST_LEASE_ID"] == said["lock_id"]
+    assert (said["name"], said["worktree"]) == ("job", None)
+    assert told["HOLDFAST_LOCK_ID"] == "of-a-worktree", "the lease of a worktree is handed on"
+    assert list(Repository(repo).named_leases.states()) == []
+
+
+def test_two_commands_under_one_name_do_not_run_at_once(repo: Path) -> None:
+    with Running("run", "--repo", repo, "--name", "job", "--", *UNTIL_STDIN_ENDS) as first:
+        assert first.hear() == "running"
+        refused = holdfast("run", "--name", "job", "--json", "--", "true", cwd=repo)
+        assert (refused.returncode, error(refused, on="stderr")["code"]) == (4, "E_LOCK_CONFLICT")
+        assert first.finish().returncode == 0
+    assert holdfast("run", "--name", "job", "--", "true", cwd=repo).returncode == 0
+
+
+def test_a_snapshot_needs_a_worktree(repo: Path) -> None:
+    refused = holdfast("run", "--name", "job", "--snapshot", "--json", "--", "true", cwd=repo)
+    assert (refused.returncode, error(refused, on="stderr")["code"]) == (2, "E_USAGE")

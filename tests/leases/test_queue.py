@@ -51,7 +51,7 @@ class Counter:
 
 
 def queue_wait(wait: float | None = PATIENCE, cancelled: threading.Event | None = None) -> QueueWait:
-    return QueueWait("the thing", wait, cancelled, SYSTEM_CLOCK)
+    return QueueWait("the thing", wait, cancelled, SYSTEM_CLOCK, SYSTEM_CLOCK.monotonic())
 
 
 def soon(call: Callable[[], object]) -> None:

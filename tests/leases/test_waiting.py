@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from holdfast.errors import Deadlock, LockTimeout
 from holdfast.leases import service
+from holdfast.leases.rules import LeaseWaiting
 from holdfast.leases.service import LeaseService
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.audit import AuditTrail
+from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from tests.locks.workers import PATIENCE, wait_until
 
@@ -70,3 +75,44 @@ def test_a_waiter_that_times_out_is_told_who_holds_the_lease() -> None:
         service.acquire(leases, "main", leases.request(ttl=LONG), wait=0.05)
     wait_until(lambda: (state := leases.state("main")) is not None and not state.waiters)
     assert lease.purpose == "important work"
+
+
+# --- A document lock that is not free, such as that of a stopped process ----------------------------------
+
+
+def waiting_service(root: Path, timeout: float) -> tuple[FileStore, LeaseService]:
+    store = FileStore(root, timeout=timeout)
+    leases = LeaseService(store, AuditTrail())
+    leases.release("main", leases.acquire("main", leases.request()).lease.lock_id)  # its directories exist
+    return store, leases
+
+
+def test_a_wait_ends_at_its_own_time_limit_not_at_that_of_a_document_lock(scratch: Path) -> None:
+    _, leases = waiting_service(scratch, LONG)
+    with (
+        FileLocker().lock_exclusive(scratch / ".jvs/guards/worktree-main.lock"),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        wait = pool.submit(service.acquire, leases, "main", leases.request(), wait=0.3)
+        failure = wait.exception(PATIENCE)
+    assert isinstance(failure, LockTimeout)
+    assert failure.timeout == 0.3
+    assert re.search(r"the worktree main, at .*worktree-main.lock, after 300ms; held by", failure.message)
+
+
+def test_a_wait_outlasts_a_document_lock_that_is_not_free_in_time(scratch: Path) -> None:
+    store, leases = waiting_service(scratch, 0.02)
+    with ThreadPoolExecutor(1) as pool:
+        with FileLocker().lock_exclusive(scratch / ".jvs/guards/worktree-main.lock"):
+            wait = pool.submit(service.acquire, leases, "main", leases.request(), wait=PATIENCE)
+            wait_until(lambda: wait.done() or store.lock_statistics().timed_out >= 3)
+        assert wait.result(PATIENCE).token == 2
+
+
+def test_the_next_waiter_asks_when_the_lease_expires() -> None:
+    leases = LeaseService(MemoryStore(), AuditTrail())
+    leases.acquire("main", leases.request(ttl=2.0))
+    answer = leases.join_queue("main", leases.request())
+    assert isinstance(answer, LeaseWaiting)
+    asked_again = vars(service)["_or_not_yet"](answer)
+    assert asked_again.pause == answer.time_left <= 2.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from holdfast.ledger import log
 from holdfast.ledger.log import EVENTS, Ledger, is_under, node_id, order
 from holdfast.ledger.service import Claims
 from holdfast.locks.identity import current_holder, described
+from holdfast.locks.ledger_lock import LedgerLock
+from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Create, Decision, Store
 from tests.ledger.ledgers import acquired, claims_on
@@ -442,3 +446,12 @@ def test_a_claim_that_could_not_be_extended_in_time_is_lost(claims: Claims, cloc
     with pytest.raises(LockExpired):
         held.check()
     assert held.lost.is_set()
+
+
+def test_a_wait_for_a_claim_ends_at_its_own_time_limit_not_at_that_of_the_ledger_lock(scratch: Path) -> None:
+    claims = Claims(Ledger(FileStore(scratch, timeout=3600.0)))
+    claims.claim("1", "first").release()
+    with LedgerLock(scratch / "ledger", "stopped").acquire(), ThreadPoolExecutor(1) as pool:
+        failure = pool.submit(claims.claim, "1", "second", wait=0.3).exception(60)
+    assert isinstance(failure, LockTimeout)
+    assert failure.timeout == 0.3

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock, format_instant, parse_instant
-from holdfast.errors import JsonInvalid, LockChanged, LockReentry, LockTimeout, NotFound, TooLarge
+from holdfast.errors import JsonInvalid, LockChanged, LockNotHeld, LockReentry, LockTimeout, NotFound, TooLarge
 from holdfast.locks.identity import Holder, Liveness, current_holder
 from holdfast.locks.ledger_lock import (
     DEFAULT_TIMEOUT,
@@ -463,3 +463,10 @@ def test_a_holder_whose_lock_was_broken_does_not_release_its_successors_lock(led
 def test_the_state_of_a_free_ledger_is_none_and_reading_it_creates_nothing(ledger: Path) -> None:
     assert LedgerLock(ledger, "agent-7").state() is None
     assert os.listdir(ledger) == []
+
+
+def test_a_released_ledger_lock_cannot_be_entered_again(ledger: Path) -> None:
+    with LedgerLock(ledger, "me").acquire() as held:
+        pass
+    with pytest.raises(LockNotHeld), held:
+        raise AssertionError("the block ran without the lock")

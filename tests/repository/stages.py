@@ -11,7 +11,8 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
-from holdfast.leases.rules import Lease, LeaseKeys
+from holdfast.leases.rules import Lease
+from holdfast.leases.service import LeaseService
 from holdfast.repository.context import DESCRIPTORS, MAIN, Consistency, Descriptor
 from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository
@@ -43,9 +44,9 @@ def make_repository(root: Path) -> Repository:
     return Repository(root)
 
 
-def expire(repository: Repository, worktree: str = MAIN) -> Lease:
-    """Expire the lease of a worktree, as if its holder had died long ago."""
-    keys, reading = LeaseKeys.of(worktree), repository.leases.reading()
+def expire(repository: Repository, worktree: str = MAIN, *, service: LeaseService | None = None) -> Lease:
+    """Expire the lease of a worktree, or of another service, as if its holder had died long ago."""
+    keys, reading = (service or repository.leases).keys(worktree), repository.leases.reading()
 
     def decide(view: View, now: float) -> Decision[Lease]:
         lease = view.get(keys.lease)

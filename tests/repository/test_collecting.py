@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -36,6 +38,7 @@ from holdfast.repository.history import (
     references,
     remove_pin,
 )
+from holdfast.repository.repository import Repository
 from holdfast.repository.retention import PLANS, RETENTION, GcPlan, PlanState, Policy, Protection
 from holdfast.store.audit import check_chain
 from holdfast.store.model import Create, Decision, Replace, View
@@ -82,7 +85,7 @@ def test_planning_writes_only_the_plan_and_a_dry_run_writes_nothing(context: Rep
     assert fingerprint(context.paths.root) == before
     wet = gc_plan.propose(context)
     changed = {name for name, what in fingerprint(context.paths.root).items() if before.get(name) != what}
-    new = {f".jvs/plans/{wet.plan.plan_id}.json", ".jvs/audit/audit.jsonl", ".jvs/plans"}
+    new = {f".jvs/plans/{wet.plan.plan_id}.json", ".jvs/audit/audit.jsonl", ".jvs/audit/head.json", ".jvs/plans"}
     assert {name for name in changed if "guards" not in name and ".holdfast" not in name} == new
     assert dry.plan.snapshots == wet.plan.snapshots
     with pytest.raises(NotFound):
@@ -332,10 +335,57 @@ def test_a_dead_run_that_was_not_decided_is_cancelled(context: RepositoryContext
     gc_plan.set_policy(context, Policy(keep_last=1))
     plan = gc_plan.propose(context).plan
     doom(context, ids[0], plan.plan_id)
-    gc.end_dead_run(context, plan.plan_id)
+    with gc.collector_locked(context):
+        gc.end_dead_runs(context)
     assert all(each.doomed_by is None for each in snapshots_of(context).values())
     gc.run(context, plan.plan_id)  # the plan itself is still valid
     assert snapshots_of(context).keys() == {ids[2]}
+
+
+def killed_after(context: RepositoryContext, plan_id: str, step: str) -> None:
+    """Run a plan until just after this step, as if it were killed there."""
+
+    class Killed(BaseException):
+        pass
+
+    def end(*_: object) -> NoReturn:
+        raise Killed
+
+    ends_at = {"marked": ("_set_state", "_unmark"), "decided": ("_delete_all",), "deleted": ("sweep",)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ends_at[step]:
+            patch.setattr(gc, name, end)
+        with pytest.raises(Killed):
+            gc.run(context, plan_id)
+
+
+@pytest.mark.parametrize("step", ["marked", "decided", "deleted"])
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_killed_run_is_ended_by_the_next_command(context: RepositoryContext, step: str, command: str) -> None:
+    ids = line_of(context, 4)
+    gc_plan.set_policy(context, Policy(keep_last=2))
+    first, second = (gc_plan.propose(context).plan.plan_id for _ in range(2))
+    killed_after(context, first, step)
+    if command == "plan":
+        proposal = gc.GarbageCollector(context).plan()
+        assert bool(proposal.candidates) is (step == "marked")
+    else:
+        with contextlib.suppress(PlanMismatch):  # all of it is gone
+            gc.run(context, second)
+    assert gc.open_runs(context) == {}
+    kept = ids if (step, command) == ("marked", "plan") else ids[2:]
+    assert snapshots_of(context).keys() == set(kept)
+    assert Repository(context.paths.root).examine() == []
+
+
+def test_a_dry_run_leaves_a_killed_run_alone(context: RepositoryContext) -> None:
+    line_of(context, 4)
+    gc_plan.set_policy(context, Policy(keep_last=2))
+    plan_id = gc_plan.propose(context).plan.plan_id
+    killed_after(context, plan_id, "decided")
+    before = fingerprint(context.paths.root)
+    gc.GarbageCollector(context).plan(store=False)
+    assert fingerprint(context.paths.root) == before
 
 
 # --- References and pins ----------------------------------------------------------------------------

@@ -314,15 +314,15 @@ def test_a_directory_that_cannot_be_moved_is_refused_before_anything_is_decided(
     """Its parent belongs to another user. A later failure would leave the operation stuck until that is fixed."""
     repository.worktrees.create("dev")
     put_files(repository.path("dev"), {"a": "1"})
-    proof = Proof("none", 0)
     with interposed(lambda attempt: False, ("access",)):
         for attempt in (
             lambda: repository.worktrees.change_name("dev", "new"),
             lambda: repository.remove_worktree("dev"),
-            lambda: repository.snapshots.restore_in_place("dev", "none", proof, RestoreOptions(reason="x")),
         ):
             with pytest.raises(NotWritable):
                 attempt()
+        with repository.lease("dev") as held, pytest.raises(NotWritable):
+            repository.snapshots.restore_in_place("dev", "none", Proof.of(held), RestoreOptions(reason="x"))
     assert repository.worktrees.state("dev").operation is None
     assert repository.leases.state("dev") is None
     repository.worktrees.change_name("dev", "new")

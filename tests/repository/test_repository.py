@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.repository import OpenedRepository, proven
+from holdfast.clock import parse_instant
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.context import MAIN, OPERATIONS, Operation, OperationKind
 from holdfast.repository.overview import look_around
-from holdfast.repository.payloads import payload_locked
+from holdfast.repository.payloads import leased, payload_locked
 from holdfast.repository.repository import Repository
-from holdfast.store.model import Create, Decision
+from holdfast.store.model import Create, Decision, Delete
 from tests.locks.workers import Line, Workers
 from tests.repository.stages import expire, make_repository
 from tests.support.descriptors import open_descriptors
@@ -161,3 +164,57 @@ def test_opening_a_repository_repeatedly_leaks_no_descriptors(scratch: Path) -> 
 
     first = [use() for _ in range(3)][-1]
     assert len([use() for _ in range(20)][-1]) <= len(first)
+
+
+def test_a_time_limit_covers_the_wait_for_an_operation_and_that_in_the_queue(repository: Repository) -> None:
+    key = OPERATIONS.key(MAIN)
+
+    class EndsOperation(threading.Event):
+        """Asked after each conflict; the first time, the operation ends."""
+
+        def is_set(self) -> bool:
+            if repository.context.store.read(key) is not None:
+                repository.context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+            return False
+
+    repository.lease(ttl=600)
+    begin_removal(repository, MAIN)
+    with payload_locked(repository.context, MAIN), pytest.raises(LockTimeout) as failure:
+        repository.lease(wait=0.3, cancelled=EndsOperation())
+    assert failure.value.timeout == 0.3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+def test_the_lease_of_a_killed_holder_says_when_it_is_free_and_a_waiter_gets_it_then(repository: Repository) -> None:
+    def hold(line: Line) -> None:
+        line.say(Repository(repository.root).lease(ttl=2.0, purpose="snapshot").lease.lease_expires_at)
+        line.wait()
+
+    with Workers() as workers:
+        worker = workers.start(hold)
+        expires_at = worker.hear()
+        worker.kill()
+        worker.wait()
+    with pytest.raises(LockConflict) as conflict:
+        repository.lease()
+    facts = conflict.value.facts
+    assert facts["liveness"] == "dead"
+    assert f"becomes free at {facts['free_at']}" in conflict.value.message
+    assert parse_instant(str(facts["free_at"])) > parse_instant(expires_at) - 0.01
+    assert re.search(r"--wait \ds", conflict.value.hint)
+    with pytest.raises(LockConflict):
+        repository.steal()
+    assert repository.lease(wait=60).token == 2
+
+
+def test_a_command_that_needs_the_lease_for_its_own_duration_takes_a_short_one(repository: Repository) -> None:
+    with proven(OpenedRepository(repository, MAIN), None, "snapshot", environment={}):
+        assert ttl_of_main(repository) <= 10
+    with leased(repository.context, MAIN, "rename"):
+        assert ttl_of_main(repository) <= 10
+
+
+def ttl_of_main(repository: Repository) -> float:
+    state = repository.leases.state(MAIN)
+    assert state is not None
+    return state.lease.ttl

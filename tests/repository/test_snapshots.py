@@ -39,8 +39,9 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.history import resolve, worktree_history
 from holdfast.repository.repository import Repository
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
-from holdfast.store.model import Create, Decision, Replace
+from holdfast.store.model import Create, Decision, Delete, Replace
 from holdfast.trees.engines import Engine
 from holdfast.trees.shared_dirs import located, read_shared_directories
 from holdfast.trees.verify import verify
@@ -382,6 +383,63 @@ def test_the_library_refuses_to_publish_with_a_lost_lease(site: Site) -> None:
     with pytest.raises(LockExpired):
         site.repository.snapshot("dev", held)
     assert site.ids("dev") == [made.snapshot_id]
+
+
+def _writes(site: Site) -> None:
+    (site.payload / "file").write_text("the thief's")
+
+
+def _replaces_the_directory(site: Site) -> None:
+    site.payload.rename(site.payload.with_name("aside"))
+    site.payload.symlink_to("aside")
+
+
+def _begins_an_operation(site: Site) -> None:
+    key = OPERATIONS.key(MAIN)
+    pending = Operation(operation_id="x", kind=OperationKind.RESTORE, worktree_id=MAIN, begun_at="", holder_id="thief")
+    site.context.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
+
+
+def _removes_the_record(site: Site) -> None:
+    site.context.store.transact([WORKTREES.key(MAIN)], lambda view, now: Decision([Delete(WORKTREES.key(MAIN))], None))
+
+
+@pytest.mark.req("LC-18")
+@pytest.mark.parametrize("act", [_writes, _replaces_the_directory, _begins_an_operation, _removes_the_record])
+@pytest.mark.parametrize("publish", ["snapshot", "restore"])
+def test_a_holder_that_was_stolen_from_learns_that_whatever_the_thief_did(
+    site: Site, act: Callable[[Site], None], publish: str
+) -> None:
+    first = site.take()
+    (site.payload / "file").write_text("unsaved")
+
+    def steal(*_: object) -> None:
+        expire(site.repository)
+        site.repository.steal(MAIN)
+        act(site)
+
+    snapshots, how = site.repository.snapshots, RestoreOptions(reason="x", progress=once(steal))
+    attempts: dict[str, Callable[[], object]] = {
+        "snapshot": lambda: snapshots.take(MAIN, site.proof, SnapshotOptions(progress=once(steal))),
+        "restore": lambda: snapshots.restore_in_place(MAIN, first, site.proof, how),
+    }
+    with pytest.raises(FencingMismatch) as failure:
+        attempts[publish]()
+    assert failure.value.facts["current_token"] == site.proof.token + 1
+    assert [each for each in site.repository.snapshots.all_ids() if each != first] == []
+
+
+def test_a_held_lease_that_was_stolen_is_a_fencing_mismatch_even_if_its_holder_only_knows_that_it_is_late(
+    site: Site,
+) -> None:
+    site.repository.leases.release(MAIN, site.proof.lock_id)
+    held = site.repository.lease(MAIN)
+    expire(site.repository)
+    with pytest.raises(LockExpired):
+        held.renew()
+    site.repository.steal(MAIN)
+    with pytest.raises(FencingMismatch):
+        site.repository.snapshot(MAIN, held)
 
 
 def test_nothing_is_published_while_another_operation_is_pending(site: Site) -> None:

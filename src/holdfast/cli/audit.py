@@ -51,8 +51,9 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, since: Since, repo: str | None) -> None:
     """Show the audit trail: every change to the repository, in order.
 
-    Each entry contains the hash of the previous one, so verification detects entries that were altered, removed or
-    reordered. It does not detect entries cut off at the end: store the last hash elsewhere and compare.
+    Each entry contains the hash of the previous one, and a copy of the last one is kept beside it, so verification
+    detects entries that were altered, removed, reordered or cut off at the end. It does not detect that both were
+    replaced: store the last hash elsewhere and compare.
 
     With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 

@@ -44,6 +44,8 @@ group = Group("gc", help=HELP)
 def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
     """Show what can be deleted, what is kept and why, and the reclaimable size. Deletes nothing.
 
+    It first finishes a run that was killed, unless it is a dry run.
+
     The plan is stored under an id and can be run for one day.
 
     \b
@@ -104,8 +106,8 @@ def _more(count: int) -> list[str]:
 def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
     """Delete the snapshots of a plan.
 
-    If one of them has come into use, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an interruption,
-    run the same plan again to complete it.
+    If one of them has come into use, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. A run that was killed is
+    finished by the next 'gc plan' or 'gc run'.
 
     \b
     Examples:

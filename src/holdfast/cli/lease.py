@@ -1,4 +1,4 @@
-"""`holdfast lease`: the timed right to write to a worktree, which many processes may share."""
+"""`holdfast lease`: the timed right to write to a worktree, or to do what a name says; many processes may share it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import LOCK_ID, TOKEN, WORKTREE, options
+from holdfast.cli import LEASE_ID, LEASE_NAME, LEASE_TOKEN, LOCK_ID, TOKEN, WORKTREE, options
 from holdfast.cli.entry import Group
 from holdfast.cli.output import Output
-from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
+from holdfast.cli.repository import OpenedLease, held_lock_id, open_lease, open_repository, refuse_own_lease
 from holdfast.clock import format_ago, format_duration
 from holdfast.errors import UsageFailure
 from holdfast.locks.identity import Liveness
@@ -27,7 +27,7 @@ HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
 _NOT_VISIBLE = "not visible; the lease belongs to whoever has its id, until it expires"
 LEASE_FIELDS = (
     *("lock_id", "token", "worktree", "expires_at", "holder_id", "actor", "purpose", "ttl"),
-    *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
+    *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at", "name"),
 )
 
 group = Group(
@@ -41,12 +41,17 @@ be a new process. The recorded holder is the process that ran 'lease acquire' (a
 shell; not a shell that was started for this one command), or the one that --holder-pid names. When that
 process ends, the lease stays until it is released or expires.
 
+With --name, a lease needs no worktree: it is the right to do what the name says, such as a nightly job. It
+has a token, a queue and a ttl like the others. Use the names of jobs, not of runs: the counter of the tokens
+of each name is kept forever.
+
 \b
-Example:
+Examples:
   eval "$(holdfast lease acquire --ttl 10m --export)"
   holdfast lease renew && holdfast lease release
+  holdfast lease acquire --name nightly-job --ttl 1h
 
-The id is --lock-id, else {LOCK_ID} from the environment.
+The id is --lock-id, else {LOCK_ID} from the environment, with --name {LEASE_ID}.
 """,
 )
 
@@ -59,8 +64,9 @@ _export_option = click.option(
 )
 
 
-@group.command(short_help="Acquire the lease of a worktree.")
+@group.command(short_help="Acquire the lease of a worktree, or a named one.")
 @options.worktree_options
+@options.name_option
 @_ttl_option
 @options.wait_option("How long to wait in the queue")
 @options.purpose_option
@@ -74,6 +80,7 @@ def acquire(
     *,
     repo: str | None,
     worktree: str | None,
+    name: str | None,
     ttl: float,
     wait: float | None,
     purpose: str,
@@ -91,17 +98,20 @@ def acquire(
     Examples:
       holdfast lease acquire --ttl 10m --purpose "refactoring"
       export HOLDFAST_LOCK_ID=$(holdfast lease acquire --wait 1m --field lock_id)
+      eval "$(holdfast lease acquire --name nightly-job --ttl 1h --export)"
     """
-    opened = open_worktree(repo, worktree)
-    refuse_own_lease(opened.repository, opened.worktree)
+    opened = open_lease(repo, worktree, name)
+    refuse_own_lease(opened)
+    holder = _holder(holder_pid)
     held = opened.repository.lease(
-        opened.worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, behalf_of=_holder(holder_pid)
+        opened.worktree, name=name, ttl=ttl, wait=wait, purpose=purpose, priority=priority, behalf_of=holder
     )
     _print_granted(output, opened, held.lease, field=field, export=export)
 
 
 @group.command(short_help="Take over an expired lease.")
 @options.worktree_options
+@options.name_option
 @_ttl_option
 @options.purpose_option
 @_holder_pid_option
@@ -113,6 +123,7 @@ def steal(
     *,
     repo: str | None,
     worktree: str | None,
+    name: str | None,
     ttl: float,
     purpose: str,
     holder_pid: int | None,
@@ -127,49 +138,55 @@ def steal(
     Example:
       holdfast lease steal --worktree experiment --ttl 5m
     """
-    opened = open_worktree(repo, worktree)
-    granted = opened.repository.steal(opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid))
+    opened = open_lease(repo, worktree, name)
+    holder = _holder(holder_pid)
+    granted = opened.repository.steal(opened.worktree, name=name, ttl=ttl, purpose=purpose, behalf_of=holder)
     _print_granted(output, opened, granted.lease, field=field, export=export)
 
 
 @group.command(short_help="Renew your lease.")
 @options.worktree_options
+@options.name_option
 @options.lock_id_option
 @options.ttl_option("The new ttl, from now: from 100ms to 1d.  [default: unchanged]")
 @options.with_output
-def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
+def renew(
+    output: Output, *, repo: str | None, worktree: str | None, name: str | None, lock_id: str | None, ttl: float | None
+) -> None:
     """Renew your lease for its full ttl. If this fails (status 5), stop writing.
 
     \b
     Example:
       holdfast lease renew --ttl 10m
     """
-    opened = open_worktree(repo, worktree)
-    lease = opened.repository.leases.renew(opened.worktree, held_lock_id(lock_id), ttl)
-    line = f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"
+    opened = open_lease(repo, worktree, name)
+    lease = opened.service.renew(opened.subject, held_lock_id(opened, lock_id), ttl)
+    line = f"{lease.subject}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"
     output.result(lease_to_json(lease), [line])
 
 
 @group.command(short_help="Release your lease.")
 @options.worktree_options
+@options.name_option
 @options.lock_id_option
 @options.with_output
-def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
+def release(output: Output, *, repo: str | None, worktree: str | None, name: str | None, lock_id: str | None) -> None:
     """Release your lease. If it is no longer yours, nothing changes (status 5).
 
     \b
     Example:
       holdfast lease release
     """
-    opened = open_worktree(repo, worktree)
-    lease = opened.repository.leases.release(opened.worktree, held_lock_id(lock_id))
-    output.result(lease_to_json(lease), [f"{lease.worktree_id}: released"])
+    opened = open_lease(repo, worktree, name)
+    lease = opened.service.release(opened.subject, held_lock_id(opened, lock_id))
+    output.result(lease_to_json(lease), [f"{lease.subject}: released"])
 
 
 @group.command(short_help="Show the holder of a worktree's lease.")
 @options.worktree_options
+@options.name_option
 @options.with_output
-def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
+def status(output: Output, *, repo: str | None, worktree: str | None, name: str | None) -> None:
     """Show who holds a worktree's lease, since when and until when, and the queue. Changes nothing.
 
     \b
@@ -177,16 +194,16 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
       holdfast lease status
       holdfast lease status --worktree experiment --json
     """
-    opened = open_worktree(repo, worktree)
-    config = opened.repository.config(opened.worktree)
-    state = opened.repository.leases.state(opened.worktree)
-    output.result(lease_state_to_json(config, state), lease_state_lines(config, state))
+    opened = open_lease(repo, worktree, name)
+    subject = opened.repository.config(opened.worktree) if opened.name is None else opened.name
+    state = opened.service.state(opened.subject)
+    output.result(lease_state_to_json(subject, state), lease_state_lines(subject, state))
 
 
-@group.command("list", short_help="Show the leases of all worktrees.")
+@group.command("list", short_help="Show all leases.")
 @options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show the holder of each worktree's lease. Changes nothing.
+    """Show the holder of each worktree's lease and of each named one. Changes nothing.
 
     \b
     Example:
@@ -194,26 +211,30 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     repository = open_repository(repo)
     states = [(each, repository.leases.state(each.worktree_id)) for each in repository.worktrees.configs()]
+    named = [(each.lease.subject, each) for each in repository.named_leases.states()]
     record = {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]}
-    output.result(record, [line for each in states for line in lease_state_lines(*each)])
+    record["named"] = [lease_state_to_json(*each) for each in named]
+    lines = [line for each in states for line in lease_state_lines(*each)]
+    output.result(record, [*lines, *(line for each in named for line in lease_state_lines(*each))])
 
 
-def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, field: str | None, export: bool) -> None:
+def _print_granted(output: Output, opened: OpenedLease, lease: Lease, *, field: str | None, export: bool) -> None:
     """Print a new lease. If that fails, release it: its id is unknown, and all others would wait for it."""
     lines = [
-        f"{lease.worktree_id}: leased for {format_duration(lease.ttl)}, unless renewed",
+        f"{lease.subject}: leased for {format_duration(lease.ttl)}, unless renewed",
         f"  expires   {lease.lease_expires_at}",
         f"  lock id   {lease.lock_id}",
         f"  token     {lease.fencing_token}",
-        f"  export {LOCK_ID}={lease.lock_id}",
+        f"  export {opened.variable}={lease.lock_id}",
     ]
     if export:
-        values = {LOCK_ID: lease.lock_id, TOKEN: lease.fencing_token, WORKTREE: lease.worktree_id}
-        lines = [f"export {name}={value}" for name, value in values.items()]
+        variables = (LOCK_ID, TOKEN, WORKTREE) if opened.name is None else (LEASE_ID, LEASE_TOKEN, LEASE_NAME)
+        values = lease.lock_id, lease.fencing_token, lease.subject
+        lines = [f"export {name}={value}" for name, value in zip(variables, values, strict=True)]
     try:
         options.print_record(output, field, lease_to_json(lease), lines)
     except BaseException:
-        opened.repository.leases.release(opened.worktree, lease.lock_id)
+        opened.service.release(opened.subject, lease.lock_id)
         raise
 
 
@@ -227,9 +248,10 @@ def _holder(pid: int | None) -> Holder:
     return holder
 
 
-def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[str]:
-    name = config.worktree_id
-    if config.isolation is Isolation.SHARED:
+def lease_state_lines(subject: WorktreeConfig | str, state: LeaseState | None) -> Iterator[str]:
+    """The lease of a worktree, or of a name, and its waiters."""
+    name = subject if isinstance(subject, str) else subject.worktree_id
+    if not isinstance(subject, str) and subject.isolation is Isolation.SHARED:
         yield f"{name}: {HIGH_RISK}"
     elif state is None:
         yield f"{name}: free"

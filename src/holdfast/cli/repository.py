@@ -11,23 +11,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, options
+from holdfast.cli import ACTOR, LEASE_ID, LOCK_ID, REPO, TOKEN, WORKTREE, options
 from holdfast.cli.options import data_directory, store_address
-from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid
+from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.leases.queue import DeadlockWatch
+    from holdfast.leases.service import LeaseService
     from holdfast.locks.flock_wait import LockWait
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.context import Proof
     from holdfast.repository.repository import Repository
     from holdfast.repository.waits import LockWaits, NotedWait
-
-TTL = 20.0  # of a lease that a command acquires for itself, and renews until it ends
 
 wait_option = options.wait_option("How long to wait if another holder has the lease")
 
@@ -35,6 +34,24 @@ wait_option = options.wait_option("How long to wait if another holder has the le
 class OpenedRepository(NamedTuple):
     repository: Repository
     worktree: str  # which the command works with
+
+
+class OpenedLease(NamedTuple):
+    """The lease that a command works with: that of a worktree, or with a `name`."""
+
+    repository: Repository
+    service: LeaseService
+    worktree: str
+    name: str | None
+
+    @property
+    def subject(self) -> str:
+        return self.worktree if self.name is None else self.name
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that has the id of such a lease."""
+        return LOCK_ID if self.name is None else LEASE_ID
 
 
 def current_directory() -> Path:
@@ -78,16 +95,30 @@ def open_worktree(
     return OpenedRepository(repository, name)
 
 
+def open_lease(repo: str | None, worktree: str | None, name: str | None) -> OpenedLease:
+    """Open the repository, and choose the lease, which need not exist."""
+    if name is None:
+        repository, chosen = open_worktree(repo, worktree)
+        return OpenedLease(repository, repository.leases, chosen, None)
+    from holdfast.repository.payloads import lease_name
+
+    if worktree is not None:
+        raise UsageFailure("--name is for a lease without a worktree", hint="Leave out --name or --worktree.")
+    repository = open_repository(repo)
+    return OpenedLease(repository, repository.named_leases, "", lease_name(name))
+
+
 def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     return flag or environment.get(LOCK_ID) or None
 
 
-def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
+def held_lock_id(opened: OpenedLease, flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """The id of the lease that the caller holds; `LockNotHeld` if it names none."""
-    if (lock_id := known_lock_id(flag, environment)) is None:
-        how = f"export {LOCK_ID}=$(holdfast lease acquire --field lock_id)"
-        raise LockNotHeld("no lease was named", hint=f"Name your lease with --lock-id, or in {LOCK_ID}: {how}")
-    return lock_id
+    if lock_id := flag or environment.get(opened.variable):
+        return lock_id
+    named = "" if opened.name is None else f"--name {opened.name} "
+    how = f"export {opened.variable}=$(holdfast lease acquire {named}--field lock_id)"
+    raise LockNotHeld("no lease was named", hint=f"Name your lease with --lock-id, or in {opened.variable}: {how}")
 
 
 def token_named(environment: Mapping[str, str]) -> int | None:
@@ -100,16 +131,16 @@ def token_named(environment: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def refuse_own_lease(repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ) -> None:
+def refuse_own_lease(opened: OpenedLease, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to acquire a lease that the caller holds: it would wait for itself."""
-    state = repository.leases.state(worktree)
-    if state is None or state.expired or state.lease.lock_id != environment.get(LOCK_ID):
+    state = opened.service.state(opened.subject)
+    if state is None or state.expired or state.lease.lock_id != environment.get(opened.variable):
         return
     raise LockReentry(
-        f"you already hold the lease of {worktree}: {LOCK_ID} is {state.lease.lock_id}",
+        f"you already hold the lease of {opened.subject}: {opened.variable} is {state.lease.lock_id}",
         hint="Work under that lease; 'holdfast lease renew' extends it.",
-        worktree=worktree,
         lock_id=state.lease.lock_id,
+        **opened.service.keys(opened.subject).facts(),
     )
 
 
@@ -120,30 +151,41 @@ def proven(
     purpose: str,
     *,
     wait: float | None = 0.0,
+    check: Callable[[], object] = lambda: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Proof | None]:
-    """The proof to publish in a worktree: of the lease that is named, else of one acquired for this block.
+    """The proof to publish in a worktree: of the lease that is named, else of one acquired for this block, after
+    `check` has raised what need not wait for a lease.
 
     A lease that the environment names counts only for the worktree that it names with it. Its token is the
     one that came with the lease, never the current one. None in a shared worktree, which has no lease.
     """
-    from holdfast.repository.context import Isolation, Proof
+    from holdfast.leases.service import OWN_TTL
+    from holdfast.repository.context import Isolation, Proof, refuse_stolen
 
     repository, worktree = opened
-    if repository.config(worktree).isolation is Isolation.SHARED:
-        yield None
-        return
     from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
     named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
-    if named:
-        yield repository.proof(worktree, named, token_named(environment) if from_environment else None)
+    token = token_named(environment) if from_environment else None
+    try:
+        isolation = repository.config(worktree).isolation
+    except NotFound as failure:
+        if named:  # a later holder may have removed the worktree
+            refuse_stolen(repository.context, worktree, named, token, failure)
+        raise
+    if named and isolation is not Isolation.SHARED:
+        yield repository.proof(worktree, named, token)
+        return
+    check()
+    if isolation is Isolation.SHARED:
+        yield None
         return
     try:
-        lease = repository.lease(worktree, ttl=TTL, wait=wait, purpose=purpose)
+        lease = repository.lease(worktree, ttl=OWN_TTL, wait=wait, purpose=purpose)
     except LockConflict as conflict:
         own = f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
-        hint = f"Wait for it with --wait 1m: the lease of a dead holder expires. {own}"
-        raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
+        hint = conflict.hint if "free_at" in conflict.facts else "Wait for it with --wait 1m."
+        raise LockConflict(conflict.message, hint=f"{hint} {own}", **conflict.facts) from None
     with lease:
         yield Proof(lease.lock_id, lease.token)
 

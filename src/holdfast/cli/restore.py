@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,13 @@ def _restore_in_place(
 ) -> None:
     from holdfast.fs.names import shortened
 
-    opened.repository.snapshots.check_restore(opened.worktree, how)  # before a lease is acquired
+    check = partial(opened.repository.snapshots.check_restore, opened.worktree, how)
     inside = how.path is None and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
-    with proven(opened, lock_id, purpose, wait=wait) as proof, shown(output, "Restoring", files=found.files) as report:
+    with (
+        proven(opened, lock_id, purpose, wait=wait, check=check) as proof,
+        shown(output, "Restoring", files=found.files) as report,
+    ):
         restored = opened.repository.snapshots.restore_in_place(
             opened.worktree, found.snapshot_id, proof, how._replace(progress=report)
         )

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from holdfast.cli import LOCK_ID, REPO, TOKEN, WORKTREE, child
+from holdfast.cli import LEASE_ID, LEASE_NAME, LEASE_TOKEN, LOCK_ID, REPO, TOKEN, WORKTREE, child
 from holdfast.cli.child import RunCommand
 from holdfast.cli.options import (
     consistency_option,
+    name_option,
     priority_option,
     ttl_option,
     wait_option,
@@ -22,8 +23,8 @@ from holdfast.cli.options import (
     worktree_options,
 )
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
-from holdfast.cli.repository import current_directory, open_worktree, refuse_own_lease
-from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
+from holdfast.cli.repository import OpenedLease, current_directory, open_lease, refuse_own_lease
+from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import HeldLease
@@ -38,6 +39,7 @@ CHECK_EVERY = 1.0
 
 
 class RunOptions(NamedTuple):
+    name: str | None
     ttl: float
     wait: float | None
     purpose: str | None
@@ -48,8 +50,9 @@ class RunOptions(NamedTuple):
     no_chdir: bool
 
 
-@click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree.")
+@click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree, or a named one.")
 @worktree_options
+@name_option
 @wait_option("How long to wait in the queue")
 @ttl_option(
     "How long the lease lasts if this process is killed, from 100ms to 1d; while it lives, it renews the lease.",
@@ -70,26 +73,34 @@ def run(output: Output, /, *, repo: str | None, worktree: str | None, command: t
     and HOLDFAST_TOKEN in its environment, so the holdfast commands that it calls use this lease. With --json, the
     outcome is printed to standard error.
 
+    With --name, it runs in the current directory under a lease without a worktree, and has HOLDFAST_LEASE_NAME,
+    HOLDFAST_LEASE_ID and HOLDFAST_LEASE_TOKEN instead of the last three.
+
     \b
     Examples:
       holdfast run --wait 5m -- make
+      holdfast run --name nightly-job -- ./report
       holdfast run --worktree experiment --snapshot -m "generated" -- ./generate
     """
-    opened = open_worktree(repo, worktree)
-    return child.end_like(_run_leased(opened.repository, opened.worktree, command, output, RunOptions(**options)))
+    given = RunOptions(**options)
+    if given.name is not None and given.snapshot:
+        raise UsageFailure("--snapshot is for a worktree, not for --name", hint="Leave out one of them.")
+    opened = open_lease(repo, worktree, given.name)
+    return child.end_like(_run_leased(opened, command, output, given))
 
 
 def _run_leased(
-    repository: Repository, worktree: str, command: tuple[str, ...], output: Output, options: RunOptions
+    opened: OpenedLease, command: tuple[str, ...], output: Output, options: RunOptions
 ) -> child.CommandExit:
     began = time.monotonic()
+    repository, worktree = opened.repository, opened.worktree
     checked_text(options.note, what="note")  # not only after the command has done its work
-    directory = repository.path(worktree)
-    if options.snapshot and options.no_chdir and not output.as_json:
+    directory = repository.path(worktree) if opened.name is None else None
+    if options.snapshot and options.no_chdir and not output.as_json and directory is not None:
         _warn_if_elsewhere(output, worktree, directory)
-    with _leased(repository, worktree, command, output, options) as lease:
+    with _leased(opened, command, output, options) as lease:
         acquired = time.monotonic()
-        ended = _run(command, lease, _environment(repository, worktree, lease), options, directory)
+        ended = _run(command, lease, _environment(opened, lease), options, directory)
         saved = None
         if options.snapshot and ended.exit_status == 0:
             saved = _save(repository, worktree, lease, options)
@@ -99,7 +110,8 @@ def _run_leased(
             **ended.as_record(),
             "waited": round(acquired - began, 6),
             "held": round(held, 6),
-            "worktree": worktree,
+            "worktree": worktree or None,
+            "name": opened.name,
             "lock_id": lease.lock_id if lease else None,
             "token": lease.token if lease else None,
             "snapshot_id": saved,
@@ -123,16 +135,24 @@ def _warn_if_elsewhere(output: Output, worktree: str, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _leased(
-    repository: Repository, worktree: str, command: tuple[str, ...], output: Output, options: RunOptions
+    opened: OpenedLease, command: tuple[str, ...], output: Output, options: RunOptions
 ) -> Iterator[HeldLease | None]:
     """The lease, renewed in the background; None for a shared worktree, which has none."""
-    if repository.config(worktree).isolation is Isolation.SHARED:
+    repository, worktree = opened.repository, opened.worktree
+    if opened.name is None and repository.config(worktree).isolation is Isolation.SHARED:
         output.diagnostic(f"{worktree} is shared (high-risk): others may write while the command runs.")
         yield None
         return
-    refuse_own_lease(repository, worktree)
+    refuse_own_lease(opened)
     purpose = command_as_text(command) if options.purpose is None else options.purpose
-    held = repository.lease(worktree, ttl=options.ttl, wait=options.wait, purpose=purpose, priority=options.priority)
+    held = repository.lease(
+        worktree,
+        name=opened.name,
+        ttl=options.ttl,
+        wait=options.wait,
+        purpose=purpose,
+        priority=options.priority,
+    )
     try:
         with child.block_signals():  # the thread that renews inherits the mask: signals are not for it
             held.beat()
@@ -142,12 +162,16 @@ def _leased(
 
 
 def _run(
-    command: tuple[str, ...], lease: HeldLease | None, environment: dict[str, str], options: RunOptions, directory: Path
+    command: tuple[str, ...],
+    lease: HeldLease | None,
+    environment: dict[str, str],
+    options: RunOptions,
+    directory: Path | None,
 ) -> child.CommandExit:
     check = mark = None
     if lease is not None:
         check = child.Periodic(min(CHECK_EVERY, options.ttl / 10), lease.check)
-        mark = child.Mark(LOCK_ID, lease.lock_id, directory)
+        mark = None if directory is None else child.Mark(LOCK_ID, lease.lock_id, directory)
     where = None if options.no_chdir else directory
     try:
         ended = child.run(command, check=check, environment=environment, directory=where, mark=mark)
@@ -158,13 +182,15 @@ def _run(
     return ended
 
 
-def _environment(repository: Repository, worktree: str, lease: HeldLease | None) -> dict[str, str]:
-    known = {**os.environ, REPO: str(repository.root), WORKTREE: worktree}
+def _environment(opened: OpenedLease, lease: HeldLease | None) -> dict[str, str]:
+    known = {**os.environ, REPO: str(opened.repository.root)}
+    if opened.name is not None and lease is not None:
+        return known | {LEASE_NAME: opened.name, LEASE_ID: lease.lock_id, LEASE_TOKEN: str(lease.token)}
     for name in (LOCK_ID, TOKEN):
         known.pop(name, None)  # of another lease
     if lease is not None:
         known |= {LOCK_ID: lease.lock_id, TOKEN: str(lease.token)}
-    return known
+    return known | {WORKTREE: opened.worktree}
 
 
 def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions) -> str:

@@ -68,8 +68,11 @@ def snapshot(
     from holdfast.repository.snapshots import SnapshotOptions
 
     opened = open_worktree(repo, worktree)
-    known = opened.repository.snapshots.files_of_head(opened.worktree)
-    with proven(opened, lock_id, "snapshot", wait=wait) as proof, shown(output, "Capturing", files=known) as progress:
+    files_of_head = opened.repository.snapshots.files_of_head
+    with (
+        proven(opened, lock_id, "snapshot", wait=wait) as proof,
+        shown(output, "Capturing", files=files_of_head(opened.worktree)) as progress,
+    ):
         wanted = SnapshotOptions(
             note=note,
             consistency=consistency,

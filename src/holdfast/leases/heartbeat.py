@@ -50,9 +50,9 @@ class Held(Generic[Record]):
     def __init__(
         self, subject: Subject, record: Record, ttl: float, *, clock: Clock, began: float | None = None
     ) -> None:
-        self.lost = threading.Event()
-        self.record = record
-        self.ttl = ttl
+        self.lost = threading.Event()  # set when it is lost, for good
+        self.record = record  # as of the last renewal
+        self.ttl = ttl  # how long a renewal lasts, in seconds
         self.problem: BaseException | None = None  # why the last renewal failed; None if it succeeded
         self._subject = subject
         self._clock = clock

@@ -7,6 +7,7 @@ graph may take long, perhaps because a server is away. So it has its own thread,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.locks import flock as _descriptors  # noqa: F401 - registers its fork hooks before ours
+from holdfast.store.layout import document_locks_until
 
 if TYPE_CHECKING:
     from holdfast.store.model import Watch
@@ -43,12 +45,17 @@ class NotYet(NamedTuple):
 
 
 class QueueWait(NamedTuple):
-    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait at once."""
+    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait at once. `began` is
+    when the caller began to wait, by the monotonic clock."""
 
     what: str
     wait: float | None
     cancelled: threading.Event | None
     clock: Clock
+    began: float
+
+    def left(self) -> float:
+        return math.inf if self.wait is None else self.began + self.wait - self.clock.monotonic()
 
 
 def wait_in_queue(
@@ -56,17 +63,36 @@ def wait_in_queue(
 ) -> Got:
     """Ask until the answer is not `NotYet`. The watch must begin before this call. Raises `LockTimeout` when the time
     is up or the wait is cancelled, and any failure of `check_deadlock`."""
-    deadline = None if wait.wait is None else wait.clock.monotonic() + wait.wait
     with _QueueChecks(check_deadlock, wait.cancelled) as checks:
         while True:
-            answer = ask()
-            if not isinstance(answer, NotYet):
+            answer = ask_in_time(ask, wait.left())
+            if not isinstance(answer, NotYet | LockTimeout):
                 return answer
-            left = math.inf if deadline is None else deadline - wait.clock.monotonic()
+            left = wait.left()
             if left <= 0 or (wait.cancelled is not None and wait.cancelled.is_set()):
-                waited = wait.wait or 0.0
-                raise LockTimeout(wait.what, waited, format_duration(waited), holders=answer.holders)
-            checks.wait(watch, max(0.002, min(answer.pause, left)))
+                waited, stuck = wait.wait or 0.0, answer if isinstance(answer, LockTimeout) else None
+                what = wait.what if stuck is None else f"{wait.what}, at {stuck.path},"
+                raise LockTimeout(what, waited, format_duration(waited), holders=answer.holders) from stuck
+            pause = answer.pause if isinstance(answer, NotYet) else POLL
+            checks.wait(watch, max(0.002, min(pause, left)))
+
+
+def ask_in_time(ask: Callable[[], Got], left: float) -> Got | LockTimeout:
+    """The answer, or the failure of a transaction that could not get its document locks (a process that has one may be
+    stopped). It waits for them no longer than the time `left`."""
+    try:
+        with document_locks_until(None if left == math.inf else time.monotonic() + left):
+            return ask()
+    except LockTimeout as stuck:
+        return stuck
+
+
+def leave_in_time(leave: Callable[[], object], reason: BaseException) -> None:
+    """Leave a queue after a wait has failed, without waiting for a document lock that made it fail. A ticket that is
+    left behind counts until its process ends, or its heartbeat is overdue."""
+    ends_at = time.monotonic() if isinstance(reason.__cause__, LockTimeout) else None
+    with contextlib.suppress(Failure), document_locks_until(ends_at):
+        leave()
 
 
 class _QueueChecks:

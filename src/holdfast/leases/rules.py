@@ -12,6 +12,7 @@ holder is harmless because of `validate`, which every commit of protected work r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -82,9 +83,25 @@ class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
         """Its holder for people: the actor, if one was named, and the process."""
         return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
 
+    @property
+    def subject(self) -> str:
+        """What is leased: the worktree, or the name of a named lease."""
+        return self.worktree_id
+
+
+class NamedLease(Lease, frozen=True, kw_only=True):
+    """A lease without a worktree, for anything that one process at a time may do. Its `worktree_id` is empty."""
+
+    name: str
+
+    @property
+    def subject(self) -> str:
+        return self.name
+
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """The highest token ever granted for a worktree. It outlives every lease, and the worktree too."""
+    """The highest token ever granted for a worktree, or for a name (then `worktree_id` is empty). It outlives every
+    lease, and the worktree too."""
 
     worktree_id: str
     fencing_token: int
@@ -120,22 +137,52 @@ class LeaseQueue(msgspec.Struct, frozen=True):
     waiters: tuple[LeaseWaiter, ...] = ()
 
 
-_COUNTERS: Family[TokenCounter] = Family("jvs/tokens", StructCodec(TokenCounter))
-LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
-QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
+class LeaseFamilies(NamedTuple):
+    """Where the leases of one kind are. `word` is the kind in messages."""
+
+    word: str
+    leases: Family[Lease]
+    counters: Family[TokenCounter]
+    queues: Family[LeaseQueue]
+
+
+def _families(word: str, prefix: str, lease: type[Lease]) -> LeaseFamilies:
+    counters, queues = StructCodec(TokenCounter), StructCodec(LeaseQueue)
+    leases: Family[Lease] = Family(f"{prefix}leases", StructCodec(lease))
+    return LeaseFamilies(word, leases, Family(f"{prefix}tokens", counters), Family(f"{prefix}queues", queues))
+
+
+WORKTREE_LEASES = _families("lease", "jvs/", Lease)
+NAMED_LEASES = _families("named lease", "jvs/named-", NamedLease)
 
 
 class LeaseKeys(NamedTuple):
-    """The documents of one worktree's lease. They share a document lock, so one transaction changes them."""
+    """The documents of one lease. They share a document lock, so one transaction changes them."""
 
-    worktree: str
+    subject: str  # the worktree, or the name of a named lease
+    is_named: bool
     lease: Key[Lease]
     counter: Key[TokenCounter]
     queue: Key[LeaseQueue]
 
     @classmethod
     def of(cls, worktree: str) -> LeaseKeys:
-        return cls(worktree, LEASES.key(worktree), _COUNTERS.key(worktree), QUEUES.key(worktree))
+        """The documents of a worktree's lease."""
+        return cls.within(WORKTREE_LEASES, worktree)
+
+    @classmethod
+    def within(cls, families: LeaseFamilies, subject: str) -> LeaseKeys:
+        keys = families.leases.key(subject), families.counters.key(subject), families.queues.key(subject)
+        return cls(subject, families is NAMED_LEASES, *keys)
+
+    @property
+    def worktree(self) -> str:
+        """The worktree; empty for a named lease."""
+        return "" if self.is_named else self.subject
+
+    def facts(self) -> dict[str, str]:
+        """The subject as the fact of a failure."""
+        return {"name" if self.is_named else "worktree": self.subject}
 
     def all(self) -> list[Key[Any] | Stream[Any]]:
         return [self.lease, self.counter, self.queue]
@@ -207,7 +254,7 @@ def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> Lease
     """Replace an expired lease; refuse if it has not expired."""
     lease = view.get(keys.lease)
     if lease is None:
-        raise LockNotHeld(f"{keys.worktree} is not leased: there is nothing to steal", worktree=keys.worktree)
+        raise LockNotHeld(f"{keys.subject} is not leased: there is nothing to steal", **keys.facts())
     if not lease.may_be_taken(now):
         raise _conflict(now, keys, lease, [])
     others = [each for each in _waiters(view, now, keys) if each.ticket != request.lock_id]
@@ -219,8 +266,8 @@ def renew(view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None
     lease = _own(view, keys, lock_id)
     left = lease.time_left(now, for_others=False)
     if left <= 0:
-        message = f"the lease on {keys.worktree} expired {format_duration(-left)} ago"
-        raise LockExpired(message, worktree=keys.worktree, lock_id=lock_id)
+        message = f"the lease on {keys.subject} expired {format_duration(-left)} ago"
+        raise LockExpired(message, **keys.facts(), lock_id=lock_id)
     ttl = lease.ttl if ttl is None else ttl
     begin, end = format_instant(now.now), format_instant(now.now + ttl)
     renewed = msgspec.structs.replace(
@@ -248,11 +295,11 @@ def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token:
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)
         current = counter.fencing_token if counter else None
-        message = f"nothing was published: the token {token} is not the current one of {keys.worktree}"
-        raise FencingMismatch(message, worktree=keys.worktree, lock_id=lock_id, token=token, current_token=current)
+        message = f"nothing was published: the token {token} is not the current one of {keys.subject}"
+        raise FencingMismatch(message, **keys.facts(), lock_id=lock_id, token=token, current_token=current)
     if lease.is_expired(now):
-        message = f"nothing was published: the lease on {keys.worktree} has expired"
-        raise LockExpired(message, worktree=keys.worktree, lock_id=lock_id)
+        message = f"nothing was published: the lease on {keys.subject} has expired"
+        raise LockExpired(message, **keys.facts(), lock_id=lock_id)
     return lease
 
 
@@ -260,7 +307,8 @@ def _grant(
     view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, expired: Lease | None, others: list[LeaseWaiter]
 ) -> LeaseRuling[LeaseGranted]:
     counter = view.get(keys.counter)
-    lease = Lease(
+    make = partial(NamedLease, name=keys.subject) if keys.is_named else Lease
+    lease = make(
         lock_id=request.lock_id,
         worktree_id=keys.worktree,
         holder_id=request.holder.holder_id,
@@ -293,27 +341,28 @@ def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id:
         holder_id = lease.holder_id if lease else None
-        message = f"{keys.worktree} is not leased under the id {lock_id}; it is held by {holder_id or 'nobody'}"
-        raise LockNotHeld(message, worktree=keys.worktree, lock_id=lock_id, holder_id=holder_id)
+        message = f"{keys.subject} is not leased under the id {lock_id}; it is held by {holder_id or 'nobody'}"
+        raise LockNotHeld(message, **keys.facts(), lock_id=lock_id, holder_id=holder_id)
     return lease
 
 
 def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseWaiter]) -> LockConflict:
     if lease is None or lease.may_be_taken(now):
         first = ahead[0].holder_id
-        message = f"{keys.worktree} is free, but {first} waits for it and comes first"
-        return LockConflict(message, worktree=keys.worktree, holder_id=first, waiting=len(ahead))
+        message = f"{keys.subject} is free, but {first} waits for it and comes first"
+        return LockConflict(message, **keys.facts(), holder_id=first, waiting=len(ahead))
     left = lease.time_left(now, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
-    message = f"{keys.worktree} is leased by {lease.who()}{purpose}; leased {format_ago(lease.created_at, now.now)}"
+    message = f"{keys.subject} is leased by {lease.who()}{purpose}; leased {format_ago(lease.created_at, now.now)}"
     facts = {name: getattr(lease, name) for name in ("lock_id", "holder_id", "actor", "purpose")}
     facts |= {"created_at": lease.created_at, "expires_at": lease.lease_expires_at, "time_left": left}
     message += f", expires in {format_duration(left)}"
-    return LockConflict(message, worktree=keys.worktree, **facts)
+    return LockConflict(message, **keys.facts(), **facts)
 
 
 def _facts(lease: Lease) -> dict[str, object]:
-    return {name: getattr(lease, name) for name in ("worktree_id", "lock_id", "holder_id", "fencing_token", "purpose")}
+    subject = "name" if isinstance(lease, NamedLease) else "worktree_id"
+    return {name: getattr(lease, name) for name in (subject, "lock_id", "holder_id", "fencing_token", "purpose")}
 
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:

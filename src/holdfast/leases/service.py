@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import math
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, ttl_within
-from holdfast.errors import Failure, LockConflict, SettingInvalid
+from holdfast.clock import (
+    SKEW,
+    SYSTEM_CLOCK,
+    Clock,
+    ClockReading,
+    Now,
+    format_duration,
+    format_instant,
+    ttl_within,
+)
+from holdfast.errors import LockConflict, LockTimeout, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
 from holdfast.leases import deadlock, rules
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject
-from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, LeaseWaiter, LeaseWaiting
+from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, LeaseWaiter, LeaseWaiting, NamedLease
 from holdfast.locks import identity
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness_behind, processes_above
 from holdfast.store.audit import AuditTrail
+from holdfast.store.layout import document_locks_until
 from holdfast.store.model import Decision, Key, Store, Stream, View
 
 if TYPE_CHECKING:
@@ -27,6 +40,9 @@ if TYPE_CHECKING:
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
+OWN_TTL = 10.0
+"""Of a lease that a command acquires for its own duration. After a kill, others wait for it this long at most. The
+heartbeat renews it about every 3 s, so a holder loses it only if three renewals in a row are late or fail."""
 HIGHEST_PRIORITY = 1_000_000
 
 Result = TypeVar("Result")
@@ -44,7 +60,7 @@ class LeaseState(NamedTuple):
 
 
 class LeaseService:
-    """Grants, renews and releases the leases of one store.
+    """Grants, renews and releases the leases of one store: those of worktrees, or those of names (`of_names`).
 
     `also_named` and `precondition` let the layer above take part in every grant: documents that the transaction reads
     too, and a pure function that may refuse (the worktree does not exist). `skew` is the largest difference between the
@@ -68,6 +84,7 @@ class LeaseService:
         reserve: Reserve | None = None,
     ) -> None:
         self.store = store
+        self.families = rules.WORKTREE_LEASES
         self._reserve = reserve
         self._trail = trail
         self._also_named = also_named
@@ -77,6 +94,16 @@ class LeaseService:
         self._clock = clock
         self._skew = skew
         self._other_graphs = other_graphs
+
+    def of_names(self) -> LeaseService:
+        """The same operations on named leases, which have no worktree and so no precondition."""
+        service = copy.copy(self)
+        service.families = rules.NAMED_LEASES
+        return service
+
+    def keys(self, subject: str) -> LeaseKeys:
+        """The documents of a lease."""
+        return LeaseKeys.within(self.families, subject)
 
     @property
     def holder(self) -> Holder:
@@ -116,7 +143,7 @@ class LeaseService:
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
         """`rules.validate` for one holder, by the clocks as of now. For the decide function of the transaction that
         commits the holder's work; it must name the lease's documents."""
-        reading, keys = self.reading(), LeaseKeys.of(worktree)
+        reading, keys = self.reading(), self.keys(worktree)
         return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 
     # --- Operations --------------------------------------------------------------------------------
@@ -150,7 +177,7 @@ class LeaseService:
 
     def state(self, worktree: str) -> LeaseState | None:
         """The lease and its waiters; None if it is free. Takes no lock."""
-        keys = LeaseKeys.of(worktree)
+        keys = self.keys(worktree)
         document, queue = self.store.read(keys.lease), self.store.read(keys.queue)
         if document is None:
             return None
@@ -159,17 +186,26 @@ class LeaseService:
         waiters = queue.record.waiters if queue else ()
         return LeaseState(lease, lease.may_be_taken(now), lease.time_left(now, for_others=True), alive, waiters)
 
+    def states(self) -> Iterator[LeaseState]:
+        """The state of each lease that exists, by name. Takes no lock."""
+        for subject, _ in self.store.scan(self.families.leases):
+            if (state := self.state(subject)) is not None:
+                yield state
+
     def wait_graph(self) -> WaitGraph:
-        """The current leases and waiters. Takes no lock."""
+        """The current leases and waiters, of worktrees and of names. Takes no lock."""
         now = self.reading().at(self.store.now())
-        leases = (document.record for _, document in self.store.scan(rules.LEASES))
-        holds = [_hold(lease) for lease in leases if not lease.may_be_taken(now)]
-        waits = [
-            _wait_edge(worktree, waiter)
-            for worktree, document in self.store.scan(rules.QUEUES)
-            for waiter in document.record.waiters
-            if waiter.unseen_for(now) < rules.WAITER_TTL and not _is_dead(waiter)
-        ]
+        holds: list[Hold] = []
+        waits: list[WaitEdge] = []
+        for kind in (rules.WORKTREE_LEASES, rules.NAMED_LEASES):
+            leases = (document.record for _, document in self.store.scan(kind.leases))
+            holds += (_hold(kind.word, lease) for lease in leases if not lease.may_be_taken(now))
+            waits += (
+                _wait_edge(Resource(kind.word, subject), waiter)
+                for subject, document in self.store.scan(kind.queues)
+                for waiter in document.record.waiters
+                if waiter.unseen_for(now) < rules.WAITER_TTL and not _is_dead(waiter)
+            )
         return WaitGraph(tuple(holds), tuple(waits))
 
     def check_deadlock(self, ticket: str) -> None:
@@ -205,14 +241,15 @@ class LeaseService:
         return self._reserve.relieve(lambda: self._transact(worktree, rule))
 
     def _transact(self, worktree: str, rule: Rule[Result], *, granting: bool = False) -> Result:
-        keys = LeaseKeys.of(worktree)
+        keys = self.keys(worktree)
         named: list[Key[Any] | Stream[Any]] = [*keys.all(), self._trail.stream]
-        if granting:
+        guarded = granting and not keys.is_named
+        if guarded:
             named += self._also_named(worktree)
         reading = self.reading()
 
         def decide(view: View, now: float) -> Decision[Result]:
-            if granting:
+            if guarded:
                 self._precondition(view, worktree)
             ruling = rule(view, reading.at(now), keys)
             changes = list(ruling.changes)
@@ -232,10 +269,16 @@ class LeaseService:
         if state is None or state.lease.lock_id != conflict.facts.get("lock_id"):
             return conflict
         facts = {**conflict.facts, "host": host_of(state.lease), "liveness": state.liveness.value}
-        return LockConflict(f"{conflict.message} (holder {state.liveness.value})", hint=conflict.hint, **facts)
+        message, hint = f"{conflict.message} (holder {state.liveness.value})", conflict.hint
+        if state.liveness is Liveness.DEAD and not state.expired:
+            free_at = format_instant(self.store.now() + state.time_left)
+            message = f"{message}: nobody renews it, so it becomes free at {free_at}"
+            hint = f"Take it at that moment: --wait {format_duration(math.ceil(state.time_left) + 1)}."
+            facts["free_at"] = free_at
+        return LockConflict(message, hint=hint, **facts)
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
-        queue = self.store.read(LeaseKeys.of(worktree).queue)
+        queue = self.store.read(self.keys(worktree).queue)
         return frozenset(each.ticket for each in queue.record.waiters if _is_dead(each)) if queue else frozenset()
 
 
@@ -253,14 +296,14 @@ def _is_dead(waiter: LeaseWaiter) -> bool:
     return deadlock.is_dead(waiter.identity.holder(waiter.holder_id))
 
 
-def _hold(lease: Lease) -> Hold:
+def _hold(word: str, lease: Lease) -> Hold:
     holder = _participant(lease, (lease.holder_id, lease.on_behalf_of))
-    return Hold(Resource("lease", lease.worktree_id), holder, lease.lock_id, for_descendants=True)
+    return Hold(Resource(word, lease.subject), holder, lease.lock_id, for_descendants=True)
 
 
-def _wait_edge(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
+def _wait_edge(thing: Resource, waiter: LeaseWaiter) -> WaitEdge:
     process = _participant(waiter, (waiter.holder_id, waiter.on_behalf_of), waiter.above)
-    return WaitEdge(Resource("lease", worktree), process, waiter.since, waiter.ticket)
+    return WaitEdge(thing, process, waiter.since, waiter.ticket)
 
 
 def _participant(record: Lease | LeaseWaiter, processes: Iterable[str], above: Iterable[str] = ()) -> Participant:
@@ -275,13 +318,15 @@ def _participant(record: Lease | LeaseWaiter, processes: Iterable[str], above: I
 
 
 class HeldLease(Held[Lease]):
-    """A lease on a worktree. As a context manager (`with` or `async with`), it is released at the end of the block."""
+    """A lease on a worktree, or a named one. As a context manager (`with` or `async with`), it is released at the end
+    of the block."""
 
     def __init__(
         self, service: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
     ) -> None:
         """`began` is the boot clock before the lease was requested."""
-        subject = Subject(f"the lease on {lease.worktree_id}", "renewed", {"worktree": lease.worktree_id})
+        facts = service.keys(lease.subject).facts()
+        subject = Subject(f"the lease on {lease.subject}", "renewed", facts)
         super().__init__(subject, lease, lease.ttl, clock=clock, began=began)
         self._service = service
 
@@ -292,22 +337,30 @@ class HeldLease(Held[Lease]):
 
     @property
     def worktree(self) -> str:
+        """The worktree; empty for a named lease."""
         return self.lease.worktree_id
 
     @property
+    def name(self) -> str:
+        """The name of a named lease; empty for that of a worktree."""
+        return self.lease.name if isinstance(self.lease, NamedLease) else ""
+
+    @property
     def lock_id(self) -> str:
+        """The id of the lease: any process that has it can renew and release the lease."""
         return self.lease.lock_id
 
     @property
     def token(self) -> int:
+        """The fencing token: it grows with every grant, so that a later holder's is greater."""
         return self.lease.fencing_token
 
     def _renew(self, ttl: float | None) -> tuple[Lease, float]:
-        lease = self._service.renew(self.worktree, self.lock_id, ttl)
+        lease = self._service.renew(self.lease.subject, self.lock_id, ttl)
         return lease, lease.ttl
 
     def _release(self) -> None:
-        self._service.release(self.worktree, self.lock_id)
+        self._service.release(self.lease.subject, self.lock_id)
 
 
 def acquire(
@@ -316,10 +369,12 @@ def acquire(
     request: LeaseRequest,
     *,
     wait: float | None = 0.0,
+    began: float | None = None,
     cancelled: threading.Event | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HeldLease:
-    """Acquire a lease: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
+    """Acquire a lease: at once, or by waiting in the queue for at most `wait` seconds (None: no limit). They count from
+    `began`, by the monotonic clock (None: from now).
 
     Raises `LockConflict`, which names the holder, if there is no time to wait; `LockTimeout` when the time is
     up or `cancelled` is set; `Deadlock` if the holder in turn waits for something that the requester holds.
@@ -336,19 +391,24 @@ def acquire(
         began = clock.boot()
         return HeldLease(service, service.acquire(worktree, request).lease, clock=clock, began=began)
     request = request._replace(above=processes_above())
+    start = clock.monotonic() if began is None else began
     try:
-        answer = ask()  # usually it is free, and the module and the watch for waiting are not needed
-        if isinstance(answer, HeldLease):
-            return answer
+        ends_at = None if wait is None else time.monotonic() + start + wait - clock.monotonic()
+        with document_locks_until(ends_at), contextlib.suppress(LockTimeout):
+            answer = ask()  # usually it is free, and the module and the watch for waiting are not needed
+            if isinstance(answer, HeldLease):
+                return answer
         from holdfast.leases.queue import QueueWait, wait_in_queue
 
-        queue_wait = QueueWait(f"the worktree {worktree}", wait, cancelled, clock)
+        what = f"the {'lease' if service.keys(worktree).is_named else 'worktree'} {worktree}"
+        queue_wait = QueueWait(what, wait, cancelled, clock, start)
         check = partial(service.check_deadlock, request.lock_id)
-        with service.store.watch(LeaseKeys.of(worktree).lease) as watch:
+        with service.store.watch(service.keys(worktree).lease) as watch:
             return wait_in_queue(queue_wait, lambda: _or_not_yet(ask()), watch, check)
-    except BaseException:
-        with contextlib.suppress(Failure):
-            service.leave(worktree, request.lock_id)
+    except BaseException as failure:
+        from holdfast.leases.queue import leave_in_time
+
+        leave_in_time(lambda: service.leave(worktree, request.lock_id), failure)
         raise
 
 

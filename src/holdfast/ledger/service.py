@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import uuid
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
-from holdfast.errors import Failure, OutcomeUnknown, UsageFailure
+from holdfast.errors import OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_actor, checked_text, unique_id
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
@@ -60,10 +59,12 @@ class HeldClaim(Held[Claim]):
 
     @property
     def node_id(self) -> str:
+        """The claimed node."""
         return self.claim.node_id
 
     @property
     def owner(self) -> str:
+        """Who claimed it."""
         return self.claim.owner
 
     def extend(self, ttl: float | None = None) -> Claim:
@@ -132,11 +133,12 @@ class Claims:
             return HeldClaim(self, self.take(request), request.ttl, clock=clock)
         try:
             claim = self._wait(request, wait, cancelled, clock)
-        except BaseException:
-            with contextlib.suppress(Failure):
-                self.leave_queue(request)
-            with contextlib.suppress(Failure):  # it may have been granted after all
-                self.release(request.node_id, request.owner, claim_id=request.claim_id)
+        except BaseException as failure:
+            from holdfast.leases.queue import leave_in_time
+
+            leave_in_time(lambda: self.leave_queue(request), failure)
+            # It may have been granted after all.
+            leave_in_time(lambda: self.release(request.node_id, request.owner, claim_id=request.claim_id), failure)
             raise
         return HeldClaim(self, claim, request.ttl, clock=clock)
 
@@ -170,6 +172,7 @@ class Claims:
         return self._answer(request, wait=True)
 
     def leave_queue(self, request: ClaimRequest) -> None:
+        """Leave the queue."""
         self._commit(lambda state, now: rules.withdraw(state, now, request))
 
     def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
@@ -277,7 +280,7 @@ class Claims:
             answer = self.join_queue(request)
             return answer if isinstance(answer, Claim) else self._not_yet(request, answer)
 
-        queue_wait = QueueWait(f"the node {request.node_id}", wait, cancelled, clock)
+        queue_wait = QueueWait(f"the node {request.node_id}", wait, cancelled, clock, clock.monotonic())
         with self.ledger.store.watch(EVENTS) as watch:
             return wait_in_queue(queue_wait, ask, watch, lambda: self.check_deadlock(request.claim_id))
 

@@ -17,12 +17,13 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
-from holdfast.errors import LockChanged, LockReentry, LockTimeout
+from holdfast.errors import LockChanged, LockNotHeld, LockReentry, LockTimeout
 from holdfast.fs import calls
 from holdfast.locks.file_lock import FileLocker, HeldLock, LockGuard
+from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness
 from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content_of
 
@@ -86,15 +87,17 @@ class LedgerLock:
         self._liveness_check = liveness_check
         self._file = LockFile(self.path.parent, "", LOCK_NAME, often=True)
         self._turnstile_path = str(self.path.parent / ".ledger.lock.turnstile")
-        self._turnstile = FileLocker(timeout / 2, fair=True)
+        self._turnstile = FileLocker(fair=True)
         self._frame: _Frame | None = None
 
-    def acquire(self) -> HeldLedgerLock:
-        """Wait for the lock; after `timeout` seconds raise `LockTimeout`, which names the holder."""
-        deadline = time.monotonic() + self.timeout
-        turn = self._wait_for_turn()  # 1. Our own processes queue.
+    def acquire(self, timeout: float | None = None) -> HeldLedgerLock:
+        """Wait for the lock; after `timeout` seconds (None: as configured) raise `LockTimeout`, which names the
+        holder."""
+        timeout = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        turn = self._wait_for_turn(timeout / 2)  # 1. Our own processes queue.
         try:
-            return self._acquire_in_turn(turn, deadline)
+            return self._acquire_in_turn(turn, deadline, timeout)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -117,15 +120,15 @@ class LedgerLock:
         with contextlib.suppress(FileNotFoundError):
             calls.unlink(self._turnstile_path)
 
-    def _wait_for_turn(self) -> LockGuard | None:
+    def _wait_for_turn(self, timeout: float) -> LockGuard | None:
         try:
-            return self._turnstile.lock_exclusive(self._turnstile_path)
+            return self._turnstile.acquire(self._turnstile_path, shared=False, wait=LockWait(timeout))
         except LockTimeout:
             return None
         except LockReentry:
             raise LockReentry(f"{self.path} is already held by this thread", path=str(self.path)) from None
 
-    def _acquire_in_turn(self, turn: LockGuard | None, deadline: float) -> HeldLedgerLock:
+    def _acquire_in_turn(self, turn: LockGuard | None, deadline: float, timeout: float) -> HeldLedgerLock:
         lock_id = os.urandom(16).hex()
         while True:
             record = self._record(lock_id)
@@ -133,7 +136,7 @@ class LedgerLock:
             if self._file.create(record, synced=False) or self._recover(record):
                 return HeldLedgerLock(self._file, lock_id, turn)
             if time.monotonic() >= deadline:
-                raise self._timed_out()
+                raise self._timed_out(timeout)
             time.sleep(POLL_INTERVAL)  # 4. Held by another process: try again.
 
     def _recover(self, record: EncodedRecord) -> bool:
@@ -165,10 +168,10 @@ class LedgerLock:
         alive = Liveness.UNKNOWN if holder is None else self._liveness_check(holder)
         return LedgerLockState(self.path, found.identity, name, holder, age, alive, found.is_directory)
 
-    def _timed_out(self) -> LockTimeout:
-        state, waited, summary = self.state(), format_duration(self.timeout), "timeout waiting for lock"
+    def _timed_out(self, timeout: float) -> LockTimeout:
+        state, waited, summary = self.state(), format_duration(timeout), "timeout waiting for lock"
         holders = [state.as_record()] if state else ()
-        failure = LockTimeout(self.path, self.timeout, waited, holders=holders, summary=summary)
+        failure = LockTimeout(self.path, timeout, waited, holders=holders, summary=summary)
         if state is not None and state.suspect:
             failure.hint = (
                 f"This lock is {format_duration(state.age)} old. If you are certain that its holder is "
@@ -186,6 +189,11 @@ class HeldLedgerLock(HeldLock):
         self._turn = turn
         self._pid = os.getpid()
         self._released = False
+
+    def __enter__(self) -> Self:
+        if self._released:
+            raise LockNotHeld(f"the lock {self._file.path} was released", path=str(self._file.path))
+        return self
 
     def release(self) -> bool:
         """Remove the lock file if it is still ours; False if it was broken. Idempotent."""

@@ -18,22 +18,19 @@ from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
 from holdfast.leases.rules import Lease
-from holdfast.leases.service import DEFAULT_TTL, HeldLease
+from holdfast.leases.service import DEFAULT_TTL, OWN_TTL, HeldLease
 from holdfast.ledger import log
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Record
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
-from holdfast.repository.context import Consistency, Isolation, Proof
+from holdfast.repository.context import Consistency, Isolation, Proof, fenced
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.to_json import lease_to_json
-
-OWN_TTL = 20.0
-"""How long a lease lasts that one operation acquires for itself; it is renewed until that ends."""
 
 
 def take_lease(call: Call, given: arguments.TakeLease) -> Record:
@@ -148,8 +145,10 @@ def proven(
         yield repository.proof(key.worktree, lock_id)
         return
     if (held := call.held.lease(key)) is not None:
-        held.check()
-        yield Proof(held.lock_id, held.token)
+        proof = Proof(held.lock_id, held.token)
+        with fenced(repository.context, key.worktree, proof):
+            held.check()
+        yield proof
         return
     if (given := call.project.given_lease(key.worktree)) is not None:
         yield repository.proof(key.worktree, given.lock_id, given.token)

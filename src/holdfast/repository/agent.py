@@ -40,8 +40,8 @@ from holdfast.fs.directory import Directory
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.leases.rules import Lease
-from holdfast.leases.service import HeldLease
+from holdfast.leases.rules import Lease, NamedLease
+from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
@@ -106,8 +106,8 @@ class Assignment:
         claim: HeldIssueClaim,
         lease: HeldLease,
     ) -> None:
-        self.issue = claimed.issue
-        self.taken_over_from = claimed.taken_over_from
+        self.issue: Issue = claimed.issue
+        self.taken_over_from: str | None = claimed.taken_over_from  # whose claim had expired
         self.broken = claimed.broken  # the issues that could not be read during the search for work
         self.claim = claim
         self.lease = lease
@@ -358,16 +358,15 @@ class OwnLeaseResult(NamedTuple):
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
     """The lease with this id, and the leases that this process acts under: see `acts_under`. A server renews and
     releases the leases that it holds for an agent: they do not count."""
-    for config in repository.worktrees.configs():
-        if (state := repository.leases.state(config.worktree_id)) is not None:
-            lease = state.lease
-            holder = lease.identity.holder(lease.holder_id)
-            if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.leases.actor):
-                yield lease
+    for state in (*repository.leases.states(), *repository.named_leases.states()):
+        lease = state.lease
+        holder = lease.identity.holder(lease.holder_id)
+        if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.leases.actor):
+            yield lease
 
 
 def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLeaseResult]:
-    return [_try(lease, repository.leases.renew) for lease in own_leases(repository, lock_id)]
+    return [_try(lease, _service(repository, lease).renew) for lease in own_leases(repository, lock_id)]
 
 
 def release_own(repository: Repository) -> list[OwnLeaseResult]:
@@ -375,15 +374,19 @@ def release_own(repository: Repository) -> list[OwnLeaseResult]:
     stay: 'holdfast run' releases its own after its snapshot, and the user who started the agent may need theirs."""
     agent = calling_agent()
     return [
-        _try(lease, repository.leases.release)
+        _try(lease, _service(repository, lease).release)
         for lease in list(own_leases(repository))
         if lease.detached and lease.identity.holder(lease.holder_id) == agent
     ]
 
 
+def _service(repository: Repository, lease: Lease) -> LeaseService:
+    return repository.named_leases if isinstance(lease, NamedLease) else repository.leases
+
+
 def _try(lease: Lease, act: Callable[[str, str], Lease]) -> OwnLeaseResult:
     try:
-        act(lease.worktree_id, lease.lock_id)
+        act(lease.subject, lease.lock_id)
     except Failure as problem:
         return OwnLeaseResult(lease, problem)
     return OwnLeaseResult(lease, None)

@@ -16,18 +16,18 @@ from holdfast.findings import Finding
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import counted
-from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
+from holdfast.leases.rules import NAMED_LEASES, WAITER_TTL, WORKTREE_LEASES, LeaseKeys, LeaseWaiter
+from holdfast.leases.service import LeaseService, LeaseState
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
-from holdfast.repository.context import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
+from holdfast.repository.context import OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
 from holdfast.repository.doctor import Examination, status_of
-from holdfast.repository.gc import collector_locked, end_dead_run
+from holdfast.repository.gc import collector_locked, end_dead_runs, open_runs
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
 from holdfast.repository.payloads import payload_locked
-from holdfast.repository.retention import PlanState
 from holdfast.repository.worktrees import names_of, settle
-from holdfast.store.model import Decision, Delete, Family, StructCodec, View
+from holdfast.store.model import Decision, Delete, View
 
 DRAFT_AGE = 3600.0
 """A draft lives for milliseconds. If its process was stopped for longer, its commit fails when it continues, as on
@@ -37,9 +37,6 @@ _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
 _TREES = ("snapshots", "remnants", "quarantine", "tmp")  # users' content, and scratch directories
-
-LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
-QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 
 def scratches(examination: Examination) -> Iterator[Finding]:
@@ -158,27 +155,21 @@ def _is_dead(examination: Examination, worktree: str, pending: Operation) -> boo
 def collections(examination: Examination) -> Iterator[Finding]:
     """Snapshots marked for deletion, and decided plans, while no collection runs."""
     context = examination.context
-    if not _open_plans(examination):
+    if not open_runs(context):
         return
     try:
         with collector_locked(context):  # no collection runs, and none begins
-            dead = _open_plans(examination)
+            dead = open_runs(context)
     except LockConflict:
         return
     for plan_id, marked in dead.items():
-        message = f"the collection of the plan {plan_id} was not finished; {counted(marked, 'snapshot')} marked"
-        yield findings.of(
-            "collection-unfinished", plan_id, message, partial(end_dead_run, context, plan_id), doomed=marked
-        )
+        message = f"the collection of the plan {plan_id} was not finished; {counted(len(marked), 'snapshot')} marked"
+        yield findings.of("collection-unfinished", plan_id, message, partial(_end_runs, context), doomed=len(marked))
 
 
-def _open_plans(examination: Examination) -> dict[str, int]:
-    store = examination.context.store
-    found = {each.plan_id: 0 for each in kept_plans(examination.context) if each.state is PlanState.DECIDED}
-    for _, document in store.scan(DESCRIPTORS):
-        if document.record.doomed_by is not None:
-            found[document.record.doomed_by] = found.get(document.record.doomed_by, 0) + 1
-    return found
+def _end_runs(context: RepositoryContext) -> None:
+    with collector_locked(context):
+        end_dead_runs(context)
 
 
 def plans(examination: Examination) -> Iterator[Finding]:
@@ -193,7 +184,7 @@ def plans(examination: Examination) -> Iterator[Finding]:
 def leases(examination: Examination) -> Iterator[Finding]:
     """Expired leases, and leases of worktrees that do not exist."""
     context, store = examination.context, examination.context.store
-    for worktree, _ in store.scan(LEASES):
+    for worktree, _ in store.scan(WORKTREE_LEASES.leases):
         orphaned = store.read(OPERATIONS.key(worktree)) is None and store.read(WORKTREES.key(worktree)) is None
         state = context.leases.state(worktree)  # read second: a rename takes the lease along
         if state is None:
@@ -205,10 +196,16 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 "lock-orphaned", worktree, message, partial(_remove_orphan, context, worktree), lock_id=lock_id
             )
         elif state.expired:
-            alive, ago = state.liveness.value, format_duration(-state.time_left)
-            message = f"the lease of {worktree}, held by {holder} ({alive}), expired {ago} ago"
-            fix = partial(_release, context, worktree, lock_id)
-            yield findings.of("lock-expired", worktree, message, fix, lock_id=lock_id, liveness=alive)
+            yield _expired(context.leases, state)
+    named = context.leases.of_names()
+    yield from (_expired(named, state) for state in named.states() if state.expired)
+
+
+def _expired(service: LeaseService, state: LeaseState) -> Finding:
+    lease, alive, ago = state.lease, state.liveness.value, format_duration(-state.time_left)
+    message = f"the lease of {lease.subject}, held by {lease.holder_id} ({alive}), expired {ago} ago"
+    fix = partial(_release, service, lease.subject, lease.lock_id)
+    return findings.of("lock-expired", lease.subject, message, fix, lock_id=lease.lock_id, liveness=alive)
 
 
 def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
@@ -224,20 +221,22 @@ def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
     context.store.transact([*keys.all(), *worktree_keys(worktree), context.trail.stream], decide)
 
 
-def _release(context: RepositoryContext, worktree: str, lock_id: str) -> None:
+def _release(service: LeaseService, subject: str, lock_id: str) -> None:
     with contextlib.suppress(LockNotHeld):  # taken over meanwhile
-        context.leases.release(worktree, lock_id)
+        service.release(subject, lock_id)
 
 
 def waiters(examination: Examination) -> Iterator[Finding]:
     """Waiters in queues whose processes are gone."""
     context = examination.context
-    for worktree, document in context.store.scan(QUEUES):
-        now = context.leases.reading().at(examination.now)
-        dead = [each for each in document.record.waiters if _is_gone(each, now)]
-        if dead:
-            message = f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}"
-            yield findings.of("waiter-dead", worktree, message, partial(_remove_waiters, context, worktree, dead))
+    now = context.leases.reading().at(examination.now)
+    kinds = (WORKTREE_LEASES, context.leases), (NAMED_LEASES, context.leases.of_names())
+    for kind, service in kinds:
+        for subject, document in context.store.scan(kind.queues):
+            dead = [each for each in document.record.waiters if _is_gone(each, now)]
+            if dead:
+                message = f"waiters for {subject} are gone: {', '.join(each.holder_id for each in dead)}"
+                yield findings.of("waiter-dead", subject, message, partial(_remove_waiters, service, subject, dead))
 
 
 def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:
@@ -245,6 +244,6 @@ def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:
     return waiter.unseen_for(now) >= WAITER_TTL or (holder is not None and liveness(holder) is Liveness.DEAD)
 
 
-def _remove_waiters(context: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
+def _remove_waiters(service: LeaseService, subject: str, dead: list[LeaseWaiter]) -> None:
     for each in dead:
-        context.leases.leave(worktree, each.ticket)
+        service.leave(subject, each.ticket)

@@ -20,8 +20,8 @@ from holdfast.fs.directory import Directory, io_failure, make_directories, move
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.probe import find_capabilities, network_problems
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
+from holdfast.leases.rules import WORKTREE_LEASES
 from holdfast.repository import payloads
-from holdfast.repository.checks_leftovers import LEASES
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
 from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.repository.gc import collector_locked
@@ -48,9 +48,8 @@ def trail(examination: Examination) -> Iterator[Finding]:
 def clock(examination: Examination) -> Iterator[Finding]:
     """Times in the future: a clock was set back, or the clocks of two machines differ."""
     now = examination.now
-    times = [
-        (f"the lease of {name}", each.record.last_renewed_at) for name, each in examination.context.store.scan(LEASES)
-    ]
+    leases = examination.context.store.scan(WORKTREE_LEASES.leases)
+    times = [(f"the lease of {name}", each.record.last_renewed_at) for name, each in leases]
     if examination.descriptors:
         times.append(("the newest snapshot", max(each.created_at for each in examination.descriptors.values())))
     for subject, latest in times:

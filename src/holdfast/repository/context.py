@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Failure, FencingMismatch, LockConflict, LockNotHeld, NotFound, UsageFailure
+from holdfast.errors import (
+    Failure,
+    FencingMismatch,
+    LockConflict,
+    LockNotHeld,
+    NotFound,
+    OutcomeUnknown,
+    UsageFailure,
+)
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
 from holdfast.fs.reserve import Reserve
@@ -286,7 +294,12 @@ def settled_config(view: View, worktree: str) -> WorktreeConfig:
 
 def check_leasable(view: View, worktree: str) -> None:
     """Refuse the lease of a worktree that does not exist, has a pending operation, or is shared. Pure."""
-    if settled_config(view, worktree).isolation is Isolation.SHARED:
+    try:
+        config = settled_config(view, worktree)
+    except NotFound as failure:
+        failure.hint = f"{failure.hint} A lease that needs no worktree has a name: --name, or lease(name=...)."
+        raise
+    if config.isolation is Isolation.SHARED:
         message = f"{worktree} is a shared worktree (high-risk): it has any number of writers and no lease"
         hint = "Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'."
         raise UsageFailure(message, hint=hint, worktree=worktree)
@@ -362,14 +375,44 @@ def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) 
     return token_check(context, worktree, proof)(view, context.store.now())
 
 
+@contextlib.contextmanager
+def fenced(context: RepositoryContext, worktree: str, proof: Proof | None) -> Iterator[None]:
+    """Turn a failure of the block into `FencingMismatch` if another holder was granted the lease since: then this is
+    the reason, whatever that holder did to the files."""
+    try:
+        yield
+    except (FencingMismatch, OutcomeUnknown):
+        raise
+    except Failure as failure:
+        if proof is not None:
+            refuse_stolen(context, worktree, proof.lock_id, proof.token, failure)
+        raise
+
+
+def refuse_stolen(
+    context: RepositoryContext, worktree: str, lock_id: str, token: int | None, cause: Failure | None = None
+) -> None:
+    """Raise `FencingMismatch` if the lease was granted again after `token`; without a token, if the worktree was ever
+    leased and `lock_id` is not its lease."""
+    keys = LeaseKeys.of(worktree)
+    lease, counter = context.store.read(keys.lease), context.store.read(keys.counter)
+    if counter is None or (lease is not None and lease.record.lock_id == lock_id):
+        return
+    if token is None or token < counter.record.fencing_token:
+        message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
+        current = counter.record.fencing_token
+        raise FencingMismatch(
+            message, worktree=worktree, lock_id=lock_id, token=token, current_token=current
+        ) from cause
+
+
 def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int | None = None) -> Proof:
     """The proof for the lease `lock_id`; without a token, with the current token of that lease."""
     if token is not None:
         return Proof(lock_id, token)
     document = context.store.read(LeaseKeys.of(worktree).lease)
     if document is None or document.record.lock_id != lock_id:
-        counter = context.store.read(LeaseKeys.of(worktree).counter)
-        token = counter.record.fencing_token if counter else None
+        refuse_stolen(context, worktree, lock_id, None)
         message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
-        raise FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=token)
+        raise FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=None)
     return Proof(lock_id, document.record.fencing_token)

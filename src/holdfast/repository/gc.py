@@ -13,8 +13,8 @@
 6. Sweep: remove from all retired trees what no other tree needs.
 7. The plan becomes finished.
 
-One collection runs at a time, under a kernel lock that ends with its process. If it is killed, running the
-same plan again continues it; `doctor --fix` ends it too.
+One collection runs at a time, under a kernel lock that ends with its process. If it is killed, the next `gc plan` or
+`gc run` ends it, of whatever plan; so does `doctor --fix`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import gc_plan
 from holdfast.repository.context import DESCRIPTORS, Descriptor, RepositoryContext
-from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, policy_of
+from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, plans, policy_of
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
@@ -68,6 +68,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
         plan = plan_of(context, plan_id)
         if plan.state is PlanState.FINISHED:
             return Collected(plan, ())
+        end_dead_runs(context, but=plan_id)
         if plan.state is PlanState.PROPOSED:
             try:
                 _check_again(context, plan)  # 1
@@ -101,15 +102,26 @@ def collector_locked(context: RepositoryContext) -> Iterator[None]:
         yield
 
 
-def end_dead_run(context: RepositoryContext, plan_id: str) -> None:
-    """Finish the run of a dead process if it was decided, else undo it. Raises `LockConflict` if a collection runs."""
-    with collector_locked(context):
+def open_runs(context: RepositoryContext) -> dict[str, list[str]]:
+    """The plans that a run has decided but not finished, or has marked snapshots for; and these snapshots."""
+    found: dict[str, list[str]] = {each.plan_id: [] for each in plans(context) if each.state is PlanState.DECIDED}
+    for name, document in context.store.scan(DESCRIPTORS):
+        if document.record.doomed_by is not None:
+            found.setdefault(document.record.doomed_by, []).append(name)
+    return found
+
+
+def end_dead_runs(context: RepositoryContext, *, but: str | None = None) -> None:
+    """Finish the runs of dead processes that were decided, and undo the others. The caller holds the collector's lock,
+    so no other run is alive."""
+    for plan_id, marked in open_runs(context).items():
         document = context.store.read(PLANS.key(plan_id))
+        if plan_id == but:
+            continue
         if document is not None and document.record.state is PlanState.DECIDED:
             _finish(context, document.record)
-            return
-        found = context.store.scan(DESCRIPTORS)
-        _unmark(context, plan_id, [name for name, each in found if each.record.doomed_by == plan_id])
+        else:
+            _unmark(context, plan_id, marked)
 
 
 def _check_again(context: RepositoryContext, plan: GcPlan) -> None:
@@ -246,13 +258,19 @@ class GarbageCollector:
 
     @property
     def policy(self) -> Policy:
+        """The retention policy as of now."""
         return gc_plan.policy_of(self._context)
 
     def set_policy(self, policy: Policy) -> Policy:
+        """Replace the retention policy; it applies to the next plan."""
         return gc_plan.set_policy(self._context, policy)
 
     def plan(self, *, store: bool = True) -> Proposal:
-        """Plan a collection; with `store`, save the plan to be run."""
+        """Plan a collection. With `store`, save the plan to be run, and first end the run of a process that died: it is
+        finished if it was decided, else undone."""
+        if store and open_runs(self._context):
+            with contextlib.suppress(LockConflict), collector_locked(self._context):  # else a run is alive
+                self._context.paths.reserve.relieve(lambda: end_dead_runs(self._context))
         return gc_plan.propose(self._context, store=store)
 
     def check(self, plan_id: str) -> GcPlan:

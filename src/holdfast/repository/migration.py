@@ -41,7 +41,7 @@ class RawCodec:
 
 
 _RAW = RawCodec()
-_LEASES = "jvs/leases/{name}"
+_LEASES = frozenset(["jvs/leases/{name}", "jvs/named-leases/{name}"])
 
 
 class Moved(NamedTuple):
@@ -140,18 +140,19 @@ def migrate(
 
 
 def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
-    if not any(row.key == _LEASES for row in rows):
+    if not any(row.key in _LEASES for row in rows):
         return
     leases = LeaseService(store, AuditTrail())
-    for name in [name for name, _ in store.scan(Family("jvs/leases", _RAW))]:
-        state = leases.state(name)
-        if state is not None and not state.expired:
-            raise Refused(
-                f"{name} is leased by {state.lease.holder_id}: a store in use cannot be migrated",
-                hint="Wait until the lease is released or expires, and stop all users of the repository.",
-                worktree=name,
-                holder_id=state.lease.holder_id,
-            )
+    for service in (leases, leases.of_names()):
+        for state in service.states():
+            if not state.expired:
+                subject, holder_id = state.lease.subject, state.lease.holder_id
+                raise Refused(
+                    f"{subject} is leased by {holder_id}: a store in use cannot be migrated",
+                    hint="Wait until the lease is released or expires, and stop all users of the repository.",
+                    holder_id=holder_id,
+                    **service.keys(subject).facts(),
+                )
 
 
 def _contents(store: Store, row: Row) -> dict[str, bytes]:

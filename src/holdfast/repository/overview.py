@@ -20,7 +20,7 @@ from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.probe import network_problems
 from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.reading import look_at
-from holdfast.leases.rules import LeaseWaiter
+from holdfast.leases.rules import LeaseWaiter, NamedLease
 from holdfast.leases.service import LeaseState
 from holdfast.leases.wait_notes import WaitNotes
 from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
@@ -56,6 +56,7 @@ class Overview(NamedTuple):
     troubles: tuple[UnreadableKind, ...]
 
     def as_record(self) -> dict[str, object]:
+        """The overview as JSON values."""
         return {
             "root": str(self.root),
             "at": self.at,
@@ -137,14 +138,12 @@ def _of_repository(root: Path, holdings_of: Callable[[Repository], Iterable[Hold
 
 
 def _leases(repository: Repository) -> Iterator[Holding]:
-    for config in repository.worktrees.configs():
-        state = repository.leases.state(config.worktree_id)
-        if state is None:
-            continue
+    of_worktrees = (repository.leases.state(each.worktree_id) for each in repository.worktrees.configs())
+    for state in filter(None, (*of_worktrees, *repository.named_leases.states())):
         lease = state.lease
         yield Holding(
-            kind="lease",
-            what=lease.worktree_id,
+            kind="named lease" if isinstance(lease, NamedLease) else "lease",
+            what=lease.subject,
             who=lease.actor or lease.holder_id,
             since=lease.created_at,
             until=lease.lease_expires_at,
@@ -158,11 +157,11 @@ def _leases(repository: Repository) -> Iterator[Holding]:
 
 
 def _reclaim_lease(state: LeaseState) -> Reclaim:
-    name = state.lease.worktree_id
+    which = f"--{'name' if isinstance(state.lease, NamedLease) else 'worktree'} {state.lease.subject}"
     if state.expired:
-        return Reclaim(True, f"holdfast lease steal --worktree {name}")
+        return Reclaim(True, f"holdfast lease steal {which}")
     left = format_duration(state.time_left)
-    acquire = f"holdfast lease acquire --worktree {name} --wait"
+    acquire = f"holdfast lease acquire {which} --wait"
     if state.liveness is Liveness.DEAD:
         return Reclaim(False, f"its process is gone; free in {left}: {acquire} {_enough(state.time_left)}")
     return Reclaim(False, f"wait: {acquire} 10m")

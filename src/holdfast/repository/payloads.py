@@ -36,7 +36,7 @@ from holdfast.fs.directory import Directory, close_quietly, entry_exists, io_fai
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import is_safe_name, safe_name
 from holdfast.leases.rules import Identity
-from holdfast.leases.service import HeldLease, acquire
+from holdfast.leases.service import OWN_TTL, HeldLease, acquire
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.repository.context import (
@@ -53,6 +53,11 @@ from holdfast.store.model import StructCodec
 def worktree_name(text: str) -> str:
     """The text, if it is a valid name of a worktree; else `NameInvalid`."""
     return safe_name(text, what="name of a worktree")
+
+
+def lease_name(text: str) -> str:
+    """The text, if it is a valid name of a named lease; else `NameInvalid`."""
+    return safe_name(text, what="name of a lease")
 
 
 def refuse_main(name: str, doing: str) -> str:
@@ -186,8 +191,6 @@ def drop_cache(paths: RepositoryPaths, worktree: str) -> None:
 
 # --- Payload lock and lease ---------------------------------------------------------------------------
 
-TTL = 60.0
-
 
 @contextlib.contextmanager
 def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None]:
@@ -235,7 +238,7 @@ def leased(
         finally:
             own.hand_on()
         return
-    with acquire(context.leases, worktree, context.leases.request(ttl=TTL, purpose=purpose)) as held:
+    with acquire(context.leases, worktree, context.leases.request(ttl=OWN_TTL, purpose=purpose)) as held:
         yield LeasedWorktree(config, held)
 
 

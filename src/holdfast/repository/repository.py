@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -26,10 +27,11 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
     check_leasable,
+    fenced,
     proof_of,
     worktree_keys,
 )
-from holdfast.repository.payloads import directory_of, worktree_name
+from holdfast.repository.payloads import directory_of, lease_name, worktree_name
 from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
@@ -37,7 +39,7 @@ from holdfast.store.model import Store, Watch
 from holdfast.store.open import CONFIG, FILES, FailFastStore, open_address, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from holdfast.findings import Finding, Repaired
     from holdfast.leases.deadlock import ReadGraph
@@ -118,7 +120,7 @@ class Repository:
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(paths, store, trail, leases)
+        self.context = RepositoryContext(paths, store, trail, leases)  # what the parts work with
 
     @cached_property
     def format(self) -> RepositoryFormat:
@@ -143,6 +145,7 @@ class Repository:
 
     @property
     def root(self) -> Path:
+        """The directory of the repository, without symbolic links in its path."""
         return self.context.paths.root
 
     @cached_property
@@ -150,10 +153,16 @@ class Repository:
         """Lease operations; each is one transaction."""
         return self.context.leases
 
+    @cached_property
+    def named_leases(self) -> LeaseService:
+        """The same for leases that have a name instead of a worktree."""
+        return self.leases.of_names()
+
     def lease(
         self,
         worktree: str = MAIN,
         *,
+        name: str | None = None,
         ttl: float = DEFAULT_TTL,
         wait: float | None = 0.0,
         purpose: str = "",
@@ -162,23 +171,24 @@ class Repository:
         client: Holder | None = None,
         cancelled: threading.Event | None = None,
     ) -> HeldLease:
-        """Acquire the lease of a worktree. The result is a context manager, for `with` or `async with`.
+        """Acquire the lease of a worktree; with `name`, a lease that needs no worktree, such as that of a nightly job.
+        The result is a context manager, for `with` or `async with`.
 
         `wait` is the time limit in the queue in seconds; None means no limit. With `behalf_of`, that process is the
         holder, and the lease outlives this process. With `client`, this process holds the lease for that one: see
         `LeaseService.request`. Setting `cancelled` ends the wait at once, like its time limit.
         """
-        name = worktree_name(worktree)
         request = self.leases.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client)
-        deadline = None if wait is None else time.monotonic() + wait
+        if name is not None:
+            return acquire(self.named_leases, lease_name(name), request, wait=wait, cancelled=cancelled)
+        worktree, began = worktree_name(worktree), time.monotonic()
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                settle(self.context, name)
-                return acquire(self.leases, name, request, wait=left, cancelled=cancelled)
+                settle(self.context, worktree)
+                return acquire(self.leases, worktree, request, wait=wait, began=began, cancelled=cancelled)
             except LockConflict as conflict:
-                given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
-                if "operation" not in conflict.facts or given_up:
+                time_is_up = wait is not None and time.monotonic() - began >= wait
+                if "operation" not in conflict.facts or time_is_up or (cancelled is not None and cancelled.is_set()):
                     raise
             time.sleep(_POLL)  # it is being renamed or restored, which ends soon
 
@@ -186,6 +196,7 @@ class Repository:
         self,
         worktree: str = MAIN,
         *,
+        name: str | None = None,
         ttl: float = DEFAULT_TTL,
         wait: float | None = 0.0,
         purpose: str = "",
@@ -198,7 +209,9 @@ class Repository:
         from holdfast.leases.queue import wait_in_thread
 
         def wait_for_it(cancelled: threading.Event) -> HeldLease:
-            return self.lease(worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled)
+            return self.lease(
+                worktree, name=name, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled
+            )
 
         return await wait_in_thread(wait_for_it, HeldLease.release)
 
@@ -216,12 +229,21 @@ class Repository:
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
     def steal(
-        self, worktree: str = MAIN, *, ttl: float = DEFAULT_TTL, purpose: str = "", behalf_of: Holder | None = None
+        self,
+        worktree: str = MAIN,
+        *,
+        name: str | None = None,
+        ttl: float = DEFAULT_TTL,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
     ) -> LeaseGranted:
         """Take over an expired lease; an unexpired one raises `LockConflict`."""
-        name = worktree_name(worktree)
-        settle(self.context, name)
-        return self.leases.steal(name, self.leases.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
+        request = self.leases.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of)
+        if name is not None:
+            return self.named_leases.steal(lease_name(name), request)
+        worktree = worktree_name(worktree)
+        settle(self.context, worktree)
+        return self.leases.steal(worktree, request)
 
     def worktree_around(self, path: Path) -> str:
         """The worktree whose directory `path` is in; `main` if it is in none."""
@@ -302,7 +324,9 @@ class Repository:
         from holdfast.repository.snapshots import SnapshotOptions
 
         options = SnapshotOptions(note=note, tag=tag, consistency=consistency, engine=engine, progress=progress)
-        return self.snapshots.take(worktree_name(worktree), _proof(lease), options)
+        name = worktree_name(worktree)
+        with self._proven(name, lease) as proof:
+            return self.snapshots.take(name, proof, options)
 
     def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
         """Take a snapshot of a worktree; returns its id."""
@@ -325,8 +349,18 @@ class Repository:
         from holdfast.repository.restore import RestoreOptions
 
         name, how = worktree_name(worktree), RestoreOptions(reason=reason, path=path)
-        source = self.snapshots.named(snapshot, seen_from=name).snapshot_id
-        return self.snapshots.restore_in_place(name, source, _proof(lease), how)
+        with self._proven(name, lease) as proof:
+            source = self.snapshots.named(snapshot, seen_from=name).snapshot_id
+            return self.snapshots.restore_in_place(name, source, proof, how)
+
+    @contextlib.contextmanager
+    def _proven(self, worktree: str, lease: HeldLease | None) -> Iterator[Proof | None]:
+        """The proof of a held lease. A lease that is known to be lost raises at once."""
+        proof = None if lease is None else Proof(lease.lock_id, lease.token)
+        with fenced(self.context, worktree, proof):
+            if lease is not None:
+                lease.check()
+            yield proof
 
     def remove_worktree(
         self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
@@ -336,7 +370,7 @@ class Repository:
 
         def save(right: LeasedWorktree) -> str | None:
             options = SnapshotOptions(note=f"before {name} was removed")
-            made = self.snapshots.take_if_changed(name, _proof(right.lease), options)
+            made = self.snapshots.take_if_changed(name, Proof.of(right.lease), options)
             return None if made is None else made.snapshot_id
 
         return self.worktrees.remove(name, save=save if keep_unsaved else None, force=force, lock_id=lock_id)
@@ -388,14 +422,6 @@ def _opened_to_examine(root: Path) -> Store:
         return _opened(root)[0]
     except Corrupt as failure:  # must not count as damage to the examined repository
         raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
-
-
-def _proof(lease: HeldLease | None) -> Proof | None:
-    """The proof of a held lease; raises at once if the lease is known to be lost."""
-    if lease is None:
-        return None
-    lease.check()
-    return Proof(lease.lock_id, lease.token)
 
 
 def find_repository(start: str | os.PathLike[str]) -> Path:

@@ -21,6 +21,7 @@ from holdfast.repository.context import (
     Reference,
     RepositoryContext,
     WorktreeConfig,
+    fenced,
 )
 from holdfast.repository.history import History
 from holdfast.repository.restore import Restored, RestoreOptions
@@ -52,16 +53,18 @@ class Snapshots:
     def take(self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS) -> Descriptor:
         """Take a snapshot of a worktree; see `snapshots.snapshot`."""
         checked_text(options.note, what="note")
-        settle(self._context, worktree)
-        return snapshots.snapshot(self._context, worktree, proof, options)
+        with fenced(self._context, worktree, proof):
+            settle(self._context, worktree)
+            return snapshots.snapshot(self._context, worktree, proof, options)
 
     def take_if_changed(
         self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS
     ) -> Descriptor | None:
         """Like `take`, but returns None if the worktree equals its head."""
-        if not restore.differs_from_head(self._context, self._context.config(worktree)):
-            return None
-        return snapshots.snapshot(self._context, worktree, proof, options)
+        with fenced(self._context, worktree, proof):
+            if not restore.differs_from_head(self._context, self._context.config(worktree)):
+                return None
+            return snapshots.snapshot(self._context, worktree, proof, options)
 
     # --- Reading: takes no lock and changes nothing ------------------------------------------------
 
@@ -159,8 +162,9 @@ class Snapshots:
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
         """Restore a worktree in place; see `restore.restore_in_place`."""
-        settle(self._context, worktree)
-        return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
+        with fenced(self._context, worktree, proof):
+            settle(self._context, worktree)
+            return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
 
     # --- Keeping -----------------------------------------------------------------------------------
 
@@ -169,6 +173,7 @@ class Snapshots:
         return history.add_pin(self._context, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
 
     def remove_pin(self, pin_id: str) -> Pin:
+        """Remove a pin; returns it."""
         return history.remove_pin(self._context, pin_id)
 
     def pins(self) -> list[Pin]:
@@ -180,9 +185,11 @@ class Snapshots:
         return history.create_reference(self._context, name, self._usable(text, seen_from), note=note)
 
     def delete_reference(self, name: str) -> Reference:
+        """Delete a reference; returns it."""
         return history.delete_reference(self._context, name)
 
     def references(self) -> list[Reference]:
+        """All references, by name."""
         return history.references(self._context)
 
     def _usable(self, text: str, seen_from: str) -> str:

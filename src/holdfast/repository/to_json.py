@@ -42,19 +42,23 @@ def renamed(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def lease_to_json(lease: Lease) -> dict[str, object]:
-    return renamed(msgspec.to_builtins(lease))
+    """The lease; `worktree` is None for a named one, and only that has a `name`."""
+    record = renamed(msgspec.to_builtins(lease))
+    return {**record, "worktree": record["worktree"] or None}
 
 
-def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dict[str, object]:
-    """The lease of a worktree and its waiters. `state` is `free`, `leased`, `expired` or `shared`."""
-    shared = config.isolation is Isolation.SHARED
+def lease_state_to_json(subject: WorktreeConfig | str, state: LeaseState | None) -> dict[str, object]:
+    """The lease of a worktree, or of a name, and its waiters. `state` is `free`, `leased`, `expired` or `shared`."""
+    shared = not isinstance(subject, str) and subject.isolation is Isolation.SHARED
     word = "shared" if shared else "free" if state is None else "expired" if state.expired else "leased"
-    record: dict[str, object] = {
-        "worktree": config.worktree_id,
-        "isolation": config.isolation.value,
-        "high_risk": shared,
-        "state": word,
-    }
+    record: dict[str, object] = {"name": subject, "state": word}
+    if not isinstance(subject, str):
+        record = {
+            "worktree": subject.worktree_id,
+            "isolation": subject.isolation.value,
+            "high_risk": shared,
+            "state": word,
+        }
     if state is not None:
         record |= {
             "lease": lease_to_json(state.lease),

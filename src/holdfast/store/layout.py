@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from enum import Enum
 from typing import NamedTuple, Self
 
@@ -23,6 +25,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import safe_name
 from holdfast.locks.file_lock import FileLocker, LockStatistics
+from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 
 INTENTS = ".holdfast/intents"  # the directory of the intents of commits that change several documents
@@ -51,6 +54,8 @@ class Row(NamedTuple):
 # fmt: off
 _WORKTREE = ".jvs/guards/worktree-{name}.lock"  # one lock for everything that belongs to a worktree
 
+_NAMED = ".jvs/guards/named-{stripe}.lock"  # of leases without a worktree
+
 _ISSUE = ".jit/issues/{name}.lock"  # and one for everything that belongs to an issue
 
 TABLE: tuple[Row, ...] = (
@@ -60,6 +65,9 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/leases/{name}",      ".jvs/locks/{name}.json",            _WORKTREE),
     Row("jvs/tokens/{name}",      ".jvs/tokens/{name}.json",           _WORKTREE),
     Row("jvs/queues/{name}",      ".jvs/queues/{name}.json",           _WORKTREE),
+    Row("jvs/named-leases/{name}", ".jvs/named/leases/{name}.json",    _NAMED),
+    Row("jvs/named-tokens/{name}", ".jvs/named/tokens/{name}.json",    _NAMED),
+    Row("jvs/named-queues/{name}", ".jvs/named/queues/{name}.json",    _NAMED),
     Row("jvs/operations/{name}",  ".jvs/operations/{name}.json",       _WORKTREE),
     Row("jvs/descriptors/{name}", ".jvs/descriptors/{name}.json",      ".jvs/guards/snapshots-{stripe}.lock"),
     Row("jvs/refs/{name}",        ".jvs/refs/{name}.json",             ".jvs/guards/refs.lock"),
@@ -160,6 +168,20 @@ class Layout:
         return row is not None and "{name}/" in row.path
 
 
+_wait_ends_at: ContextVar[float | None] = ContextVar("wait_ends_at", default=None)
+
+
+@contextlib.contextmanager
+def document_locks_until(instant: float | None) -> Iterator[None]:
+    """Within the block, document locks are waited for until `instant` at most, by `time.monotonic`: for a wait with a
+    time limit that runs transactions."""
+    token = _wait_ends_at.set(instant)
+    try:
+        yield
+    finally:
+        _wait_ends_at.reset(token)
+
+
 class DocumentLocks:
     """The document locks of one store: file locks, except for the ledger's, which has its own protocol."""
 
@@ -205,10 +227,18 @@ class DocumentLocks:
 
     def _take(self, lock: str, *, shared: bool) -> AbstractContextManager[object]:
         directory, _, name = lock.rpartition("/")
+        limit = self._limit()
         if name == LOCK_NAME:
-            return self._ledger_lock(directory).acquire()
-        path = self._root.where(lock)
-        return self._locker.lock_shared(path) if shared else self._locker.lock_exclusive(path)
+            return self._ledger_lock(directory).acquire(limit)
+        wait = None if limit is None else LockWait(limit)
+        return self._locker.acquire(self._root.where(lock), shared=shared, wait=wait)
+
+    def _limit(self) -> float | None:
+        """The time limit, if it is shorter than usual."""
+        if (ends_at := _wait_ends_at.get()) is None:
+            return None
+        left = max(0.0, ends_at - time.monotonic())
+        return left if self._timeout is None or left < self._timeout else None
 
     def _ledger_lock(self, directory: str) -> LedgerLock:
         lock = self._ledger_locks.get(directory)
