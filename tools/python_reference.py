@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
+from typing import NamedTuple
 
 import holdfast
 from tools.command_reference import GENERATED
+from tools.python_failures import COMMON, failures
 
 WIDTH = 110
 SOURCE = Path(holdfast.__file__).parent
@@ -20,77 +24,166 @@ INTRODUCTION = """\
 Together with [`holdfast.errors`](errors.md), which has a class for every failure, they are the public API; other
 modules may change. `holdfast.testing` has a contract suite for authors of other stores. For examples, see
 [from Python](../how-to/from-python.md)."""
+RETURNED = {
+    "HeldClaim": "holdfast.ledger.service",
+    "HeldIssueClaim": "holdfast.issues.claims",
+    "HeldRepoLock": "holdfast.locks.repo_lock",
+    "HeldLedgerLock": "holdfast.locks.ledger_lock",
+    "LeaseService": "holdfast.leases.service",
+    "GarbageCollector": "holdfast.repository.gc",
+    "AuditReader": "holdfast.store.audit",
+}
+"""Classes that programs do not create: methods and attributes of the others return their objects."""
+ASYNCHRONOUS = {"AsyncLedger": "Ledger", "AsyncClaims": "Claims"}
+"""Classes whose methods are those of another one, for coroutines."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Method = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_page() -> str:
-    """Every public name with its signature and its docstring; for classes, also the methods."""
-    body = [line for name, module in _modules().items() for line in _described(name, module)]
-    return "\n".join([GENERATED, "", "# Python", "", INTRODUCTION, "", *body])
+    """Every public name with its signature, its docstring and its failures; for classes, also the methods, with those
+    of their bases, and the attributes."""
+    body = [line for name, module in {**public_names(), **RETURNED}.items() for line in _described(name, module)]
+    return "\n".join([GENERATED, "", "# Python", "", INTRODUCTION, "", *COMMON.splitlines(), "", *body])
 
 
-def _modules() -> dict[str, str]:
+def public_names() -> dict[str, str]:
+    """The public names and their modules."""
     modules: dict[str, str] = vars(holdfast)["_MODULES"]
     return modules
+
+
+def methods_of(name: str, module: str) -> dict[str, tuple[str, Method]]:
+    """The public methods and properties of a class and its bases by name, each with the class that defines it."""
+    found: dict[str, tuple[str, Method]] = {}
+    for each, _ in _lineage(_defined(name, module)):
+        for method in each.body:
+            if isinstance(method, Method) and not method.name.startswith("_"):
+                found.setdefault(method.name, (each.name, method))
+    return found
+
+
+def is_property(method: Method) -> bool:
+    return bool({ast.unparse(each) for each in method.decorator_list} & {"property", "cached_property"})
+
+
+def failures_of(owner: str, method: str = "") -> tuple[str, ...]:
+    """The failures of a function, of creating an object, or of a method."""
+    return failures()[f"{ASYNCHRONOUS.get(owner, owner)}.{method}" if method else owner]
+
+
+def text_of(owner: str, method: Method) -> str:
+    """The description of a method."""
+    text = ast.get_docstring(method) or ""
+    if not text and owner in ASYNCHRONOUS:
+        return f"See `{ASYNCHRONOUS[owner]}.{method.name}`."
+    return text
 
 
 def _described(name: str, module: str) -> Iterator[str]:
     found = _defined(name, module)
     yield f"## {name}"
     yield ""
-    if isinstance(found, ast.ClassDef):
-        yield from _class(found)
+    if isinstance(found[0], ast.ClassDef):
+        yield from _class(name, module)
     else:
-        yield from _signature(found, name)
-        yield from _text(found)
+        yield from _signature(found[0], name)
+        yield from _text(ast.get_docstring(found[0]) or "", failures_of(name))
 
 
-def _defined(name: str, module: str) -> Definition:
+class _Found(NamedTuple):
+    definition: Definition
+    module: str
+
+
+@cache
+def _source(module: str) -> str:
     path = SOURCE.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and name in (each.asname for each in node.names):
-            return _defined(name, str(node.module))  # re-exported
+    return path.read_text(encoding="utf-8")
+
+
+def _defined(name: str, module: str) -> _Found:
+    for node in ast.parse(_source(module)).body:
+        if isinstance(node, ast.ImportFrom) and name in (each.asname or each.name for each in node.names):
+            return _defined(name, str(node.module))  # imported, perhaps to be exported again
         if isinstance(node, Definition) and node.name == name:
-            return node
+            return _Found(node, module)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return _defined(ast.unparse(node.value), module)
     raise LookupError(f"{module} has no {name}")
 
 
-def _class(found: ast.ClassDef) -> Iterator[str]:
-    members = [each for each in found.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    made = next((each for each in members if each.name == "__init__"), None)
-    if made is not None:
-        yield from _signature(made, found.name)
-    yield from _text(found)
-    yield from _fields(found)
-    for each in members:
-        if not each.name.startswith("_"):
-            yield from _signature(each, f"{found.name}.{each.name}")
-            yield from _text(each)
+def _lineage(found: _Found) -> Iterator[tuple[ast.ClassDef, str]]:
+    """A class and its bases in this package, with their modules."""
+    definition, module = found
+    assert isinstance(definition, ast.ClassDef)
+    yield definition, module
+    for base in definition.bases:
+        name = ast.unparse(base).partition("[")[0]
+        with suppress(LookupError, FileNotFoundError):
+            yield from _lineage(_defined(name, module))
 
 
-def _fields(found: ast.ClassDef) -> Iterator[str]:
-    """The fields of a record, or the members of an enumeration."""
-    lines = []
-    for each in found.body:
-        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
-            default = "" if each.value is None else f" = {ast.unparse(each.value)}"
-            lines.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}{default}")
-        elif isinstance(each, ast.Assign) and ast.unparse(each.targets[0]).isupper():
-            lines.append(f"    {ast.unparse(each)}")
+def _class(name: str, module: str) -> Iterator[str]:
+    found = _defined(name, module)
+    lineage = list(_lineage(found))
+    makers = (each for owner, _ in lineage for each in owner.body if isinstance(each, Method))
+    made = next((each for each in makers if each.name == "__init__"), None)
+    if made is not None and name not in RETURNED:
+        yield from _signature(made, name)
+    listed = failures().get(name, ())
+    yield from _text("\n\n".join(filter(None, (ast.get_docstring(each) for each in (found[0], made) if each))), listed)
+    lines = [line for owner, where in lineage for line in _fields(owner, where)]
     if lines:
-        yield from [*lines, ""]
+        yield from [*dict.fromkeys(lines), ""]
+    for method, (owner, definition) in methods_of(name, module).items():
+        yield from _signature(definition, f"{name}.{method}")
+        listed = () if is_property(definition) else failures_of(owner, method)
+        yield from _text(text_of(name, definition), listed)
+
+
+def _fields(found: ast.ClassDef, module: str) -> Iterator[str]:
+    """The fields of a record, the members of an enumeration, and the attributes that `__init__` sets."""
+    comments = [line.partition("  # ")[2] for line in _source(module).splitlines()]
+    annotations: dict[str, str] = {}
+    body: list[ast.stmt] = list(found.body)
+    for each in found.body:
+        if isinstance(each, Method) and each.name == "__init__":
+            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+            annotations = {one.arg: ast.unparse(one.annotation) for one in given if one.annotation}
+            body += [inner for inner in each.body if isinstance(inner, ast.Assign | ast.AnnAssign)]
+    for each in body:
+        if isinstance(each, ast.AnnAssign | ast.Assign) and (shown := _field(each, annotations)):
+            comment = comments[(each.end_lineno or 1) - 1]
+            yield f"    {shown}  # {comment}" if comment and "noqa" not in comment else f"    {shown}"
+
+
+def _field(found: ast.Assign | ast.AnnAssign, annotations: dict[str, str]) -> str:
+    """A field with its type and default, or an attribute with its type; empty for a private one."""
+    target = found.target if isinstance(found, ast.AnnAssign) else found.targets[0]
+    name = ast.unparse(target)
+    if name.removeprefix("self.").startswith("_") or "." in name.removeprefix("self."):
+        return ""
+    if isinstance(found, ast.AnnAssign):
+        if "ClassVar" in ast.unparse(found.annotation):
+            return ""
+        default = "" if found.value is None or name.startswith("self.") else f" = {ast.unparse(found.value)}"
+        return f"{name.removeprefix('self.')}: {ast.unparse(found.annotation)}{default}"
+    if not name.startswith("self."):
+        return ast.unparse(found) if name.isupper() else ""
+    value = found.value
+    kind = annotations.get(ast.unparse(value), "")
+    if isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2][:1].isupper():
+        kind = ast.unparse(value.func)
+    return name.removeprefix("self.") + (f": {kind}" if kind else "")
 
 
 def _signature(found: Definition, name: str) -> Iterator[str]:
     assert not isinstance(found, ast.ClassDef)
-    decorators = {ast.unparse(each) for each in found.decorator_list}
     result = f" -> {ast.unparse(found.returns)}" if found.returns and name != "__init__" else ""
-    if decorators & {"property", "cached_property"}:
+    if is_property(found):
         yield from [f"    {name}: {result.removeprefix(' -> ')}", ""]
         return
     arguments = ast.unparse(found.args)
@@ -106,7 +199,10 @@ def _signature(found: Definition, name: str) -> Iterator[str]:
     yield ""
 
 
-def _text(found: Definition) -> Iterator[str]:
-    for paragraph in (ast.get_docstring(found) or "").split("\n\n"):
+def _text(text: str, listed: tuple[str, ...]) -> Iterator[str]:
+    for paragraph in text.split("\n\n"):
         if paragraph:
             yield from [paragraph, ""]
+    if listed:
+        yield from wrap(f"*Raises* {', '.join(f'`{each}`' for each in listed)}.", WIDTH, break_long_words=False)
+        yield ""

@@ -35,6 +35,7 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: str | None = None
 
     def issue(self, issue_id: str, depends_on: Iterable[str]) -> Issue:
+        """The issue with this id and these dependencies."""
         issue = Issue(
             id=issue_id,
             title=model.checked_title(self.title),

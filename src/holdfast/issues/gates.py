@@ -71,6 +71,7 @@ class Gating:
         self._root = root
 
     def all(self) -> dict[str, Gate]:
+        """All gates, by key."""
         document = self._transactions.store.read(GATES)
         gates = document.record.gates if document else {}
         return {key: model.gate_of(key, record) for key, record in gates.items()}

@@ -45,6 +45,7 @@ class Priority(StrEnum):
 
     @property
     def rank(self) -> int:
+        """Higher is more urgent."""
         return _RANKS[self]
 
 
@@ -92,12 +93,14 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     updated_at: str = ""
 
     def gate_status(self, gate: str) -> GateStatus:
+        """Whether a gate is pending, passed or failed."""
         try:
             return GateStatus(self.gates_status.get(gate, {}).get("status", "pending"))
         except ValueError:
             return GateStatus.PENDING
 
     def open_gates(self) -> list[str]:
+        """The required gates that have not passed."""
         return [gate for gate in self.gates_required if self.gate_status(gate) is not GateStatus.PASSED]
 
 

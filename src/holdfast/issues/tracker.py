@@ -86,19 +86,22 @@ class Tracker:
         """`skew` is how far apart the clocks of the store's clients may be."""
         self.store = store
         self.root = root
-        self.actor = checked_actor(actor)
+        self.actor: str = checked_actor(actor)
         self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew)
 
     @cached_property
     def claims(self) -> Claiming:
+        """Claiming issues."""
         return Claiming(self.transactions)
 
     @cached_property
     def dependencies(self) -> Dependencies:
+        """The dependencies between issues."""
         return Dependencies(self.transactions)
 
     @cached_property
     def gates(self) -> Gating:
+        """Gates and their checkers."""
         return Gating(self.transactions, self.root)
 
     @cached_property
@@ -143,6 +146,7 @@ class Tracker:
         return rules.state_of(issue, self.transactions.lookup)
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
+        """The ids of the issues that depend on this one."""
         return self.transactions.dependents_of(issue_id)
 
     def find_id(self, text: str) -> str:

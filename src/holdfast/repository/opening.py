@@ -37,7 +37,7 @@ class OpenLedger:
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
         self._on_files = store.files is not None
         self._has_claim_files = self._on_files and has_claim_files(read_meta(store))
-        self.root = root if store.files is None else store.files.path
+        self.root: Path = root if store.files is None else store.files.path
         # The checkpoints of a ledger on a server are here too: they are a cache.
         self.ledger = Ledger(store, checkpoint_root=root)
         self._directory = root
