@@ -51,6 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     output("worktree", "create", "experiment")
     issue = output("issue", "create", "Write the parser", "--field", "id")
     lock_id = output("lease", "acquire", "--ttl", "1h", "--worktree", "experiment", "--field", "lock_id")
+    output("lease", "acquire", "--name", "nightly-job", "--field", "lock_id")
     held = holdfast("repo-lock", "run", "project", "--data-dir", root / "data", "--", "true")
     assert held.returncode == 0
     return Place(root, snapshot, issue, lock_id)
@@ -88,6 +89,7 @@ def test_existing_names_are_offered(place: Place) -> None:
     assert names(f"holdfast issue claim {place.issue[:3]}", here) == [place.issue]
     assert names("holdfast gate require x ", here) == ["review"]
     assert names("holdfast lease release --lock-id ", here) == [place.lock_id]
+    assert names("holdfast run --name ", here) == names("holdfast lease status --name n", here) == ["nightly-job"]
 
 
 def test_names_come_from_the_repository_that_the_command_would_use(place: Place, tmp_path: Path) -> None:

@@ -386,3 +386,20 @@ def test_a_terminated_command_restores_the_terminal(root: Path) -> None:
     os.close(ours)
     assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
+
+
+@pytest.mark.req("LC-18")
+def test_a_holder_that_was_stolen_from_learns_that_even_if_the_worktree_is_gone(root: Path) -> None:
+    repository = Repository(root)
+    repository.worktrees.create("dev")
+    (repository.path("dev") / "file").write_text("one")
+    held = repository.lease("dev", ttl=600)
+    repository.snapshot("dev", held, tag="good")
+    own = {"HOLDFAST_WORKTREE": "dev", "HOLDFAST_LOCK_ID": held.lock_id, "HOLDFAST_TOKEN": str(held.token)}
+    expire(repository, "dev")
+    repository.leases.release("dev", repository.steal("dev").lease.lock_id)
+    repository.remove_worktree("dev")
+    restore = ("restore", "good", "--inplace", "--reason", "x")
+    for command in (("snapshot",), restore):
+        refused = holdfast(*command, "--json", cwd=root, env=own)
+        assert (refused.returncode, error(refused)["code"]) == (5, "E_FENCING_MISMATCH")

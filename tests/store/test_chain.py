@@ -99,7 +99,7 @@ CUTS = [0, 1, 4]
 def test_an_emptied_or_cut_trail_is_noticed(store: FileStore, left: int) -> None:
     assert check_chain(store, TRAIL).entries == 5
     rewrite(store, lines(store)[:left])
-    with pytest.raises(AuditChainBroken, match=f"ends with entry {left}, but entry 5 was written"):
+    with pytest.raises(AuditChainBroken, match=f"the trail ends with entry {left}, but entry 5 was written"):
         check_chain(store, TRAIL)
 
 

@@ -86,6 +86,11 @@ def _leases(root: str, beginning: str) -> Names:
     return {each: text for each, text in ids.items() if each and each.startswith(beginning)}
 
 
+def _lease_names(root: str, beginning: str) -> Names:
+    names, leases = _records(root, ".jvs/named/tokens"), ".jvs/named/leases"
+    return _explained(names, beginning, lambda name: _leased(_record(root, leases, name)))
+
+
 def _gates(root: str, beginning: str) -> Names:
     registry = _record(root, ".jit", "gates").get("gates", {})
     return {str(key): _text(gate, "title") for key, gate in registry.items() if str(key).startswith(beginning)}
@@ -173,6 +178,10 @@ _OF_NAMES: dict[str, Source] = {
 
 _OF_COMMANDS: dict[tuple[str, str], Source | None] = {
     ("run", "snapshot"): None,  # a flag
+    **dict.fromkeys(
+        [("run", "name"), *((f"lease {verb}", "name") for verb in ("acquire", "steal", "renew", "release", "status"))],
+        _below(".jvs", _lease_names),
+    ),
     **{(f"worktree {verb}", "name"): _WORKTREES for verb in ("show", "path", "remove")},
     ("worktree rename", "old"): _WORKTREES,
     ("diff", "old"): _SNAPSHOTS,

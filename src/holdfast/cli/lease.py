@@ -27,7 +27,7 @@ HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
 _NOT_VISIBLE = "not visible; the lease belongs to whoever has its id, until it expires"
 LEASE_FIELDS = (
     *("lock_id", "token", "worktree", "expires_at", "holder_id", "actor", "purpose", "ttl"),
-    *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at", "name"),
+    *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
 )
 
 group = Group(

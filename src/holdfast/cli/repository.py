@@ -161,18 +161,15 @@ def proven(
     one that came with the lease, never the current one. None in a shared worktree, which has no lease.
     """
     from holdfast.leases.service import OWN_TTL
-    from holdfast.repository.context import Isolation, Proof, refuse_stolen
+    from holdfast.repository.context import Isolation, Proof, fenced
 
     repository, worktree = opened
     from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
     named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
     token = token_named(environment) if from_environment else None
-    try:
+    known = Proof(named, token) if named and token is not None else None
+    with fenced(repository.context, worktree, known):  # a later holder may have removed the worktree
         isolation = repository.config(worktree).isolation
-    except NotFound as failure:
-        if named:  # a later holder may have removed the worktree
-            refuse_stolen(repository.context, worktree, named, token, failure)
-        raise
     if named and isolation is not Isolation.SHARED:
         yield repository.proof(worktree, named, token)
         return

@@ -384,26 +384,15 @@ def fenced(context: RepositoryContext, worktree: str, proof: Proof | None) -> It
     except (FencingMismatch, OutcomeUnknown):
         raise
     except Failure as failure:
-        if proof is not None:
-            refuse_stolen(context, worktree, proof.lock_id, proof.token, failure)
+        counter = context.store.read(LeaseKeys.of(worktree).counter)
+        if proof is not None and counter is not None and proof.token < counter.record.fencing_token:
+            raise _not_current(worktree, proof.lock_id, counter.record.fencing_token) from failure
         raise
 
 
-def refuse_stolen(
-    context: RepositoryContext, worktree: str, lock_id: str, token: int | None, cause: Failure | None = None
-) -> None:
-    """Raise `FencingMismatch` if the lease was granted again after `token`; without a token, if the worktree was ever
-    leased and `lock_id` is not its lease."""
-    keys = LeaseKeys.of(worktree)
-    lease, counter = context.store.read(keys.lease), context.store.read(keys.counter)
-    if counter is None or (lease is not None and lease.record.lock_id == lock_id):
-        return
-    if token is None or token < counter.record.fencing_token:
-        message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
-        current = counter.record.fencing_token
-        raise FencingMismatch(
-            message, worktree=worktree, lock_id=lock_id, token=token, current_token=current
-        ) from cause
+def _not_current(worktree: str, lock_id: str, token: int | None) -> FencingMismatch:
+    message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
+    return FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=token)
 
 
 def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int | None = None) -> Proof:
@@ -412,7 +401,6 @@ def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int
         return Proof(lock_id, token)
     document = context.store.read(LeaseKeys.of(worktree).lease)
     if document is None or document.record.lock_id != lock_id:
-        refuse_stolen(context, worktree, lock_id, None)
-        message = f"{lock_id} is not the current lease of {worktree}; nothing was published"
-        raise FencingMismatch(message, worktree=worktree, lock_id=lock_id, current_token=None)
+        counter = context.store.read(LeaseKeys.of(worktree).counter)
+        raise _not_current(worktree, lock_id, counter.record.fencing_token if counter else None)
     return Proof(lock_id, document.record.fencing_token)

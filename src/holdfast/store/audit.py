@@ -39,7 +39,8 @@ class AuditTrail:
 
     def __init__(self, name: str = "jvs/audit") -> None:
         codec = StructCodec(AuditEntry, pretty=False)
-        self.stream: Stream[AuditEntry] = Stream(name, codec, head=Key(f"{name}-head", codec))
+        self.head: Key[AuditEntry] = Key(f"{name}-head", codec)
+        self.stream: Stream[AuditEntry] = Stream(name, codec, head=self.head)
 
     def entry(self, view: View, now: float, event: str, *, actor: str, facts: Mapping[str, object]) -> Append:
         """The change that records an event. Pure; the transaction must name the stream."""
@@ -54,11 +55,6 @@ class AuditTrail:
         if last is None or (head is not None and head.number > last.record.number):
             return head
         return last.record
-
-    @property
-    def head(self) -> Key[AuditEntry]:
-        assert self.stream.head is not None
-        return self.stream.head
 
 
 def _hash(entry: AuditEntry) -> str:
@@ -124,7 +120,7 @@ class AuditReader:
                     raise AuditChainBroken(message, number=entry.number, position=self._position)
                 yield entry
             if head is not None and self.end.entries < head.record.number:
-                message = f"it ends with entry {self.end.entries}, but entry {head.record.number} was written"
+                message = f"the trail ends with entry {self.end.entries}, but entry {head.record.number} was written"
                 raise AuditChainBroken(message, number=self.end.entries + 1, position=self._position)
         except AuditChainBroken:
             raise
