@@ -71,6 +71,11 @@ def test_setting_the_wall_clock_moves_no_other(seconds: float) -> None:
         ("2023-11-14T22:13:20.123456789Z", 1_700_000_000.123456),
         ("2023-11-14T22:13:20.123456789+00:00", 1_700_000_000.123456),
         ("2023-11-14T17:13:20.000000001-05:00", 1_700_000_000.0),
+        ("2023-11-14t22:13:20z", 1_700_000_000.0),
+        ("2023-11-14t22:13:20.5z", 1_700_000_000.5),
+        ("2023-11-14T22:12:60Z", 1_699_999_980.0),
+        ("2023-11-14T22:12:60.25z", 1_699_999_980.25),
+        ("2023-11-14T23:12:60+01:00", 1_699_999_980.0),
     ],
 )
 def test_an_instant_with_a_time_zone_is_parsed_including_nanoseconds(text: str, instant: float) -> None:
@@ -137,6 +142,10 @@ def test_any_text_is_an_instant_or_a_value_error(text: str) -> None:
         ("1.5h", 5400.0),
         (" 10s ", 10.0),
         ("1s500ms", 1.5),
+        ("1500000us", 1.5),
+        ("1500000µs", 1.5),
+        ("1500000μs", 1.5),
+        ("1s500000000ns", 1.5),
     ],
 )
 def test_durations_are_parsed_in_every_common_notation(text: str, seconds: float) -> None:

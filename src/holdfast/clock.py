@@ -120,17 +120,22 @@ def format_instant(instant: float) -> str:
 
 
 def parse_instant(text: str) -> float:
-    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else."""
+    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else. As in RFC 3339, `t` and `z` may be
+    small; a leap second is the beginning of the next minute."""
     from datetime import datetime
 
-    instant = datetime.fromisoformat(text)
+    try:
+        instant, leap = datetime.fromisoformat(text), 0
+    except ValueError:
+        usual, leap = re.subn(r"(:\d\d):60(?=[.,Z+-])", r"\1:59", text.upper(), count=1)
+        instant = datetime.fromisoformat(usual)
     if instant.tzinfo is None:
         raise ValueError(f"no time zone in {text!r}")
-    return instant.timestamp()
+    return instant.timestamp() + leap
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"  # not compiled here: most commands parse no duration
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_PART = r"(\d+(?:\.\d+)?)(ms|us|µs|μs|ns|s|m|h|d)"  # not compiled here: most commands parse no duration
 
 
 def parse_duration(text: str, *, setting: str = "duration") -> float:
