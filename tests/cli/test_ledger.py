@@ -183,7 +183,7 @@ def test_verify_accepts_a_sound_ledger_and_exits_with_6_for_a_damaged_one(proof:
     assert "event-000002.json" in torn.stdout
     assert "-> Keep a copy of it." in torn.stdout
     found = error(holdfast("ledger", "verify", "--repo", proof, "--json"))
-    assert (found["code"], [each["kind"] for each in found["findings"]]) == ("E_CORRUPT", ["torn"])
+    assert (found["code"], [each["kind"] for each in found["findings"]]) == ("E_CORRUPT", ["torn", "lost"])
     log = holdfast("ledger", "log", "--repo", proof)
     assert (log.returncode, len(log.stdout.splitlines())) == (6, 1)
     assert "holdfast ledger verify" in log.stderr
@@ -205,6 +205,24 @@ def test_a_lock_is_shown_and_broken_only_by_its_exact_identity(proof: Path) -> N
     assert (wrong.returncode, error(wrong)["code"], lock.exists()) == (4, "E_LOCK_CHANGED", True)
     right = holdfast("ledger", "unlock", "--identity", shown["identity"], "--repo", proof, "--json")
     assert (right.returncode, data(right)["broken"], lock.exists()) == (0, True, False)
+    (event,) = data(holdfast("ledger", "log", "--repo", proof, "--json"))["events"]
+    assert (event["sequence"], event["event"]["type"]) == (data(right)["sequence"], "ledger_unlocked")
+
+
+@pytest.mark.req("LG-12")
+def test_a_missing_event_is_a_warning_when_reading_and_an_error_when_verifying(proof: Path) -> None:
+    append(proof, *({"type": "note", "number": number} for number in range(1, 11)))
+    (proof / "ledger/event-000003.json").unlink()
+    assert data(holdfast("ledger", "append", '{"type":"note"}', "--repo", proof, "--json"))["sequence"] == 11
+    shown = holdfast("ledger", "log", "--repo", proof)
+    assert [json.loads(line)["sequence"] for line in shown.stdout.splitlines()] == [1, 2, *range(4, 12)]
+    assert shown.stderr == "Warning: event 3 is missing. 'holdfast ledger verify' says what to do.\n"
+    verified = holdfast("ledger", "verify", "--repo", proof)
+    assert verified.stdout.startswith("10 events can be read in order.\n")
+    assert "Warning" not in verified.stderr
+    found = error(holdfast("ledger", "verify", "--repo", proof, "--json"))
+    assert [each["kind"] for each in found["findings"]] == ["gap", "lost"]
+    assert holdfast("ledger", "claim", "1", "--actor", "a", "--repo", proof).returncode == 0
 
 
 # --- Claims ------------------------------------------------------------------------------------------------

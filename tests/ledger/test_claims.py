@@ -27,7 +27,7 @@ from holdfast.locks.identity import current_holder, described
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.model import Create, Decision, Store
+from holdfast.store.model import Append, Create, Decision, Store
 from tests.ledger.ledgers import acquired, claims_on
 from tests.locks.workers import wait_until
 
@@ -139,11 +139,49 @@ def test_the_claim_of_another_program_counts_like_ours(claims: Claims, clock: Ma
     assert claims.active() == []
 
 
-def test_a_release_event_of_another_owner_ends_no_claim(claims: Claims, clock: ManualClock) -> None:
-    claims.claim("1", "a")
+@pytest.mark.req("LG-08")
+@pytest.mark.parametrize("kind", ["lock_released", "lock_reaped"])
+def test_a_release_or_reap_that_names_another_owner_ends_the_claim_as_in_the_replay_of_the_specification(
+    claims: Claims, clock: ManualClock, kind: str
+) -> None:
+    held = claims.claim("1", "a")
     stamp = format_instant(clock.wall())
-    claims.ledger.append({"type": "lock_released", "timestamp": stamp, "node_id": "1", "owner": "b"})
-    assert [each.owner for each in claims.active()] == ["a"]
+    claims.ledger.append({"type": kind, "timestamp": stamp, "node_id": "1", "owner": "b"})
+    assert claims.active() == []
+    with pytest.raises(LockNotHeld):
+        held.extend()
+    assert claims.claim("1", "c").owner == "c"
+
+
+@pytest.mark.req("LG-06", "LG-08")
+@pytest.mark.parametrize("form", ["2023-11-14t22:15:00z", "2023-11-14T22:14:60Z", "2023-11-14T22:14:60.5+00:00"])
+@pytest.mark.parametrize("field", ["expires_at", "timestamp"])
+def test_a_claim_of_another_program_counts_however_its_instants_are_written(
+    claims: Claims, clock: ManualClock, field: str, form: str
+) -> None:
+    event = {**acquired("1", "go", expires_in=100, at=clock.wall()), field: form}
+    append_raw(claims.ledger, event)
+    with pytest.raises(NodeLocked, match="claimed by go"):
+        claims.claim("1", "a")
+    clock.advance(101)
+    assert claims.claim("1", "a").owner == "a"
+
+
+@pytest.mark.req("LG-08")
+def test_a_claim_of_another_program_counts_even_if_its_timestamp_is_no_instant(
+    claims: Claims, clock: ManualClock
+) -> None:
+    for node, stamp in (("1", "yesterday"), ("2", 7)):
+        append_raw(claims.ledger, {**acquired(node, "go", expires_in=100, at=clock.wall()), "timestamp": stamp})
+        with pytest.raises(NodeLocked, match="claimed by go"):
+            claims.claim(node, "a")
+        append_raw(claims.ledger, {"type": "lock_released", "node_id": node})
+        assert claims.claim(node, "a").owner == "a"
+
+
+def append_raw(ledger: Ledger, event: dict[str, Any]) -> None:
+    """Append an event as another program may write it, without our checks."""
+    ledger.store.transact([EVENTS], lambda view, now: Decision([Append(EVENTS, event)], None))
 
 
 @pytest.mark.req("LG-10")

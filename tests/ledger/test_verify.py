@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from holdfast.clock import format_instant
+from holdfast.clock import ManualClock, format_instant
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import CHECKPOINTS, Ledger
+from holdfast.ledger.projection import VERSION, ClaimState
 from holdfast.ledger.verify import LedgerReport, verify
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger, put_event
@@ -59,10 +61,6 @@ ERRORS: dict[str, tuple[Damage, str]] = {
     "torn: half": (write(3, b'{"type":"no'), "event-000003.json"),
     "torn: key twice": (write(3, b'{"type":"a","type":"b"}'), "event-000003.json"),
     "torn: list": (write(3, b"[]"), "event-000003.json"),
-    "too-large": (
-        write(3, LARGE),
-        "event-000003.json",
-    ),
     "wrong-name": (named("event-7.json"), "event-7.json"),
     "wrong-name: long": (named("event-0000007.json"), "event-0000007.json"),
     "wrong-name: zero": (named("event-000000.json"), "event-000000.json"),
@@ -94,6 +92,14 @@ def test_an_event_that_is_not_a_regular_file_is_found(scratch: Path) -> None:
     assert [each.code for each in verified(scratch).findings] == ["not-a-file"]
 
 
+def test_an_event_of_another_program_over_the_limit_is_a_warning_if_it_can_be_read(scratch: Path) -> None:
+    fill(scratch, 5)
+    write(3, LARGE)(scratch)
+    report = verified(scratch)
+    assert [(each.severity, each.code) for each in report.findings] == [("warning", "too-large")]
+    assert (report.sound, report.events) == (True, 5)
+
+
 def test_drafts_and_foreign_files_are_reported_as_notes_only(scratch: Path) -> None:
     fill(scratch, 2)
     named(".event-000003.json-0123.tmp")(scratch)
@@ -105,7 +111,7 @@ def test_drafts_and_foreign_files_are_reported_as_notes_only(scratch: Path) -> N
 
 def test_many_gaps_are_summarised(scratch: Path) -> None:
     fill(scratch, 1)
-    write(100, b"{}")(scratch)
+    write(100, json.dumps({"type": "note", "timestamp": STAMP}).encode())(scratch)
     findings = verified(scratch).findings
     assert len(findings) == 21
     assert "78 more events are missing" in findings[-1].message
@@ -118,10 +124,12 @@ def test_overlapping_claims_and_releases_without_a_claim_are_found(scratch: Path
     ledger.append(acquired("1", "b", expires_in=10, at=NOW + 5))
     ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has expired
     ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
+    ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
     report = verified(scratch)
     assert [(each.severity, each.code, each.subject) for each in report.findings] == [
         ("error", "overlap", "event 2"),
-        ("note", "without-claim", "event 4"),
+        ("warning", "ended-by-another", "event 4"),
+        ("note", "without-claim", "event 5"),
     ]
 
 
@@ -130,7 +138,7 @@ def test_a_wrong_checkpoint_is_found(scratch: Path) -> None:
     ledger = Ledger(MemoryStore(), checkpoint_root=scratch)
     ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
-    ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
+    ledger.save_checkpoint("claims", VERSION, last, ClaimState().as_record())
     assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]
     assert verified(scratch).sound, "a checkpoint of another ledger is ignored"
     assert (scratch / CHECKPOINTS).exists()
@@ -149,6 +157,33 @@ def test_claim_files_out_of_step_are_reported_as_notes(scratch: Path) -> None:
     open_claims(scratch, files=True).reap()
     open_claims(scratch, files=True).extend("2", "b")
     assert verified(scratch).findings == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["directory", "link", "fifo", "huge"])
+def test_a_claim_file_that_cannot_be_read_stops_only_itself(scratch: Path, kind: str, clock: ManualClock) -> None:
+    claims = open_claims(scratch, files=True, clock=clock)
+    for node in ("1", "2", "3", "4"):
+        claims.claim(node, "a", ttl=10)
+    path = scratch / "locks/3.lock"
+    path.unlink()
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("2.lock")
+    elif kind == "fifo":
+        if sys.platform != "win32":
+            os.mkfifo(path)
+    else:
+        path.write_bytes(b" " * (1 << 17))
+    clock.advance(20)
+    assert [each.node_id for each in claims.reap()] == ["1", "2", "3", "4"]
+    assert sorted(os.listdir(scratch / "locks")) == [".guard", "3.lock"]
+    report = verified(scratch)
+    assert [(each.severity, each.code, each.subject) for each in report.findings] == [
+        ("warning", "claim-file", str(path))
+    ]
+    assert claims.claim("4", "b").owner == "b"
 
 
 def test_a_ledger_in_memory_can_be_verified_too() -> None:

@@ -150,7 +150,7 @@ def test_appending_to_a_numbered_stream_lists_nothing(store: FileStore, monkeypa
     scanned = noted(monkeypatch, "scandir")
     with open_file_store(store.path) as other:
         assert append_often(other, LEDGER, "", 1) == [101]
-        assert 10 < sum("event" in path for path in looked) < 30  # the first time, in leaps
+        assert 10 < sum("event" in path for path in looked) < 40  # the first time, far ahead, in leaps
         looked.clear()
         assert append_often(other, LEDGER, "", 1) == [102]
         assert sum("event" in path for path in looked) < 5
@@ -487,8 +487,9 @@ def applied(patches: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 @pytest.mark.parametrize("moment", [just_decided, half_applied, applied])
+@pytest.mark.parametrize("by_reading", [False, True], ids=["by writing", "by reading numbers"])
 def test_a_commit_of_a_killed_process_is_visible_and_the_next_transaction_finishes_it(
-    store: FileStore, moment: Callable[[pytest.MonkeyPatch], object]
+    store: FileStore, moment: Callable[[pytest.MonkeyPatch], object], by_reading: bool
 ) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)), Create(GATES, Item(1)))
     position = apply(store, Append(EVENTS, Event(1)), Append(LEDGER, Event(1))).positions[0]
@@ -508,10 +509,12 @@ def test_a_commit_of_a_killed_process_is_visible_and_the_next_transaction_finish
     (event,) = store.entries(EVENTS, after=position)
     assert event.record == Event(2)
     assert list(store.entries(EVENTS, after=event.position)) == []
-    assert [each.position for each in store.entries(LEDGER)] == [1, 2]
     assert len(intents_of(store)) == 1
 
-    assert increment(store, INDEX) == 3  # the next transaction on any of its keys finishes it
+    if by_reading:  # a number that a reader is shown must be given
+        assert [each.position for each in store.entries(LEDGER)] == [1, 2]
+    else:
+        assert increment(store, INDEX) == 3  # the next transaction on any of its keys finishes it
     assert intents_of(store) == []
     assert json.loads((store.path / ".jit/issues/two.json").read_bytes())["number"] == 2
     assert not (store.path / ".jit/gates.json").exists()

@@ -217,7 +217,7 @@ def batch_published_before_its_intent_is_durable(plant: pytest.MonkeyPatch) -> N
     """The name of the intent is not durable yet when the first records get their numbers."""
 
     def publish(self: Batch) -> None:
-        durable.publish_new(self._intents, self._draft_of_intent, intents.intent_name(self._id))
+        durable.publish_new(self._intents, self._draft_of_intent, intents.intent_name(self.intent.id))
 
     plant.setattr(Batch, "publish_intent", publish)
 
@@ -231,7 +231,7 @@ def batch_dropped_before_its_names_are_durable(plant: pytest.MonkeyPatch) -> Non
     apply = Batch.apply
 
     def dropping_first(self: Batch) -> list[int]:
-        durable.remove_in(self._intents, intents.intent_name(self._id))
+        durable.remove_in(self._intents, intents.intent_name(self.intent.id))
         return apply(self)
 
     plant.setattr(Batch, "apply", dropping_first)

@@ -70,7 +70,17 @@ def in_ledger(command: Callable[..., Any]) -> Callable[..., Any]:
 def open_at(directory: str) -> OpenLedger:
     from holdfast.repository.opening import open_ledger
 
-    return open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
+    opened = open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
+    context = click.get_current_context()
+    context.call_on_close(lambda: _warn_of_gaps(context.find_object(Output), opened.ledger.gaps))
+    return opened
+
+
+def _warn_of_gaps(output: Output | None, gaps: Iterable[tuple[int, int]]) -> None:
+    for first, last in sorted(gaps):
+        missing = f"event {first} is" if first == last else f"events {first} to {last} are"
+        if output is not None:
+            output.diagnostic(f"Warning: {missing} missing. 'holdfast ledger verify' says what to do.")
 
 
 @group.command(short_help="Create a ledger in a directory.")
@@ -372,8 +382,10 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
     The next writer takes over a lock whose holder is certainly dead. A lock that is only old may belong to a suspended
-    process: break it only if you know that the process will not continue. Even if you are wrong, no event is lost,
-    because events are never overwritten.
+    process: break it only if you know that the process will not continue. If it does, it may put its event over the
+    next one, as the specification has it. So breaking such a lock first appends an event of type ledger_unlocked, which
+    takes that place. But a process that begins to count after that may still overwrite an event that is appended at the
+    same moment; 'ledger verify' finds it.
 
     \b
     Examples:
@@ -389,8 +401,10 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
         lines = [f"{opened.lock.path}: free"] if state is None else _lock_lines(state)
         output.result({"lock": record, "broken": False}, lines)
         return
-    opened.lock.break_lock(identity)
-    output.result({"lock": record, "broken": True}, [f"Broke the lock {identity} of {opened.lock.path}."])
+    event = opened.break_lock(identity)
+    lines = [f"Broke the lock {identity} of {opened.lock.path}."]
+    lines += [] if event is None else [f"Event {event} records that its holder may still be alive."]
+    output.result({"lock": record, "broken": True, "sequence": event}, lines)
 
 
 _LIVENESS = {

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from holdfast.clock import parse_instant
-from holdfast.errors import Failure, NotFound
+from holdfast.errors import Failure, IoFailure, NotFound, Refused, TooLarge
 from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.ledger.log import is_node_id
@@ -23,6 +23,7 @@ DIRECTORY = "locks"
 ENDING = ".lock"
 GUARD = ".guard"
 MOST_BYTES = 64 << 10
+UNREADABLE = (Refused, TooLarge, IoFailure)
 _TIMEOUT = 30.0
 
 
@@ -38,7 +39,11 @@ class ClaimFiles:
         another program stays until it expires, and is then reaped: first in the ledger, by `reap`, then the file."""
         make_directories(self.path)
         with self._locker.lock_exclusive(str(self.path / GUARD)), Directory.open(self.path) as directory:
-            claim, content = current(), self._content(directory, node)
+            claim = current()
+            try:
+                content = self._content(directory, node)
+            except UNREADABLE:
+                return  # a directory, link, pipe or huge file: `verify` reports it
             if claim is not None:
                 if content != (expected := _encode(claim)):
                     draft = durable.write_draft(directory, node + ENDING, expected, durable=False)

@@ -21,6 +21,7 @@ from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import (
     Corrupt,
     Failure,
+    IoFailure,
     JsonInvalid,
     NameInvalid,
     NotFound,
@@ -38,12 +39,13 @@ from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCod
 
 MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
+UNLOCKED = "ledger_unlocked"  # the type of the event that records a broken lock: see `OpenLedger.break_lock`
 
 Event: TypeAlias = dict[str, Any]
 
 
 class Recorded(NamedTuple):
-    """An event and its sequence: its number in the ledger, from 1 and without gaps."""
+    """An event and its sequence: its number in the ledger, from 1."""
 
     sequence: int
     event: Event
@@ -192,6 +194,8 @@ class Ledger:
         self.store = store
         self._checkpoint_root = checkpoint_root
         self._known = 0
+        self.gaps: set[tuple[int, int]] = set()
+        """The first and last number of each gap that reading came to: events that another program removed."""
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
         """Append an event; durable when this returns. Commit point: it gets its number.
@@ -265,10 +269,18 @@ class Ledger:
         """The events after the sequence `after`, up to and including `until`, or up to the end as of now."""
         if after < 0:
             raise UsageFailure(f"{after} is not a sequence", after=after)
+        if until is not None and until <= after:
+            return
+        last = after
         for position, event in self.store.entries(EVENTS, after=after):
+            if position > last + 1:
+                self.gaps.add((last + 1, position - 1))
             if until is not None and position > until:
                 return
             yield Recorded(position, event)
+            if position == until:
+                return  # without looking for more
+            last = position
 
     def read(self, sequence: int) -> Recorded:
         """One event; `NotFound` if the ledger has none with this sequence."""
@@ -281,7 +293,17 @@ class Ledger:
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
         """The event with this id after the sequence `after`, or None: tells whether an append succeeded."""
-        return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
+
+        while True:
+            for each in self.events(after=after):
+                after = each.sequence
+                if each.event.get("id") == event_id:
+                    return each
+            with contextlib.suppress(IoFailure):  # a transaction first finishes a commit whose author has died
+                end = self.store.transact([EVENTS], lambda view, now: Decision([], view.end(EVENTS))).result
+                if end > after:
+                    continue
+            return None
 
     def watch(
         self, *, after: int | None = None, timeout: float | None = None, cancelled: threading.Event | None = None

@@ -8,8 +8,9 @@
 | `lock_requested` | `owner` joins the queue, in the order of the ledger within a `priority` |
 | `lock_withdrawn` | it leaves the queue |
 
-The first three are the specification's; other programs write them too, without our further fields. A
-malformed lock event has no effect; `verify` reports it.
+The first three are the specification's; other programs write them too, without our further fields. They count as in
+the specification's own replay: a release or reap ends the claim on its node, whatever owner it names. A malformed
+lock event has no effect. `verify` reports both.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import msgspec
 
 from holdfast.clock import Deadline, TimedRight, parse_instant
 from holdfast.errors import NotFound
-from holdfast.ledger.log import CHECKPOINT_EVERY, Event, Ledger, Recorded, is_node_id
+from holdfast.ledger.log import CHECKPOINT_EVERY, UNLOCKED, Event, Ledger, Recorded, is_node_id
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
+ENDING = (RELEASED, REAPED)
 KINDS = frozenset((ACQUIRED, RELEASED, REAPED, REQUESTED, WITHDRAWN))
 
-NAME, VERSION = "claims", "1"  # the checkpoint of this fold
+NAME, VERSION = "claims", "2"  # the checkpoint of this fold
 _AT_ONCE = 512
 
 
@@ -71,10 +73,12 @@ class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimState:
-    """All claims and queues after the event `sequence`. Only `apply` changes it."""
+    """All claims and queues after the event `sequence`. Only `apply` changes it. `unlocked` are the records of broken
+    locks: the only events that another program may replace."""
 
     def __init__(self) -> None:
         self.sequence = 0
+        self.unlocked: tuple[int, ...] = ()
         self.claims: dict[str, Claim] = {}
         self.queues: dict[str, tuple[ClaimWaiter, ...]] = {}
 
@@ -83,7 +87,9 @@ class ClaimState:
         event = recorded.event
         self.sequence = recorded.sequence
         kind = event.get("type")
-        if kind not in KINDS or form_problem(event) is not None:
+        if kind == UNLOCKED:
+            self.unlocked += (recorded.sequence,)
+        if kind not in KINDS or not has_effect(event):
             return
         if kind == ACQUIRED:
             self._acquired(recorded)
@@ -92,9 +98,7 @@ class ClaimState:
         elif kind == WITHDRAWN:
             self._prune_queue(event["node_id"], without=event["ticket"], at=event["timestamp"])
         else:
-            claim = self.claims.get(event["node_id"])
-            if claim is not None and ends(event, claim):
-                del self.claims[claim.node_id]
+            self.claims.pop(event["node_id"], None)
 
     def queue(self, node: str) -> tuple[ClaimWaiter, ...]:
         """The waiters for a node, in the order in which they will be served."""
@@ -105,6 +109,7 @@ class ClaimState:
         return {
             "claims": [msgspec.to_builtins(each) for each in self.claims.values()],
             "waiters": [msgspec.to_builtins(each) for queue in self.queues.values() for each in queue],
+            "unlocked": list(self.unlocked),
         }
 
     @classmethod
@@ -115,7 +120,7 @@ class ClaimState:
         except msgspec.ValidationError:
             return None
         state = cls()
-        state.sequence = sequence
+        state.sequence, state.unlocked = sequence, tuple(saved.unlocked)
         state.claims = {each.node_id: each for each in saved.claims}
         for each in saved.waiters:
             state.queues[each.node_id] = (*state.queue(each.node_id), each)
@@ -129,16 +134,18 @@ class ClaimState:
     def _acquired(self, recorded: Recorded) -> None:
         event = recorded.event
         node, claim_id = event["node_id"], event.get("claim_id", "")
+        claim_id = claim_id if isinstance(claim_id, str) else ""
+        at = event["timestamp"] if _is_instant(event.get("timestamp")) else ""
         before = self.claims.get(node)
         if before is not None and claim_id != "" and before.claim_id == claim_id:  # renewed
             began, holder, purpose = before.acquired_at, before.holder, before.purpose
         else:
-            began, holder = event["timestamp"], _holder(event)
+            began, holder = at or event["expires_at"], _holder(event)
             purpose = event["purpose"] if isinstance(event.get("purpose"), str) else ""
         fields = {name: event[name] for name in ("node_id", "owner", "expires_at")}
         fields |= {"claim_id": claim_id, "holder": holder, "purpose": purpose}
         self.claims[node] = Claim(**fields, acquired_at=began, sequence=recorded.sequence)
-        self._prune_queue(node, without=claim_id, at=event["timestamp"])
+        self._prune_queue(node, without=claim_id, at=at)
 
     def _requested(self, recorded: Recorded) -> None:
         event = recorded.event
@@ -156,7 +163,7 @@ class ClaimState:
         queue = self.queues.pop(node, None)
         if queue is None:
             return
-        now = parse_instant(at)
+        now = parse_instant(at) if at else 0.0
         left = tuple(each for each in queue if each.ticket != without and (each.counts(now) or each.ticket == keep))
         if left:
             self.queues[node] = left
@@ -165,12 +172,18 @@ class ClaimState:
 class _Saved(msgspec.Struct):
     claims: list[Claim]
     waiters: list[ClaimWaiter]
+    unlocked: list[int]
 
 
-def ends(event: Event, claim: Claim) -> bool:
-    """Whether a release or reap event ends exactly this claim, by its owner and id."""
-    claim_id = event.get("claim_id", "")
-    return bool(event["owner"] == claim.owner and (not claim_id or claim_id == claim.claim_id))
+def has_effect(event: Event) -> bool:
+    """Whether a lock event counts: one of the specification's, if it has what the specification's replay needs."""
+    kind = event["type"]
+    if kind in ENDING:
+        return is_node_id(event.get("node_id"))
+    if kind == ACQUIRED:
+        known = is_node_id(event.get("node_id")) and isinstance(event.get("owner"), str)
+        return known and _is_instant(event.get("expires_at"))
+    return form_problem(event) is None
 
 
 def form_problem(event: Event) -> str | None:
@@ -246,24 +259,33 @@ class ClaimProjection:
         for each in self._ledger.events(after=state.sequence, until=sequence):
             state.apply(each)
         if state.sequence != sequence:
-            raise NotFound(f"the ledger has no event {sequence}; its last one is {state.sequence}", sequence=sequence)
+            message = f"the ledger has no event {sequence}; the last one before it is {state.sequence}"
+            raise NotFound(message, sequence=sequence)
         return state
 
     def _open(self, until: int | None) -> int:
         """The sequence of the state, which is first restored from its checkpoint."""
         with self._lock:
-            if self._state is not None:
-                return self._state.sequence
+            earlier = self._state
+            if earlier is not None and not earlier.unlocked:
+                return earlier.sequence
+        if earlier is not None and not self._is_outdated(earlier):
+            return earlier.sequence
         state = self._restored(until)
         with self._lock:
-            if self._state is None:
+            if self._state is earlier or self._state is None:
                 self._state, self._saved = state, state.sequence
             return self._state.sequence
 
     def _restored(self, until: int | None) -> ClaimState:
         found = self._ledger.checkpoint(NAME, VERSION, until=until)
         state = ClaimState.from_record(found.state, found.sequence) if found else None
-        return state or ClaimState()
+        return ClaimState() if state is None or self._is_outdated(state) else state
+
+    def _is_outdated(self, state: ClaimState) -> bool:
+        """Whether another program has replaced the record of a broken lock by its own event."""
+        found = (next(self._ledger.events(after=each - 1, until=each), None) for each in state.unlocked)
+        return any(each is None or each.event.get("type") != UNLOCKED for each in found)
 
     def _catch_up(self, after: int, until: int | None) -> Recorded | None:
         """Apply the new events, and return the last of them."""

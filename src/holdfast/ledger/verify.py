@@ -6,9 +6,10 @@ worth knowing. `code` is stable, for programs; `subject` is the file or the even
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ from holdfast.findings import Check, Finding, Severity, examine
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import counted
-from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import CODEC, MOST_BYTES, Event, Ledger, Recorded
-from holdfast.ledger.projection import ACQUIRED, KINDS, NAME, REAPED, RELEASED, VERSION, ClaimState, ends, form_problem
+from holdfast.fs.strictjson import MAX_BYTES
+from holdfast.ledger.claim_files import UNREADABLE, ClaimFiles
+from holdfast.ledger.log import CODEC, MOST_BYTES, UNLOCKED, Event, Ledger, Recorded
+from holdfast.ledger.projection import ACQUIRED, ENDING, KINDS, NAME, VERSION, ClaimState, form_problem, has_effect
+from holdfast.store.streams import RECEIPTS, read_receipts
 
 DIRECTORY = "ledger"
 MOST_GAPS = 20  # how many gaps are listed one by one
@@ -36,7 +39,11 @@ _WRONG_NAME = (
     "No reader reads it. If it was meant to be an event, append its content again "
     "('holdfast ledger append'); then move the file away."
 )
-_FORM = "It has no effect on claims. Find out which program wrote this invalid event."
+_FORM = "Other programs may understand it differently. Find out which program wrote this invalid event."
+_KEPT = (
+    f"Its content is in the file {RECEIPTS} of the ledger, before its number. If its file is missing or damaged, put "
+    "it back; if another event has its number, append it again with its id ('holdfast ledger append')."
+)
 
 
 class LedgerReport(NamedTuple):
@@ -51,19 +58,23 @@ class LedgerReport(NamedTuple):
 
 
 class _Verification(NamedTuple):
-    """One pass over a ledger. `state` has the claims of the events that have been read so far."""
+    """One pass over a ledger. `state` has the claims of the events that have been read so far; `ids` are those of all
+    readable files."""
 
     ledger: Ledger
     root: Path | None
     files: ClaimFiles | None
     state: ClaimState
+    ids: set[object]
 
 
 def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None) -> LedgerReport:
     """Verify a ledger: its events, its checkpoint, and, if it is on files, those below `root`."""
-    verification = _Verification(ledger, root, files, ClaimState())
+    verification = _Verification(ledger, root, files, ClaimState(), set())
     findings = examine(verification, _CHECKS, _stopped)
-    return LedgerReport(verification.state.sequence, findings)
+    missing = sum(last - first + 1 for first, last in ledger.gaps)
+    ledger.gaps.clear()  # they are among the findings
+    return LedgerReport(verification.state.sequence - missing, findings)
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
@@ -87,6 +98,7 @@ def _check_files(verification: _Verification) -> Iterator[Finding]:
         return
     with directory:
         numbers: list[int] = []
+        acknowledged = list(_acknowledged(directory))  # before the files: all of their events are among those
         for name in sorted(directory.names()):
             found = _EVENT.fullmatch(name)
             if found is None:
@@ -96,12 +108,13 @@ def _check_files(verification: _Verification) -> Iterator[Finding]:
                 yield _error("wrong-name", directory.where(name), message, _WRONG_NAME)
             else:
                 numbers.append(int(found[1]))
-                yield from _event_file(directory, name)
+                yield from _event_file(directory, name, verification.ids)
         yield from _gaps(directory, sorted(numbers))
+        yield from _lost(directory, acknowledged, verification.ids)
 
 
 def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
-    if name in _OWN or name.startswith(".ledger.lock"):  # with its guard, turnstile and drafts
+    if name in _OWN or name.startswith((".ledger.lock", RECEIPTS)):  # with its guard, turnstile and drafts
         return
     if name.startswith(".") and name.endswith(".tmp"):
         message = "a draft that was never published: its writer was interrupted, or is writing now"
@@ -112,7 +125,7 @@ def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
         yield _note("foreign-file", directory.where(name), "it is not a file of a ledger", remedy)
 
 
-def _event_file(directory: Directory, name: str) -> Iterator[Finding]:
+def _event_file(directory: Directory, name: str, ids: set[object]) -> Iterator[Finding]:
     where = directory.where(name)
     status = directory.status(name)
     if status is None:
@@ -121,13 +134,15 @@ def _event_file(directory: Directory, name: str) -> Iterator[Finding]:
         yield _error("not-a-file", where, "it is not a regular file", _LOST)
     elif status.st_size == 0:
         yield _error("torn", where, "it is empty: its writer did not sync it before a power cut", _LOST)
-    elif status.st_size > MOST_BYTES:
-        yield _error("too-large", where, f"it has {status.st_size} bytes, more than {MOST_BYTES}", _LOST)
     else:
         try:
-            CODEC.decode(durable.read_in(directory, name), where)
+            ids.add(str(CODEC.decode(durable.read_in(directory, name, limit=MAX_BYTES), where).get("id")))
         except Failure as failure:
             yield _error("torn", where, failure.message, _LOST)
+        else:
+            if status.st_size > MOST_BYTES:
+                message = f"it has {status.st_size} bytes, more than {MOST_BYTES}, but can be read"
+                yield _warning("too-large", where, message, "Other programs may refuse it. Find out who wrote it.")
 
 
 def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
@@ -135,10 +150,31 @@ def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
     missing = [number for number in range(1, (numbers or [0])[-1]) if number not in present]
     missing = [number for number in missing if directory.status(_name(number)) is None]  # appended meanwhile
     for number in missing[:MOST_GAPS]:
-        message = f"event {number} is missing, although later ones exist: readers stop before it"
+        message = f"event {number} is missing, although later ones exist: a program that counts events overwrites one"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
     if more := len(missing[MOST_GAPS:]):
         yield _error("gap", directory.shown, f"also missing: {counted(more, 'event')}", "Repair them in the same way.")
+
+
+def _acknowledged(directory: Directory) -> Iterator[tuple[int, Event]]:
+    """The events of which this machine has kept copies when they were appended, with their numbers."""
+    with contextlib.suppress(Failure):
+        for number, content in read_receipts(directory):
+            with contextlib.suppress(Failure):  # torn by a power cut
+                yield number, CODEC.decode(content, RECEIPTS)
+
+
+def _lost(directory: Directory, acknowledged: Iterable[tuple[int, Event]], ids: set[object]) -> Iterator[Finding]:
+    for number, event in acknowledged:
+        where, identity = directory.where(_name(number)), event.get("id")
+        if identity is None or identity in ids:
+            continue
+        if event.get("type") == UNLOCKED:
+            message = "the event of a program whose lock was broken has replaced the record of the break; none is lost"
+            yield _note("replaced", where, message, "Ask its owner whether it continued after that.")
+        else:
+            message = f"the event {identity}, which was appended here, is gone: it was replaced, damaged or removed"
+            yield _error("lost", where, message, _KEPT)
 
 
 def _name(number: int) -> str:
@@ -176,7 +212,7 @@ def _appended_twice(recorded: Recorded, ids: dict[str, int], where: str) -> Iter
 
 
 def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Finding]:
-    if event.get("type") not in KINDS or form_problem(event) is not None:
+    if event.get("type") not in KINDS or not has_effect(event):
         return
     held, now = state.claims.get(event["node_id"]), _instant(event)
     if event["type"] == ACQUIRED:
@@ -185,9 +221,15 @@ def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Fin
             message = f"{event['owner']} took {held.node_id} while {held.owner} had it (event {held.sequence})"
             remedy = "Its writer did not read the ledger under its lock. Ask both owners what they did."
             yield _error("overlap", where, message, remedy)
-    elif event["type"] in (RELEASED, REAPED) and (held is None or not ends(event, held)):
-        message = f"a {event['type']} of a claim that {event['owner']} does not have; it has no effect"
+    elif event["type"] in ENDING and held is None:
+        message = f"a {event['type']} of a claim that {event.get('owner')} does not have; it has no effect"
         yield _note("without-claim", where, message, "Its writer was late: the claim had already ended.")
+    elif event["type"] in ENDING and held is not None:
+        if event.get("owner") == held.owner and event.get("claim_id", "") in ("", held.claim_id):
+            return
+        message = f"a {event['type']} in the name of {event.get('owner')} ended the claim of {held.owner}"
+        remedy = "By the specification it ends the claim, whoever holds it. Find out which program wrote it."
+        yield _warning("ended-by-another", where, message, remedy)
 
 
 def _instant(event: Event) -> float | None:
@@ -216,12 +258,17 @@ def _check_claim_files(verification: _Verification) -> Iterator[Finding]:
     if files is None:
         return
     for node in sorted({*files.nodes(), *claims}):
-        said, held = files.read(node), claims.get(node)
+        held, where = claims.get(node), str(files.path / f"{node}.lock")
+        try:
+            said = files.read(node)
+        except UNREADABLE as failure:
+            yield _warning("claim-file", where, failure.message, "Move it away: until then, nobody can claim the node.")
+            continue
         if said and held and (said.owner, said.expiry()) == (held.owner, held.expiry()):
             continue
         message = "it differs from the ledger" if said else "there is no such file, or nothing in it"
         remedy = "'holdfast ledger reap' updates the claim files; the ledger is authoritative."
-        yield _note("claim-file", str(files.path / f"{node}.lock"), message, remedy)
+        yield _note("claim-file", where, message, remedy)
 
 
 _CHECKS = (
@@ -234,6 +281,10 @@ _CHECKS = (
 
 def _error(code: str, subject: str, message: str, remedy: str) -> Finding:
     return Finding(code, subject, message, remedy=remedy)
+
+
+def _warning(code: str, subject: str, message: str, remedy: str) -> Finding:
+    return Finding(code, subject, message, remedy=remedy, severity=Severity.WARNING)
 
 
 def _note(code: str, subject: str, message: str, remedy: str) -> Finding:

@@ -6,8 +6,8 @@ first in the queue tries for `ledger.lock`. The turnstile gives speed and order,
 it in half the time, because another one in the queue is stopped, tries for `ledger.lock` directly.
 
 A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may wake up: it is
-reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must lose no event, so events
-are published by a link that never replaces.
+reported, and breaking such a lock takes its exact identity. Even if a lock is broken by mistake, we must overwrite no
+event, so events are published by a link that never replaces. Other programs may: see `OpenLedger.break_lock`.
 """
 
 from __future__ import annotations

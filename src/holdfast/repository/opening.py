@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import format_duration
-from holdfast.errors import AlreadyExists, NotInitialised
+from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure, make_directories
+from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.issues.tracker import Tracker
+from holdfast.ledger import log
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
@@ -73,6 +74,24 @@ class OpenLedger:
     def close(self) -> None:
         """Close cached files. Calling it is optional."""
         self.ledger.store.close()
+
+    def break_lock(self, identity: str) -> int | None:
+        """Break the ledger's lock, as `LedgerLock.break_lock` does, so that even a holder that continues overwrites
+        nothing: it may have counted the events, and be about to rename its own to the next number. So that number is
+        first given to an event that records the break, and returned; None if the holder is certainly dead."""
+        from holdfast.store.layout import Layout
+        from holdfast.store.streams import publish_without_lock
+
+        if self.lock is None:
+            raise NotFound("this ledger is on a server and has no lock file", path=str(self.root))
+        state, number = self.lock.state(), None
+        if state is not None and state.identity == identity and state.liveness.value != "dead":
+            event = log.checked({"type": log.UNLOCKED, "identity": identity, "agent_id": state.agent_id})
+            content = log.CODEC.encode(log.stamped(event, self.ledger.store.now()))
+            with Directory.open(self.root / DIRECTORY) as directory:
+                number = publish_without_lock(directory, Layout().locate(log.EVENTS.name), content)
+        self.lock.break_lock(identity)
+        return number
 
     def verify(self) -> LedgerReport:
         """Examine the ledger; changes nothing."""

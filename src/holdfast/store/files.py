@@ -173,17 +173,33 @@ class FileStore:
         def pending() -> list[tuple[int, bytes]]:
             return [(step.at, step.content.encode()) for _, step in self._intents.pending_steps(stream.name)]
 
-        contents = streams.numbered_files
-        if location.kind is Kind.LINES:
-            contents = partial(streams.lines, moved=streams.moved_lines(self._root, location) if after else ())
         with contextlib.ExitStack() as opened:
             try:
                 directory = opened.enter_context(open_directory(self._root, location.directory))
             except NotFound:
                 directory = None
-            for position, content in contents(directory, location, after, pending):
+            if location.kind is Kind.NUMBERED:
+                hidden = partial(self._hidden_from, location)
+                contents = streams.numbered_files(directory, location, after, self._numbers, hidden)
+            else:
+                moved = streams.moved_lines(self._root, location) if after else ()
+                contents = streams.lines(directory, location, after, pending, moved)
+            for position, content in contents:
                 where = self._root.where(location.place_of(position))
                 yield model.Entry(position, stream.codec.decode(content, where))
+
+    def _hidden_from(self, location: Location, directory: Directory) -> int | None:
+        """The first number of an unfinished batch. If its author is gone, it is finished first. Other commits are seen
+        from their commit point on, so the reader waits until they are applied, or applies them."""
+        if not (found := self._intents.unfinished([location.name])):
+            return None  # the usual case
+        batches = [each for each in found if all(step.name == location.name for step in each.steps)]
+        self._finish(each for each in found if each not in batches)
+        with contextlib.suppress(Failure):  # locked by its author or by another writer; or we may not write
+            self._finish(batches, wait=False)
+        left = (each for each in self._intents.unfinished([location.name]) if each in batches)
+        numbers = [streams.first_unfinished(directory, location, each) for each in left]
+        return min((each for each in numbers if each is not None), default=None)
 
     def watch(self, what: model.Watched) -> FileWatch:
         return FileWatch(self._root, self._layout, self._intents, what)
@@ -336,10 +352,12 @@ class FileStore:
         batch.write()
         batch.publish_intent()  # commit point
         progress.perhaps_made = True
-        numbers = [each.at for each in planned]
-        with contextlib.suppress(Failure, OSError):
+        try:
             numbers = batch.apply()
-            self._numbers.remember_durable(location, numbers[-1])
+        except (Failure, OSError):  # perhaps because another process finishes it: our lock was broken by mistake
+            numbers = self._intents.apply(batch.intent, opened)
+        self._numbers.remember_durable(location, numbers[-1])
+        streams.write_receipts(records, zip(numbers, (each.content for each in planned), strict=True))
         return tuple(numbers)
 
     def _commit_one(self, planned: Planned, opened: OpenDirectories) -> tuple[int, ...]:
@@ -354,6 +372,7 @@ class FileStore:
             durable.publish_new(directory, draft, name, often=often)  # under this number or none
             durable.sync_names(directory, name)
             self._numbers.remember_durable(location, planned.at)
+            streams.write_receipts(directory, [(planned.at, content)])
             return (planned.at,)
         if planned.operation == "remove":
             durable.remove_in(directory, location.file)
@@ -363,16 +382,21 @@ class FileStore:
             durable.create_in(directory, location.file, content)
         return ()
 
-    def _finish(self, intents: Iterable[Intent]) -> None:
+    def _finish(self, intents: Iterable[Intent], *, wait: bool = True) -> None:
         """Apply the commits of dead processes that are still unfinished, under the locks that they need."""
         from holdfast.store.recovery import Recovery  # rarely needed
 
-        for intent in intents:
-            with (
-                self._locks.locked([self._layout.locate(step.name) for step in intent.steps]),
-                OpenDirectories(self._directories) as opened,
-            ):
-                Recovery(self._intents, self._root, opened, self._clock.wall()).finish(intent)
+        locks = self._locks if wait else self._locks.without_waiting()
+        try:
+            for intent in intents:
+                with (
+                    locks.locked([self._layout.locate(step.name) for step in intent.steps]),
+                    OpenDirectories(self._directories) as opened,
+                ):
+                    Recovery(self._intents, self._root, opened, self._clock.wall()).finish(intent)
+        finally:
+            if not wait:
+                locks.close()
 
     def unfinished_commits(self) -> list[model.UnfinishedCommit]:
         # An author holds the locks of everything that it changes. So if these locks are free and the intent

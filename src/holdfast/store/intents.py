@@ -278,7 +278,7 @@ def numbered(target: Target, numbers: dict[str, int]) -> Prepared:
     content = step.content.encode()
     # The intended number, or the next free one if the ledger's lock was broken by mistake.
     first = max(step.at, numbers.get(step.name, 0) + 1)
-    number, exists = _find_number(directory, location, first, content)
+    number, exists = find_number(directory, location, first, content)
     numbers[step.name] = number
     if exists:
         return Prepared(directory, lambda: number)
@@ -336,7 +336,7 @@ def _sync_filesystems(directories: Iterable[Directory]) -> None:
             raise io_failure("sync the filesystem of", directory.shown, error) from error
 
 
-def _find_number(directory: Directory, location: Location, number: int, content: bytes) -> tuple[int, bool]:
+def find_number(directory: Directory, location: Location, number: int, content: bytes) -> tuple[int, bool]:
     """The first number from `number` on that is free or has this content, and whether it has it."""
     while directory.status(location.numbered(number)) is not None:
         if read_if_exists(directory, location.numbered(number)) == content:

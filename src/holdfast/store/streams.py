@@ -1,29 +1,36 @@
 """Streams in files: reading them, planning changes to them, and appending several records at once.
 
-A record of a stream is a line of one file, or a file with a number in its name. Readers yield the published
-records, then those that are committed but not published yet (`pending`: position and content). If none are pending,
+A record of a stream is a line of one file, or a file with a number in its name. Readers of lines yield the published
+ones, then those that are committed but not published yet (`pending`: position and content). If none are pending,
 they check for new records at the end: a commit that was pending when they got there may have been published since.
-So a reader that has seen one record of a commit sees all of them.
+So a reader that has seen one record of a commit sees all of them. Readers of numbers yield only what has its number,
+because other programs may take the number that a pending record was meant for; they hide a batch until it is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import contextlib
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import NotFound, UsageFailure
+from holdfast.errors import AlreadyExists, Failure, NotFound, UsageFailure
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure
-from holdfast.store.intents import Intent, Step, are_many, encode, intent_name, publish_number, read_if_exists
+from holdfast.fs.directory import Directory, close_quietly, io_failure
+from holdfast.store import intents
+from holdfast.store.intents import Intent, Step, are_many, encode, find_number, intent_name, publish_number
 from holdfast.store.layout import Kind, Location
 from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 
 MOVED = ".holdfast/moved"  # for each stream of lines, the lines that went elsewhere than announced
 _CHUNK = 1 << 20
 _MOST_OLD = 256 << 10  # the most bytes of old content that an intent keeps
+_READ = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_APPEND = _READ | os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
 
@@ -167,26 +174,81 @@ def last_line(directory: Directory, location: Location) -> tuple[int, bytes] | N
     return None
 
 
+# --- Numbered files --------------------------------------------------------------------------------------
+
+_MOST_AT_ONCE = 256  # records, which are kept until it is known whether to hide them
+
+
 def numbered_files(
-    directory: Directory | None, location: Location, after: int, pending: Pending
+    directory: Directory | None,
+    location: Location,
+    after: int,
+    last: LastNumbers,
+    hidden: Callable[[Directory], int | None],
 ) -> Iterator[tuple[int, bytes]]:
-    """The records with numbers after `after`, up to the first missing one."""
+    """The records with numbers after `after`. A missing number is left out if later ones exist.
+
+    `hidden` returns the first number that is part of an unfinished batch. It is asked after the records were read: a
+    batch whose intent is gone by then is whole, so whoever sees one of its records finds the others too.
+    """
     if after < 0:
         raise _not_a_position(location, after)
-    number = after + 1
-    while True:
-        if directory is not None:
-            while (content := read_if_exists(directory, location.numbered(number))) is not None:
-                yield number, content
-                number += 1
-        rest = [each for each in pending() if each[0] >= number]
-        if rest or number == after + 1 or directory is None or directory.status(location.numbered(number)) is None:
-            yield from rest
-            return
+    number, most = after + 1, 1
+    while directory is not None:
+        found = _existing_from(directory, location, number, most)
+        until = hidden(directory)
+        for each in found:
+            if until is not None and each[0] >= until:
+                return
+            yield each
+        number, most = number + len(found), min(2 * most, _MOST_AT_ONCE)
+        if not found:
+            if number > last.find(directory, location):
+                return
+            if directory.status(location.numbered(number)) is None:  # not just appended: a gap
+                number = min(each for each in numbers_in(directory, location) if each > number)
+
+
+def _existing_from(directory: Directory, location: Location, number: int, most: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    size = 0
+    while len(found) < most and size < _CHUNK:
+        content = intents.read_if_exists(directory, location.numbered(number))
+        if content is None:
+            break
+        found.append((number, content))
+        number, size = number + 1, size + len(content)
+    return found
+
+
+def first_unfinished(directory: Directory, location: Location, batch: Intent) -> int | None:
+    """The number of the first record of a batch that is not whole, or the number it should have; None if it is whole.
+    After a power cut, the first may be missing while later ones exist."""
+    first, number = None, batch.steps[0].at
+    for step in batch.steps:
+        number, exists = find_number(directory, location, number, step.content.encode())
+        first = number if first is None else first
+        if not exists:
+            return first
+        number += 1
+    return None
+
+
+def numbers_in(directory: Directory, location: Location) -> Iterator[int]:
+    """The numbers of all records, by listing them."""
+    start, end = location.file.split("{number}")
+    for name in directory.names():
+        digits = name[len(start) : len(name) - len(end)]
+        if digits.isdecimal() and digits.isascii() and name == location.numbered(int(digits)):
+            yield int(digits)
 
 
 class LastNumbers:
-    """Finds the last number of a stream without listing it: by galloping from the last known one."""
+    """Finds the last number of a stream, usually without listing it: by galloping from the last known one, which is
+    this process's or that of the last receipt. If that is missing, or there is a number beyond the end, there is a gap:
+    the directory is listed. A process looks far ahead once, and then only just beyond the end."""
+
+    _AHEAD = (*range(2, 17), *(1 << power for power in range(5, 18)))
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -211,19 +273,78 @@ class LastNumbers:
         def exists(number: int) -> bool:
             return directory.status(location.numbered(number)) is not None
 
-        known = self._last.get(location.name, 0)
-        if known and not exists(known):
-            known = 0
+        seen = self._last.get(location.name)
+        known = max(seen or 0, _last_receipt(directory))
+        is_known = known > 0 and exists(known)
         leap = 1
-        while exists(known + leap):
+        while is_known and exists(known + leap):
             known += leap
             leap *= 2
         while leap > 1:  # known exists, known + leap does not
             leap //= 2
             if exists(known + leap):
                 known += leap
+        if not is_known or any(exists(known + each) for each in (self._AHEAD if seen is None else (2,))):
+            known = max(numbers_in(directory, location), default=0)
         self._last[location.name] = known
         return known
+
+
+def publish_without_lock(directory: Directory, location: Location, content: bytes) -> int:
+    """Durably give a record the next number, without the stream's lock; return it."""
+    while True:
+        number = LastNumbers().find(directory, location) + 1
+        with contextlib.suppress(AlreadyExists):
+            durable.create_in(directory, location.numbered(number), content)
+            write_receipts(directory, [(number, content)])
+            return number
+
+
+# --- Receipts --------------------------------------------------------------------------------------------
+# Another program that is stopped while it appends, and whose lock is taken away, may later rename its file over an
+# acknowledged record. So each acknowledged record is also a line of a file beside the stream: the record, a space, its
+# number. It is not synced: a power cut costs the last copies, not the records. A full file replaces the older one.
+
+RECEIPTS, OLDER_RECEIPTS = ".receipts", ".receipts.old"
+_MOST_RECEIPTS = 8 << 20
+_NUMBER_AT_END = re.compile(rb" ([0-9]{1,15})\n\Z")
+
+
+def write_receipts(directory: Directory, records: Iterable[tuple[int, bytes]]) -> None:
+    """Keep copies of acknowledged records, if possible."""
+    copies = ((content.removesuffix(b"\n"), number) for number, content in records)
+    lines = b"".join(b"%b %d\n" % copy for copy in copies if b"\n" not in copy[0])
+    with contextlib.suppress(OSError, Failure):
+        status = directory.status(RECEIPTS)
+        if status is not None and status.st_size > _MOST_RECEIPTS:
+            durable.publish(directory, RECEIPTS, OLDER_RECEIPTS)
+        fd = calls.open(directory.at(RECEIPTS), _APPEND, 0o666, dir_fd=directory.fd)
+        try:
+            calls.write(fd, lines)
+        finally:
+            close_quietly(fd)
+
+
+def read_receipts(directory: Directory) -> Iterator[tuple[int, bytes]]:
+    """The numbers and contents of acknowledged records, as far as copies exist. A torn line may be among them."""
+    for name in (OLDER_RECEIPTS, RECEIPTS):
+        for line in (intents.read_if_exists(directory, name) or b"").splitlines(keepends=True):
+            if found := _NUMBER_AT_END.search(line):
+                yield int(found[1]), line[: found.start()]
+
+
+def _last_receipt(directory: Directory) -> int:
+    """The number of the last acknowledged record; 0 if that is unknown."""
+    try:
+        fd = calls.open(directory.at(RECEIPTS), _READ, dir_fd=directory.fd)
+        try:
+            calls.lseek(fd, max(0, calls.fstat(fd).st_size - 20), os.SEEK_SET)
+            found = _NUMBER_AT_END.search(calls.read(fd, 20))
+        finally:
+            close_quietly(fd)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 class Planned(NamedTuple):
@@ -310,8 +431,10 @@ class Batch:
 
     def __init__(self, commit_id: str, planned: Sequence[Planned], records: Directory, intents: Directory) -> None:
         """`records` is the directory of the stream, `intents` that of all intents."""
-        self._id = commit_id
         self._planned = planned
+        mark = durable.new_mark()
+        self.intent = Intent(commit_id, tuple(each.as_step() for each in planned), drafts=mark)
+        self._name = intent_name(commit_id)
         self._location = planned[0].location
         self._records = records
         self._intents = intents
@@ -320,9 +443,8 @@ class Batch:
 
     def write(self) -> None:
         """Step 1."""
-        mark, numbered = durable.new_mark(), self._location.numbered
-        intent = Intent(self._id, tuple(each.as_step() for each in self._planned), drafts=mark)
-        content = encode(intent)
+        mark, numbered = self.intent.drafts, self._location.numbered
+        content = encode(self.intent)
         try:
             bulk = are_many(len(self._planned)) and _on_one_file_system(self._records, self._intents)
             contents = ((numbered(each.at), each.content) for each in self._planned)
@@ -331,9 +453,7 @@ class Batch:
             else:
                 for name, record in contents:
                     self._drafts.append(durable.write_draft(self._records, name, record, mark=mark))
-            self._draft_of_intent = durable.write_draft(
-                self._intents, intent_name(self._id), content, durable=not bulk, mark=mark
-            )
+            self._draft_of_intent = durable.write_draft(self._intents, self._name, content, durable=not bulk, mark=mark)
             if bulk:
                 _sync_file_system(self._records)
         except BaseException:
@@ -344,8 +464,8 @@ class Batch:
         """Step 2, the commit point: from here on, this or another process applies it."""
         draft, self._draft_of_intent = self._draft_of_intent, ""  # published or discarded
         try:
-            durable.publish_new(self._intents, draft, intent_name(self._id), often=True)
-            durable.sync_names(self._intents, intent_name(self._id))
+            durable.publish_new(self._intents, draft, self._name, often=True)
+            durable.sync_names(self._intents, self._name)
         except BaseException:
             self._discard()
             raise
@@ -369,7 +489,7 @@ class Batch:
             self._discard()
             raise
         durable.sync_names(self._records)
-        durable.remove_in(self._intents, intent_name(self._id), durable=False)
+        durable.remove_in(self._intents, self._name, durable=False)
         return numbers
 
     def _discard(self) -> None:
