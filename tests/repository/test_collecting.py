@@ -114,12 +114,24 @@ def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(
     add_pin(context, pinned)
     create_reference(context, "named", named)
     assert gc_plan.propose(context).plan.snapshots == ()
-    worktree_changes.remove(context, "dev", save=None, force=True)
+    worktree_changes.remove(context, "dev", save=None, force=True, keep_for=0.0)
     assert {root, pinned, named, loose} == snapshots_of(context).keys()
     plan = gc_plan.propose(context).plan
     assert plan.snapshots == (loose,)
     gc.run(context, plan.plan_id)
     assert {root, pinned, named} == snapshots_of(context).keys() == trees_of(context)
+
+
+def test_a_pin_that_has_expired_is_deleted_with_its_snapshot(context: RepositoryContext) -> None:
+    (root,) = line_of(context, 1)
+    add_worktree(context, "dev", head=root)
+    (loose,) = line_of(context, 1, worktree="dev")
+    removed = worktree_changes.remove(context, "dev", save=None, force=True, keep_for=1e-6)
+    assert [each.pin_id for each in pins(context)] == [removed.pin.pin_id if removed.pin else None]
+    plan = gc_plan.propose(context).plan
+    assert plan.snapshots == (loose,)
+    gc.run(context, plan.plan_id)
+    assert pins(context) == []
 
 
 def test_a_budget_deletes_the_oldest_snapshots_until_the_rest_fits(context: RepositoryContext) -> None:

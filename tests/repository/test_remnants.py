@@ -815,7 +815,7 @@ def test_removing_a_worktree_frees_the_directories_that_only_it_needed(context: 
     keep(context, {"file": "2"}, worktree="dev", shared=True)
     collect(context)
     assert remnants_of(context)
-    worktree_changes.remove(context, "dev", save=None, force=True)
+    worktree_changes.remove(context, "dev", save=None, force=True, keep_for=0.0)
     collect(context)
     assert remnants_of(context) == set()
     require_whole(context)

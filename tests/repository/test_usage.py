@@ -111,6 +111,26 @@ WRITING = {
 }
 
 
+def test_a_restore_in_place_names_the_processes_that_stand_in_the_old_directory(repository: Repository) -> None:
+    path = repository.path("dev")
+    with repository.lease("dev") as lease:
+        proof = Proof(lease.lock_id, lease.token)
+        first = repository.snapshots.take("dev", proof).snapshot_id
+        how = RestoreOptions(reason="tested")
+        with (
+            process(WAYS["stands in"], path) as above,
+            process(WAYS["stands in a directory below"], path) as below,
+            process(WAYS["reads a file"], path),
+        ):
+            planned = repository.snapshots.plan("dev", first, how)
+            assert {each.pid for each in planned.standing} == {above, below}
+            part = repository.snapshots.restore_in_place("dev", first, proof, how._replace(path="below"))
+            assert [(each.pid, each.path) for each in part.standing] == [(below, str(path / "below"))]
+            whole = repository.snapshots.restore_in_place("dev", first, proof, how)
+            assert [(each.pid, each.path) for each in whole.standing] == [(above, str(path))]
+            assert str(whole.standing[0]).startswith(f"pid {above} (")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports which processes write")
 @pytest.mark.parametrize("way", WRITING)
 def test_a_restore_in_place_is_refused_while_a_file_is_open_for_writing(repository: Repository, way: str) -> None:

@@ -57,8 +57,11 @@ def restore(
     With --inplace, the worktree's directory is exchanged in one step for one with the content of the snapshot. The
     previous content becomes a snapshot first, unless it equals the head. It needs the lease of the worktree. Name the
     one that you hold; if the worktree is free, the command acquires the lease for its duration. A process whose current
-    directory is in the worktree stays in the old one and must enter the new one. Refused while a process has a file in
-    it open for writing, because its later writes would be lost.
+    directory is in the worktree stays in the old one and must enter the new one; the output names such processes.
+    Refused while a process has a file in it open for writing, because its later writes would be lost.
+
+    The restored content is compared with its hashes. If the snapshot is damaged, nothing is restored, and the error
+    names the damaged files.
 
     \b
     Examples:
@@ -110,6 +113,7 @@ def _restore_in_place(
         lines.append(f"Files written during the restore are in the snapshot {restored.late}.")
     head = f"The head is now {restored.published.snapshot_id}." if restored.published else None
     lines.append(head or "It is not in a snapshot yet.")
+    lines += [f"Still in the old directory: {each}" for each in restored.standing]
     if inside:
         lines.append('You are in the old directory. Enter the new one: cd "$PWD"')
     output.result(to_json.restored_in_place_to_json(opened.worktree, how, restored), lines)
@@ -153,6 +157,7 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
         *change_lines(to_json.undone(plan)),
         ", ".join(f"{numbers[what]} would {effect}" for what, effect in _EFFECTS.items()) + ".",
         kept,
+        *(f"Would stay in the old directory: {each}" for each in plan.standing),
     ]
     output.result(to_json.restore_plan_to_json(opened.worktree, how, plan), lines)
 

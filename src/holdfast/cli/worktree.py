@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -150,12 +150,24 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @click.option("--force", is_flag=True, help="Ignore processes that use it, but not another holder's lease.")
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
+@options.duration_option("--keep-for", "How long a pin protects its last snapshot; 0s for no pin.", default="30d")
 @options.lock_id_option
 @options.in_repository
 def remove(
-    output: Output, *, name: str, force: bool, dry_run: bool, no_snapshot: bool, lock_id: str | None, repo: str | None
+    output: Output,
+    *,
+    name: str,
+    force: bool,
+    dry_run: bool,
+    no_snapshot: bool,
+    keep_for: float,
+    lock_id: str | None,
+    repo: str | None,
 ) -> None:
-    """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
+    """Remove the worktree NAME. Unsaved changes become a snapshot first.
+
+    Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
+    bring it back, restore that snapshot.
 
     Refused while another holder has the lease or processes use the worktree; the error names them.
 
@@ -172,10 +184,16 @@ def remove(
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
     named = known_lock_id(lock_id)
-    removed = repository.remove_worktree(name, keep_unsaved=not no_snapshot, force=force, lock_id=named)
+    how: dict[str, Any] = {"keep_unsaved": not no_snapshot, "force": force, "lock_id": named, "keep_for": keep_for}
+    removed = repository.remove_worktree(name, **how)
     record = {"dry_run": False, "worktree": removed.worktree, "head_snapshot_id": removed.head_snapshot_id}
-    saved = [f"Its unsaved changes are in the snapshot {removed.saved}."] if removed.saved else []
-    output.result({**record, "saved_snapshot_id": removed.saved}, [f"Removed {removed.worktree}.", *saved])
+    pin, lines = removed.pin, [f"Removed {removed.worktree}."]
+    record |= {"saved_snapshot_id": removed.saved, "pin_id": pin and pin.pin_id, "pinned_until": pin and pin.until}
+    if (head := removed.head_snapshot_id) is not None:
+        kept = "Its last snapshot is" if no_snapshot else "Its content is in the snapshot"
+        until = f", which a pin protects until {pin.until or 'it is removed'}" if pin else ""
+        lines += [f"{kept} {head}{until}.", f"To bring it back: holdfast restore {head} {removed.worktree}"]
+    output.result(record, lines)
 
 
 def _usage_to_json(usage: Usage) -> dict[str, object]:

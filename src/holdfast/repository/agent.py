@@ -179,7 +179,7 @@ class Assignment:
         base = repository.context.config(name).base_snapshot_id
         pin = self._pin(self.outcome.snapshot_id) if self.outcome.snapshot_id != base else None
         try:
-            removed = repository.remove_worktree(name, lock_id=self.lease.lock_id)
+            removed = repository.remove_worktree(name, lock_id=self.lease.lock_id, keep_for=0.0)
         except BaseException:
             if pin is not None:
                 remove_pin(repository.context, pin.pin_id)

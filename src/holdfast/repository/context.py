@@ -34,6 +34,7 @@ from holdfast.store.model import Append, Family, Key, Store, StructCodec, View
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
+LONGEST_KEEP = 36_500 * 86_400.0  # seconds
 
 
 class Isolation(StrEnum):
@@ -128,6 +129,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None  # the part of the tree to restore, if not all of it
     reason: str = ""
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
+    pinned_until: str | None = None  # of a removal: how long a pin protects the last snapshot; None: there is no pin
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):

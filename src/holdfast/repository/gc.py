@@ -29,7 +29,7 @@ from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import gc_plan
-from holdfast.repository.context import DESCRIPTORS, Descriptor, RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, PINS, Descriptor, Pin, RepositoryContext
 from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, plans, policy_of
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
@@ -207,19 +207,23 @@ def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | N
     for each in descriptors.values():
         if each.parent_id is not None:
             children.setdefault(each.parent_id, []).append(each.snapshot_id)
+    pins = [found.record for _, found in context.store.scan(PINS)]  # expired; a marked snapshot gets no new one
     done = 0
     for ids in _batches(left):
         retire(context, ids)  # durably: then their descriptors may go
-        _delete(context, plan, ids, [child for each in ids for child in children.get(each, ())])
+        expired = [PINS.key(each.pin_id) for each in pins if each.snapshot_id in ids]
+        _delete(context, plan, ids, [child for each in ids for child in children.get(each, ())], expired)
         done += len(ids)
         if progress is not None:
             progress(done, len(left))
     return tuple(left)
 
 
-def _delete(context: RepositoryContext, plan: GcPlan, ids: Sequence[str], children: Sequence[str]) -> None:
+def _delete(
+    context: RepositoryContext, plan: GcPlan, ids: Sequence[str], children: Sequence[str], pins: Sequence[Key[Pin]]
+) -> None:
     keys: list[Key[Descriptor]] = [DESCRIPTORS.key(each) for each in dict.fromkeys([*ids, *children])]
-    named: list[Any] = [*keys, context.trail.stream]
+    named: list[Any] = [*keys, *pins, context.trail.stream]
 
     def decide(view: View, now: float) -> Decision[None]:
         found = {each.snapshot_id: each for key in keys if (each := view.get(key)) is not None}
@@ -227,6 +231,7 @@ def _delete(context: RepositoryContext, plan: GcPlan, ids: Sequence[str], childr
         if not going:
             return Decision([], None)
         changes: list[Change] = [Delete(DESCRIPTORS.key(each)) for each in going]
+        changes += [Delete(key) for key in pins if view.get(key) is not None]
         for each in found.values():
             if each.snapshot_id not in going and each.parent_id in going:
                 attached = msgspec.structs.replace(each, parent_id=staying_ancestor(each, going))

@@ -17,6 +17,7 @@ from holdfast.errors import LockConflict, NotFound, SettingInvalid
 from holdfast.repository import payloads, retention
 from holdfast.repository.context import (
     DESCRIPTORS,
+    LONGEST_KEEP,
     OPERATIONS,
     PINS,
     REFERENCES,
@@ -31,7 +32,6 @@ from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 MAX_READS = 50  # limits how often the roots are read again because one was moved meanwhile
 PLAN_TTL = 24 * 3600.0  # older plans are not run: the repository has changed too much
 MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next one
-LONGEST_KEEP = 36_500 * 86_400.0
 
 
 def find_roots(context: RepositoryContext) -> GcRoots:

@@ -31,7 +31,8 @@ from holdfast.repository.context import (
     proof_of,
     worktree_keys,
 )
-from holdfast.repository.payloads import directory_of, lease_name, worktree_name
+from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
+from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
@@ -363,9 +364,16 @@ class Repository:
             yield proof
 
     def remove_worktree(
-        self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
+        self,
+        name: str,
+        *,
+        keep_unsaved: bool = True,
+        force: bool = False,
+        lock_id: str | None = None,
+        keep_for: float = KEEP_FOR,
     ) -> Removed:
-        """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false."""
+        """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false. A pin protects
+        its last snapshot for `keep_for` seconds."""
         from holdfast.repository.snapshots import SnapshotOptions
 
         def save(right: LeasedWorktree) -> str | None:
@@ -373,7 +381,8 @@ class Repository:
             made = self.snapshots.take_if_changed(name, Proof.of(right.lease), options)
             return None if made is None else made.snapshot_id
 
-        return self.worktrees.remove(name, save=save if keep_unsaved else None, force=force, lock_id=lock_id)
+        chosen = save if keep_unsaved else None
+        return self.worktrees.remove(name, save=chosen, force=force, lock_id=lock_id, keep_for=keep_for)
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
         """Examine the repository. Changes nothing. `strict` reads every file of every snapshot."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -45,7 +46,7 @@ from holdfast.repository.payloads import (
     scratch,
 )
 from holdfast.repository.snapshots import SnapshotOptions, publish_changes, published_tree, same_worktree, snapshot
-from holdfast.repository.usage import refuse_if_written
+from holdfast.repository.usage import User, refuse_if_written, standing_in
 from holdfast.store.model import Change, Create, Decision, View
 
 if TYPE_CHECKING:
@@ -64,13 +65,14 @@ class RestoreOptions(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The restored snapshot; the new head, if one was published; and the snapshots of the replaced content: `kept`
-    from before the restore, `late` for later writes."""
+    """The restored snapshot; the new head, if one was published; the snapshots of the replaced content: `kept` from
+    before the restore, `late` for later writes; and the processes that stand in the replaced directory."""
 
     source: Descriptor
     published: Descriptor | None
     kept: Descriptor | None
     late: str | None = None
+    standing: tuple[User, ...] = ()
 
 
 def restore_in_place(
@@ -101,7 +103,14 @@ def restore_in_place(
                 tip = context.config(worktree).tip  # fixed while an operation is pending
                 if not carry_out(context, operation):
                     raise _changed_meanwhile(worktree, how)
-        return Restored(source, published, kept, _late(context, worktree, published, tip))
+        standing = _standing(context, worktree, room)
+        return Restored(source, published, kept, _late(context, worktree, published, tip), standing)
+
+
+def _standing(context: RepositoryContext, worktree: str, room: Scratch) -> tuple[User, ...]:
+    """The processes in the replaced directory, each with the path at which it entered it."""
+    replaced, path = str(room.path / REPLACED), str(context.paths.payload(worktree))
+    return tuple(each._replace(path=each.path.replace(replaced, path, 1)) for each in standing_in(Path(replaced)))
 
 
 def _late(context: RepositoryContext, worktree: str, published: Descriptor | None, tip: str | None) -> str | None:

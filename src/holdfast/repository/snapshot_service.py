@@ -25,7 +25,8 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.history import History
 from holdfast.repository.restore import Restored, RestoreOptions
-from holdfast.repository.snapshots import DEFAULT_OPTIONS, SnapshotOptions
+from holdfast.repository.snapshots import DEFAULT_OPTIONS, MOST_LISTED, SnapshotOptions
+from holdfast.repository.usage import User, standing_in
 from holdfast.repository.worktrees import Worktrees, settle
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 class RestorePlan(NamedTuple):
     """A planned restore in place. It undoes `comparison.changes`, from the snapshot to the worktree. With `keeps`, the
-    content of the worktree becomes a snapshot first."""
+    content of the worktree becomes a snapshot first. The processes in `standing` would stay in the old directory."""
 
     source: Descriptor
     comparison: Comparison
@@ -45,6 +46,7 @@ class RestorePlan(NamedTuple):
 
 
 class Snapshots:
+    standing: tuple[User, ...] = ()
     """The snapshots of one repository."""
 
     def __init__(self, context: RepositoryContext) -> None:
@@ -158,7 +160,7 @@ class Snapshots:
         if how.path is not None:
             found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
         keeps = how.keep and restore.differs_from_head(self._context, config)
-        return RestorePlan(source, found, keeps)
+        return RestorePlan(source, found, keeps, standing_in(self._context.paths.payload(worktree) / (how.path or "")))
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
         """Restore a worktree in place; see `restore.restore_in_place`."""

@@ -139,6 +139,7 @@ def restored_in_place_to_json(worktree: str, how: RestoreOptions, restored: Rest
         "kept_snapshot_id": restored.kept.snapshot_id if restored.kept else None,
         "late_snapshot_id": restored.late,
         "head_snapshot_id": restored.published.snapshot_id if restored.published else None,
+        "processes": [each.as_record() for each in restored.standing],
     }
 
 
@@ -151,6 +152,7 @@ def restore_plan_to_json(worktree: str, how: RestoreOptions, plan: RestorePlan) 
         "snapshot_id": plan.source.snapshot_id,
         "path": how.path,
         "keeps": plan.keeps,
+        "processes": [each.as_record() for each in plan.standing],
     }
 
 

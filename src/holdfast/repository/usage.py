@@ -61,6 +61,15 @@ def usage_of(directory: Path) -> Usage:
     return Usage(tuple(users), hidden)
 
 
+def standing_in(directory: Path) -> tuple[User, ...]:
+    """The processes, other than this one, whose current directory is this one or below it."""
+    users: list[User] = []
+    for pid in _pids():
+        with contextlib.suppress(_Hidden):
+            users += _first(pid, _stands(pid, directory))
+    return tuple(users)
+
+
 def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
     """Raise `InUse` if a running process uses the directory."""
     _refuse(usage_of(directory).users, directory, worktree, doing)
@@ -96,7 +105,7 @@ def _is_within(path: str, directory: str) -> bool:
 
 if sys.platform == "linux":
     _PROC = Path("/proc")
-    _LINKS = (("cwd", "stands in"), ("root", "has as its root"), ("exe", "runs"))
+    _LINKS = (("root", "has as its root"), ("exe", "runs"))
 
     def _pids() -> list[int]:
         with failing_to("list", _PROC), calls.scandir(_PROC) as entries:
@@ -105,18 +114,25 @@ if sys.platform == "linux":
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
         """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
         process, top = _PROC / str(pid), str(directory)
+        yield from _stands(pid, directory)
         for name, how in _LINKS:
             path = _link(process / name)
             if path is not None and _is_within(path, top):
                 yield how, path
-        if _stands_below(process, directory):
-            yield "stands in", f"{directory} (by another path)"
         for _, path in _descriptors(process):
             if _is_within(path, top):
                 yield "has open", path
         for path in _mapped_files(process):
             if _is_within(path, top):
                 yield "has mapped", path
+
+    def _stands(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+        process = _PROC / str(pid)
+        path = _link(process / "cwd")
+        if path is not None and _is_within(path, str(directory)):
+            yield "stands in", path
+        elif _stands_below(process, directory):
+            yield "stands in", f"{directory} (by another path)"
 
     def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
         """How a process can write to the directory; `_Hidden` if that is unknown."""
@@ -192,7 +208,10 @@ else:
 
         return psutil.pids()
 
-    def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+    def _stands(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+        return _uses(pid, directory, files=False)
+
+    def _uses(pid: int, directory: Path, *, files: bool = True) -> Iterator[tuple[str, str]]:
         import psutil
 
         top = str(directory)
@@ -200,7 +219,7 @@ else:
             process = psutil.Process(pid)
             if _is_within(process.cwd(), top):
                 yield "stands in", process.cwd()
-            for each in process.open_files():
+            for each in process.open_files() if files else ():
                 if _is_within(each.path, top):
                     yield "has open", each.path
         except psutil.AccessDenied:

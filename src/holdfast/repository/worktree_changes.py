@@ -17,17 +17,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
+from holdfast.clock import format_instant, parse_instant
+from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused, SettingInvalid
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
 from holdfast.repository import payloads
 from holdfast.repository.context import (
     DESCRIPTORS,
+    LONGEST_KEEP,
     OPERATIONS,
+    PINS,
     WORKTREES,
     Descriptor,
     Operation,
     OperationKind,
+    Pin,
     Proof,
     RepositoryContext,
     WorktreeConfig,
@@ -46,21 +50,35 @@ REMOVED, MOVED, SAVED = "removed", "moved", "saved"  # in the scratch directory:
 Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
 
 
+KEEP_FOR = 30 * 86_400.0
+"""How long a pin protects the last snapshot of a removed worktree, in seconds."""
+
+
 class Removed(NamedTuple):
-    """The removed worktree; `saved` is the snapshot of unsaved work, if there was any."""
+    """The removed worktree: its last snapshot, which has its content, and the pin that protects it; `saved` is the
+    snapshot of unsaved work, if there was any."""
 
     worktree: str
     head_snapshot_id: str | None
     saved: str | None
+    pin: Pin | None = None
 
 
 # --- Remove -------------------------------------------------------------------------------------------
 
 
 def remove(
-    context: RepositoryContext, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None
+    context: RepositoryContext,
+    name: str,
+    *,
+    save: Save | None,
+    force: bool = False,
+    lock_id: str | None = None,
+    keep_for: float = KEEP_FOR,
 ) -> Removed:
     """Remove a worktree without a pending operation. Without `save`, unsaved work is lost."""
+    if not 0 <= keep_for <= LONGEST_KEEP:
+        raise SettingInvalid("keep_for", f"{keep_for:.0f}s", "a duration of 36500d at most")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         saved = None if save is None else save(right)  # 2
@@ -68,33 +86,33 @@ def remove(
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
         payloads.refuse_if_fixed(context, name)
-        operation = _decide_remove(context, name, Proof.of(right.lease), saved, keeps=save is not None)  # 4
-        saved = finish_remove(context, operation) or saved  # 5, 6
-        return Removed(name, saved or right.config.head_snapshot_id, saved)
+        facts = {"snapshot_id": saved, "keeps": save is not None}
+        operation = _decide_remove(context, name, Proof.of(right.lease), keep_for, facts)  # 4
+        return finish_remove(context, operation)  # 5, 6
 
 
-def finish_remove(context: RepositoryContext, operation: Operation) -> str | None:
-    """Finish a decided removal; return the snapshot of late writes, if there were any."""
+def finish_remove(context: RepositoryContext, operation: Operation) -> Removed:
+    """Finish a decided removal."""
     from holdfast.trees.walker import remove_tree
 
     name = operation.worktree_id
     with scratch(context, "remove", worktree=name, scratch_id=operation.operation_id) as room:
         _move_away(context, operation, room.path)  # 5
-        late = _save_late(context, operation, room.path)
+        saved = _save_late(context, operation, room.path) or operation.snapshot_id
         remove_tree(room.path / REMOVED)
-        _publish_remove(context, operation)  # 6
-        return late
+        return _publish_remove(context, operation)._replace(saved=saved)  # 6
 
 
 def _decide_remove(
-    context: RepositoryContext, name: str, proof: Proof | None, saved: str | None, *, keeps: bool
+    context: RepositoryContext, name: str, proof: Proof | None, keep_for: float, facts: dict[str, Any]
 ) -> Operation:
     """Commit point of a removal."""
     check, operation_id = token_check(context, name, proof), secrets.token_hex(8)
 
     def decide(view: View, now: float) -> Decision[Operation]:
         check(view, now)
-        operation = context.operation(OperationKind.REMOVE, operation_id, name, now, snapshot_id=saved, keeps=keeps)
+        until = format_instant(now + keep_for) if keep_for else None
+        operation = context.operation(OperationKind.REMOVE, operation_id, name, now, pinned_until=until, **facts)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
     return context.store.transact([*LeaseKeys.of(name).all(), *worktree_keys(name)], decide).result
@@ -138,21 +156,42 @@ def _publish_late(context: RepositoryContext, operation: Operation, late: Descri
     context.store.transact([*worktree_keys(name), key, context.trail.stream], decide)
 
 
-def _publish_remove(context: RepositoryContext, operation: Operation) -> None:
+def _publish_remove(context: RepositoryContext, operation: Operation) -> Removed:
+    """Delete the record. The pin protects its head from the same commit on."""
     name = operation.worktree_id
     leases = LeaseKeys.of(name)
     payloads.drop_cache(context.paths, name)
+    document = context.store.read(WORKTREES.key(name))  # it is fixed while the operation is pending
+    head = None if document is None else document.record.head_snapshot_id
+    pinned = () if head is None else (DESCRIPTORS.key(head), PINS.key(head))
 
-    def decide(view: View, now: float) -> Decision[None]:
-        config = view.get(WORKTREES.key(name))
-        facts = {"worktree_id": name, "head_snapshot_id": config.head_snapshot_id if config else None}
+    def decide(view: View, now: float) -> Decision[Pin | None]:
+        changes, pin = _pin_head(view, operation, head, now)
+        facts = {"worktree_id": name, "head_snapshot_id": head, "pinned_until": pin.until if pin else None}
         facts |= {"saved_snapshot_id": operation.snapshot_id, "begun_by": operation.holder_id}
         entry = context.audit(view, now, "worktree_removed", **facts)
         records = [Delete(key) for key in worktree_keys(name) if view.get(key) is not None]
-        return Decision([*records, *_end_of_lease(view, leases), entry], None)
+        return Decision([*changes, *records, *_end_of_lease(view, leases), entry], pin)
 
-    context.store.transact([*leases.all(), *worktree_keys(name), context.trail.stream], decide)
+    keys = [*leases.all(), *worktree_keys(name), *pinned, context.trail.stream]
+    pin = context.store.transact(keys, decide).result
     payloads.drop_record_directory(context.paths, name)
+    return Removed(name, head, None, pin)
+
+
+def _pin_head(view: View, operation: Operation, head: str | None, now: float) -> tuple[list[Change], Pin | None]:
+    """Pin the last snapshot of a removed worktree, or prolong its pin of an earlier removal, by the id. Pure."""
+    until = operation.pinned_until
+    if head is None or until is None or view.get(DESCRIPTORS.key(head)) is None:
+        return [], None
+    key, reason = PINS.key(head), f"the worktree {operation.worktree_id} was removed"
+    facts = {"snapshot_id": head, "reason": reason, "holder_id": operation.holder_id}
+    pin, found = Pin(pin_id=head, created_at=format_instant(now), until=until, **facts), view.get(key)
+    if found is None:
+        return [Create(key, pin)], pin
+    if found.until is None or parse_instant(found.until) >= parse_instant(until):
+        return [], found
+    return [Replace(key, pin)], pin
 
 
 # --- Rename -------------------------------------------------------------------------------------------
