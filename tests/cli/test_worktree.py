@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.clock import parse_instant
 from holdfast.repository.repository import Repository
 from tests.cli.commands import data, error, holdfast
 from tests.repository.stages import files_in, make_repository, put_files
@@ -169,3 +171,77 @@ def test_setup_outside_a_worktree_suggests_the_worktree(repo: Path) -> None:
     assert "'holdfast setup claude --project main'" in around.stdout
     assert "around the worktrees" not in inside.stdout
     assert (repo / "main" / ".claude" / "settings.json").exists()
+
+
+@pytest.mark.req("WT-11")
+def test_removing_a_worktree_names_the_snapshot_with_its_content_and_the_next_collection_keeps_it(repo: Path) -> None:
+    put_files(repo / "main", {"file": "content"})
+    save(repo)
+    holdfast("worktree", "create", "dev", "--from", "head", cwd=repo)
+    put_files(repo / "worktrees/dev", {"b": "not saved"})
+    removed = data(holdfast("worktree", "remove", "dev", "--json", cwd=repo))
+    kept = removed["head_snapshot_id"]
+    assert removed["saved_snapshot_id"] == kept
+    (pin,) = data(holdfast("pin", "list", "--json", cwd=repo))["pins"]
+    assert (pin["snapshot_id"], pin["pin_id"], pin["until"]) == (kept, removed["pin_id"], removed["pinned_until"])
+    assert 29.9 < (parse_instant(pin["until"]) - time.time()) / 86_400 < 30.1
+    plan = data(holdfast("gc", "plan", "--json", cwd=repo))
+    assert plan["delete"] == []
+    (why,) = next(each["why"] for each in plan["protected"] if each["snapshot_id"] == kept)
+    assert why["text"] == f"pin {kept} until {pin['until']}: the worktree dev was removed"
+    again = holdfast("restore", kept, "dev", cwd=repo)
+    assert again.returncode == 0, again.stderr
+    assert files_in(repo / "worktrees/dev") == {"file": "content", "b": "not saved"}
+
+
+def test_the_pin_of_a_removed_worktree_lasts_as_long_as_wanted_and_is_never_shortened(repo: Path) -> None:
+    put_files(repo / "main", {"file": "content"})
+    snapshot = save(repo)
+
+    def remove(*options: str) -> str:
+        holdfast("worktree", "create", "dev", "--from", "head", cwd=repo)
+        return holdfast("worktree", "remove", "dev", *options, cwd=repo).stdout
+
+    def lasting() -> list[float]:
+        pins = data(holdfast("pin", "list", "--json", cwd=repo))["pins"]
+        return [round((parse_instant(each["until"]) - time.time()) / 86_400) for each in pins]
+
+    assert f"Its content is in the snapshot {snapshot}.\n" in remove("--keep-for", "0s")
+    assert lasting() == []
+    assert f"the snapshot {snapshot}, which a pin protects until 20" in remove("--keep-for", "5d")
+    remove()
+    assert lasting() == [30]
+    remove("--keep-for", "5d")
+    assert lasting() == [30]
+    holdfast("worktree", "create", "dev", cwd=repo)
+    refused = holdfast("worktree", "remove", "dev", "--keep-for", "999999999d", cwd=repo)
+    assert (refused.returncode, "36500d at most" in refused.stderr) == (2, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs symbolic links and flock")
+def test_a_symlink_in_place_of_a_worktree_is_refused_wherever_the_worktree_is_named(repo: Path) -> None:
+    holdfast("worktree", "create", "dev", cwd=repo)
+    (repo / "worktrees/dev").rename(repo.parent / "elsewhere")
+    (repo / "worktrees/dev").symlink_to(repo.parent / "elsewhere")
+    for command in (
+        ["lease", "acquire", "--worktree", "dev"],
+        ["lease", "steal", "--worktree", "dev"],
+        ["worktree", "show", "dev"],
+        ["worktree", "path", "dev"],
+        ["worktree", "remove", "dev", "--dry-run"],
+        ["snapshot", "--worktree", "dev"],
+        ["status", "--worktree", "dev"],
+    ):
+        refused = holdfast(*command, "--json", cwd=repo)
+        assert (error(refused)["code"], refused.returncode) == ("E_PATH_ESCAPE", 7), command
+    assert "dev" in holdfast("worktree", "list", cwd=repo).stdout
+    assert Repository(repo).leases.state("dev") is None
+
+
+def test_the_name_of_a_draft_is_reserved(repo: Path) -> None:
+    name = ".a-0123456789ab.tmp"
+    holdfast("worktree", "create", "dev", cwd=repo)
+    snapshot = save(repo)
+    for command in (["worktree", "create", name], ["worktree", "rename", "dev", name], ["restore", snapshot, name]):
+        assert error(holdfast(*command, "--json", cwd=repo))["code"] == "E_NAME_INVALID"
+    assert holdfast("worktree", "create", ".a-0123456789ab.tm", cwd=repo).returncode == 0

@@ -224,6 +224,20 @@ def test_a_commit_in_progress_is_left_alone(repository: Repository) -> None:
         assert "commit-unfinished" not in codes(repository.examine())
 
 
+@pytest.mark.parametrize("name", [".a-0123456789ab.tmp", ".holdfast-probe-0123456789ab"])
+def test_the_record_of_a_worktree_that_is_named_like_a_draft_is_left_alone(
+    repository: Repository, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version allowed such names."""
+    monkeypatch.setattr(payloads, "is_draft_name", lambda _: False, raising=False)
+    repository.worktrees.create(name)
+    record = repository.root / ".jvs" / "worktrees" / name
+    os.utime(record, (0, 0))
+    assert repository.repair().remaining == ()
+    assert repository.worktrees.state(name).is_there
+    assert (record / "config.json").exists()
+
+
 def test_a_young_draft_is_left_alone(repository: Repository) -> None:
     damage.old_draft(repository.context)
     (draft,) = (repository.root / ".jvs" / "refs").glob(".v2*")

@@ -154,6 +154,8 @@ def test_a_system_without_exchange_is_reported(tmp_path: Path, monkeypatch: pyte
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(calls, "rename_exchange", missing)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
     with pytest.raises(ExchangeUnavailable):
         exchange(tmp_path / "a", tmp_path / "b")
 

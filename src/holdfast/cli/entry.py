@@ -19,7 +19,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.output import CommandFailed, Output, discard_output
-from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, UsageFailure
+from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, NameInvalid, UsageFailure
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -105,6 +105,33 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
+_MAY_BE_EMPTY = ("TEXT", "TITLE", "DURATION", "SIZE", "N", "WHEN")  # texts, and values that are checked as such
+_TEXTS = ("title", "words", "event")
+
+
+class NotEmpty(click.types.StringParamType):
+    """The values of another type, except the empty one: an unset variable must not mean the default."""
+
+    def __init__(self, kind: click.types.StringParamType | click.Path) -> None:
+        self._kind, self.name = kind, kind.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        source = ctx.get_parameter_source(param.name or "") if ctx and param else None
+        if value == "" and param and source is not click.core.ParameterSource.DEFAULT:
+            name = param.get_error_hint(ctx).strip("'[]")
+            hint = "Leave it out, or name something. In a script, a variable may be unset."
+            raise NameInvalid(f"{name} is empty", hint=hint)
+        return self._kind.convert(value, param, ctx)
+
+
+def refuse_empty_names(command: click.Command) -> None:
+    """Let the parameters of a command that name something refuse the empty name."""
+    for each in command.params:
+        kind, is_name = each.type, each.metavar not in _MAY_BE_EMPTY and each.name not in _TEXTS
+        if is_name and isinstance(kind, click.types.StringParamType | click.Path) and not isinstance(kind, NotEmpty):
+            each.type = NotEmpty(kind)
+
+
 class Group(click.Group):
     """Commands in the order of their declaration, then the commands in `table`, which are loaded on demand."""
 
@@ -126,6 +153,8 @@ class Group(click.Group):
             from holdfast.cli.candidates import offer_names
 
             offer_names(command, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
+        elif command is not None:
+            refuse_empty_names(command)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

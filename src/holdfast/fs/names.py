@@ -18,6 +18,7 @@ LONGEST_ACTOR = 200
 LONGEST_DESCRIPTION = 100_000
 
 _SAFE = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+_DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 
 
 def safe_name(text: str, *, what: str = "name") -> str:
@@ -47,6 +48,11 @@ def safe_name(text: str, *, what: str = "name") -> str:
 def is_safe_name(text: str) -> bool:
     """Whether `safe_name` would return the text as it is."""
     return bool(_SAFE.fullmatch(text)) and len(text) <= MAX_NAME and text != "." and ".." not in text
+
+
+def is_draft_name(text: str) -> bool:
+    """Whether a draft (see `fs.durable`) may have this name."""
+    return bool(_DRAFT.fullmatch(text))
 
 
 def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:

@@ -15,7 +15,7 @@ from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
-from holdfast.fs.names import counted
+from holdfast.fs.names import counted, is_draft_name
 from holdfast.leases.rules import NAMED_LEASES, WAITER_TTL, WORKTREE_LEASES, LeaseKeys, LeaseWaiter
 from holdfast.leases.service import LeaseService, LeaseState
 from holdfast.locks.identity import Liveness, liveness
@@ -33,7 +33,6 @@ DRAFT_AGE = 3600.0
 """A draft lives for milliseconds. If its process was stopped for longer, its commit fails when it continues, as on
 a full disk: removing the draft loses nothing."""
 
-_DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
 _TREES = ("snapshots", "remnants", "quarantine", "tmp")  # users' content, and scratch directories
@@ -92,19 +91,18 @@ def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[t
     try:
         with Directory.open(path) as directory:
             names, below = sorted(directory.names()), set(directory.directories())
-            statuses = {each: directory.status(each) for each in names if _is_litter(each)}
+            probes = {each for each in below if is_top and _PROBE.fullmatch(each)}
+            # Only files are drafts: a directory has the name of something, such as a worktree.
+            drafts = {each for each in names if each not in below and is_draft_name(each)}
+            statuses = {each: directory.status(each) for each in sorted(drafts | probes)}
     except NotFound:
         return
     for name, status in statuses.items():
         if status is not None and now - status.st_mtime >= DRAFT_AGE:
             yield path / name, now - status.st_mtime
-    for name in sorted(below):
-        if not (is_top and name in _TREES) and not _is_litter(name):
+    for name in sorted(below - probes):
+        if not (is_top and name in _TREES):
             yield from _litter_below(path / name, now)
-
-
-def _is_litter(name: str) -> bool:
-    return bool(_DRAFT.fullmatch(name) or _PROBE.fullmatch(name))
 
 
 def _remove(path: Path) -> None:

@@ -26,6 +26,7 @@ from holdfast.errors import (
     IoFailure,
     LockConflict,
     LockNotHeld,
+    NameInvalid,
     NotDurable,
     NotFound,
     NotWritable,
@@ -34,7 +35,7 @@ from holdfast.errors import (
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, entry_exists, io_failure, make_directories
 from holdfast.fs.mounts import mounts_beneath
-from holdfast.fs.names import is_safe_name, safe_name
+from holdfast.fs.names import is_draft_name, is_safe_name, safe_name
 from holdfast.leases.rules import Identity
 from holdfast.leases.service import OWN_TTL, HeldLease, acquire
 from holdfast.locks import flock
@@ -50,9 +51,13 @@ from holdfast.repository.context import (
 from holdfast.store.model import StructCodec
 
 
-def worktree_name(text: str) -> str:
-    """The text, if it is a valid name of a worktree; else `NameInvalid`."""
-    return safe_name(text, what="name of a worktree")
+def worktree_name(text: str, *, new: bool = False) -> str:
+    """The text, if it is a valid name of a worktree; else `NameInvalid`. A new one cannot have the name of a draft."""
+    name = safe_name(text, what="name of a worktree")
+    if new and is_draft_name(name):
+        hint = "Choose a name that does not end in '.tmp'."
+        raise NameInvalid(f"the name of a worktree {name!a} has the form of a draft's name", hint=hint, name=name)
+    return name
 
 
 def lease_name(text: str) -> str:

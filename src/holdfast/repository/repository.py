@@ -186,6 +186,7 @@ class Repository:
         while True:
             try:
                 settle(self.context, worktree)
+                refuse_replaced(self.context, worktree)
                 return acquire(self.leases, worktree, request, wait=wait, began=began, cancelled=cancelled)
             except LockConflict as conflict:
                 time_is_up = wait is not None and time.monotonic() - began >= wait
@@ -244,6 +245,7 @@ class Repository:
             return self.named_leases.steal(lease_name(name), request)
         worktree = worktree_name(worktree)
         settle(self.context, worktree)
+        refuse_replaced(self.context, worktree)
         return self.leases.steal(worktree, request)
 
     def worktree_around(self, path: Path) -> str:

@@ -134,11 +134,11 @@ class Snapshots:
     def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
         """Create a new worktree from a snapshot. Existing worktrees stay as they are."""
         worktrees = Worktrees(self._context)
-        for candidate in [name] if name else self.free_names(snapshot_id):
+        for candidate in self.free_names(snapshot_id) if name is None else [name]:
             try:
                 return worktrees.create(candidate, snapshot=snapshot_id)
             except AlreadyExists:
-                if name:
+                if name is not None:
                     raise
         raise AssertionError("never reached")
 

@@ -202,8 +202,10 @@ class Worktrees:
         return map(self._state, self.configs())
 
     def state(self, name: str) -> WorktreeState:
-        """The state of one worktree. Takes no lock and changes nothing."""
-        return self._state(self._context.config(worktree_name(name)))
+        """The state of one worktree, unless its path is a link or a file. Takes no lock and changes nothing."""
+        config = self._context.config(worktree_name(name))
+        payloads.refuse_replaced(self._context, config.worktree_id)
+        return self._state(config)
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         context, name = self._context, config.worktree_id
@@ -227,7 +229,7 @@ class Worktrees:
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`."""
-        name = worktree_name(name)
+        name = worktree_name(name, new=True)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
         if label is not None:
@@ -238,7 +240,7 @@ class Worktrees:
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""
-        old, new = refuse_main(worktree_name(old), "renamed"), worktree_name(new)
+        old, new = refuse_main(worktree_name(old), "renamed"), worktree_name(new, new=True)
         if new in (old, MAIN):
             raise payloads.worktree_exists(new)
         settle(self._context, old)

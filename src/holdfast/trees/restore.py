@@ -322,7 +322,10 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Swap two paths of one filesystem, or raise `ExchangeUnavailable`. Commit point: the exchange."""
+    """Swap two paths of one filesystem, or raise `ExchangeUnavailable`. Commit point: the exchange.
+
+    Both keep their modification times. (xfs sets that of a directory that gets another parent by an exchange.)
+    """
     try:
         although_read_only(lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one})
     except OSError as error:
@@ -331,3 +334,8 @@ def exchange(one: Path, other: Path) -> None:
                 f"{one} and {other} cannot be swapped in one step here: {error.strerror}", path=str(one)
             ) from error
         raise io_failure("exchange", f"{one} and {other}", error) from error
+        before = [calls.stat(path, follow_symlinks=False) for path in (other, one)]
+    for path, status in ((one, before[0]), (other, before[1])):
+        with suppress(OSError):  # it belongs to another user
+            if calls.stat(path, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
+                calls.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
