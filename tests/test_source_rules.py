@@ -41,6 +41,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "trees/scan.py", ".stat()"): "on such an entry: the one call per unchanged file",
     (file_system_uses, "trees/walker.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
     (file_system_uses, "trees/verify.py", ".is_dir()"): "on such an entry",
+    (file_system_uses, "trees/repair.py", ".is_dir()"): "on such an entry",
     (file_system_uses, "trees/retained_dirs.py", ".is_dir()"): "on such an entry",
     (file_system_uses, "trees/retained_dirs.py", ".stat()"): "on such an entry",
     (file_system_uses, "fs/probe.py", "import fcntl"): "the names of the lock modes, no calls",

@@ -34,7 +34,6 @@ Repository.audit: -
 Repository.watch_audit: -
 Repository.snapshot: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable
     AlreadyExists EngineUnavailable DirectoryReplaced
-Repository.save: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable
     DirectoryReplaced
 Repository.restore: NotFound Ambiguous SnapshotCollected PartialSnapshot LockNotHeld LockExpired FencingMismatch
     LockConflict InUse ConsistencyUnavailable Refused

@@ -130,7 +130,7 @@ REMEDIES = {
     "reference-dangling": "remove it; the audit trail still records it",
     "remnant-excessive": "remove what is not needed",
     "scratch-abandoned": "remove it",
-    "snapshot-damaged": "restore missing and changed files from a backup",
+    "snapshot-damaged": "'holdfast verify --all --repair' finds copies of lost and changed files; else use a backup",
     "snapshot-directory-strange": "Holdfast does not remove it; remove it if nothing needs it",
     "snapshot-incomplete": "restore its directory from a backup",
     "store-risky": "upgrade the server",

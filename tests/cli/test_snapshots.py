@@ -403,3 +403,45 @@ def test_a_holder_that_was_stolen_from_learns_that_even_if_the_worktree_is_gone(
     for command in (("snapshot",), restore):
         refused = holdfast(*command, "--json", cwd=root, env=own)
         assert (refused.returncode, error(refused)["code"]) == (5, "E_FENCING_MISMATCH")
+
+
+def _damage(root: Path, snapshot_id: str, name: str) -> None:
+    """Change a stored file, without a trace in its status."""
+    stored = root / ".jvs/snapshots" / snapshot_id / "payload" / name
+    status = stored.stat()
+    stored.chmod(0o644)
+    stored.write_text("x" * status.st_size)
+    stored.chmod(status.st_mode)
+    os.utime(stored, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_damaged_snapshot_is_repaired_from_a_worktree_and_says_what_is_not(root: Path) -> None:
+    (root / "main" / "lost").write_text("nobody has it\n")
+    first = run(root, "snapshot")["snapshot_id"]
+    (root / "main" / "lost").unlink()
+    for name in ("file", "lost"):
+        _damage(root, first, name)
+    left = run(root, "verify", "--all", "--repair")
+    assert left["code"] == "E_CORRUPT"
+    assert [each["path"] for each in left["problems"]] == ["lost"]
+    assert [Path(each["path"]).name for each in left["repaired"]] == ["file"]
+    assert run(root, "restore", first, "--inplace", "--reason", "x")["code"] == "E_CORRUPT"
+    assert not (root / "main" / "lost").exists()
+    (root / "main" / "found").write_text("nobody has it\n")
+    done = call(root, "verify", first, "--repair")
+    assert done.stdout.splitlines()[-1] == f"{first}: verified"
+    assert done.stdout.startswith("Repaired ")
+    assert run(root, "verify", "--all", "--repair")["repaired"] == []
+    assert run(root, "restore", first, "--inplace", "--reason", "x")["snapshot_id"] == first
+    assert (root / "main" / "lost").read_text() == "nobody has it\n"
+    assert any(each["event"] == "snapshots_repaired" for each in run(root, "audit")["entries"])
+
+
+def test_a_snapshot_on_top_of_a_damaged_one_is_sound_and_warns(root: Path) -> None:
+    first = run(root, "snapshot")["snapshot_id"]
+    _damage(root, first, "file")
+    (root / "main" / "other").write_text("changed\n")
+    taken = call(root, "snapshot")
+    assert taken.stderr == f"holdfast: warning: {first} is damaged, in .: run 'holdfast verify {first} --repair'\n"
+    assert run(root, "verify")["problems"] == []
+    assert run(root, "verify", first, "--repair")["verified"] == [first]

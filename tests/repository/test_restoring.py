@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from holdfast.errors import (
     AlreadyExists,
     ConsistencyUnavailable,
+    Corrupt,
     Failure,
     FencingMismatch,
     IoFailure,
@@ -61,6 +63,7 @@ from tests.repository.interruptions import (
 )
 from tests.repository.repositories import add_worktree
 from tests.repository.stages import expire, files_kept, make_repository
+from tests.support.loop_mounts import LoopMount
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
 
@@ -515,6 +518,50 @@ def test_a_restore_in_place_is_refused_over_a_mount_point(site: Site, monkeypatc
     site.require_nothing_happened()
     site.restore(path="file")
     assert (site.payload / "file").read_text() == "old"
+
+
+def touching_exchange(attempt: Attempt) -> Any:
+    """Exchange two directories as xfs does: both get a new modification time."""
+    result = attempt.perform()
+    for path in attempt.arguments[:2]:
+        os.utime(path)
+    return result
+
+
+def require_times(site: Site) -> None:
+    os.utime(site.payload, ns=(0, 1_000_000_000))
+    os.utime(site.payload / "directory", ns=(0, 2_000_000_000))
+    site.first = snapshot(site.context, MAIN, site.proof).snapshot_id
+    (site.payload / "another").touch()
+    site.restore()
+    assert site.payload.stat().st_mtime_ns == 1_000_000_000
+    (site.payload / "directory/another").touch()
+    site.restore(path="directory")
+    assert (site.payload / "directory").stat().st_mtime_ns == 2_000_000_000
+
+
+def test_a_directory_restored_in_place_has_its_time_even_if_the_exchange_changes_it(site: Site) -> None:
+    with interposed(touching_exchange, ("rename_exchange",)):
+        require_times(site)
+
+
+def test_a_directory_restored_in_place_has_its_time_on_xfs(loop_mount: Callable[[str], LoopMount]) -> None:
+    require_times(Site(loop_mount("xfs").path / "repository"))
+
+
+@pytest.mark.parametrize("path", [None, "directory"])
+def test_a_damaged_snapshot_is_not_restored_and_the_worktree_stays_as_it_is(site: Site, path: str | None) -> None:
+    stored = site.context.paths.tree(site.first) / "payload/directory/a"
+    stored.chmod(0o644)
+    stored.write_text("bad")
+    with pytest.raises(Corrupt, match=r"directory/a \(changed\)") as refused:
+        site.restore(path=path)
+    assert f"holdfast verify {site.first} --repair" in refused.value.hint
+    assert content_of(site.payload) == NEW
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    with pytest.raises(Corrupt):
+        site.repository.snapshots.restore(site.first, "new")
+    assert not site.context.paths.payload("new").exists()
 
 
 def test_missing_parents_of_a_restored_path_are_created(site: Site) -> None:

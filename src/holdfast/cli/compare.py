@@ -18,6 +18,7 @@ from holdfast.trees.manifest import escaped
 if TYPE_CHECKING:
     from holdfast.repository.compare import Comparison
     from holdfast.repository.snapshot_service import Snapshots
+    from holdfast.trees.repair import RepairedFile
 
 _all_option = click.option(
     "--all", "everything", is_flag=True, help="List every entry of directories that were added or removed."
@@ -122,19 +123,22 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 @click.command()
 @click.argument("snapshot", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Verify all snapshots of the repository.")
+@click.option("--repair", is_flag=True, help="Bring lost and changed content back from other snapshots and worktrees.")
 @repo_option
 @worktree_option
 @json_option
 @click.pass_obj
-def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where: Any) -> None:
+def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
-    Exits with status 6 and names the differences, if there are any. Changes nothing.
+    Exits with status 6 and names the differences, if there are any. Changes nothing, except with --repair: then a
+    damaged file gets its content back if another snapshot or a worktree has a file with the same hash.
 
     \b
     Examples:
       holdfast verify
       holdfast verify --all --json
+      holdfast verify --all --repair
     """
     if snapshot is not None and everything:
         raise UsageFailure("--all takes no snapshot", hint="Name one, or verify all of them.")
@@ -145,17 +149,24 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
     results = list(_verify(snapshots, ids, may_vanish=everything))
+    repaired: list[RepairedFile] = []
+    if repair and (damaged := [each for each, found in results if any(one["what"] != "extra" for one in found)]):
+        repaired = snapshots.repair(damaged)
+        results = list(_verify(snapshots, ids, may_vanish=everything))
     if problems := [problem for _, found in results for problem in found]:
         damaged = [snapshot_id for snapshot_id, found in results if found]
+        still = f" ({len(repaired)} files were repaired; no sound copy of the rest was found)" if repair else ""
         raise Corrupt(
-            f"{len(damaged)} of {len(ids)} snapshots are damaged: {_first_few(problems)}",
-            hint="Restore from another snapshot, and do not trust the disk that this one is on.",
+            f"{len(damaged)} of {len(ids)} snapshots are damaged{still}: {_first_few(problems)}",
+            hint="Restore the rest from a backup." if repair else "Try 'holdfast verify --all --repair'.",
             snapshots=damaged,
             problems=problems,
+            repaired=[each._asdict() for each in repaired],
         )
     verified = [snapshot_id for snapshot_id, _ in results]
-    lines = [f"{each}: verified" for each in verified] or ["No snapshot yet."]
-    output.result({"verified": verified, "problems": []}, lines)
+    lines = [f"Repaired {each.path} from {each.source}" for each in repaired]
+    lines += [f"{each}: verified" for each in verified] or ["No snapshot yet."]
+    output.result({"verified": verified, "problems": [], "repaired": [each._asdict() for each in repaired]}, lines)
 
 
 def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:

@@ -87,6 +87,9 @@ class Output:
         """Print text of our own to standard error, as it is."""
         _write(sys.stderr, text, "standard error")
 
+    def warning(self, text: str) -> None:
+        self.diagnostic(f"holdfast: warning: {printable(text)}")
+
     def _write_envelope(self, content: Mapping[str, object]) -> None:
         import json
 

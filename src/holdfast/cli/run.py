@@ -103,7 +103,7 @@ def _run_leased(
         ended = _run(command, lease, _environment(opened, lease), options, directory)
         saved = None
         if options.snapshot and ended.exit_status == 0:
-            saved = _save(repository, worktree, lease, options)
+            saved = _save(repository, worktree, lease, options, output)
         held = time.monotonic() - acquired
     output.result(
         {
@@ -193,9 +193,13 @@ def _environment(opened: OpenedLease, lease: HeldLease | None) -> dict[str, str]
     return known | {WORKTREE: opened.worktree}
 
 
-def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions) -> str:
+def _save(
+    repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions, output: Output
+) -> str:
     try:
-        made = repository.snapshot(worktree, lease, note=options.note, consistency=options.consistency)
+        made = repository.snapshot(
+            worktree, lease, note=options.note, consistency=options.consistency, warn=output.warning
+        )
         return made.snapshot_id
     except Failure as failure:
         raise CommandFailed(failure, advice=f"{NOT_SAVED}\n{printable(failure.hint)}") from failure

@@ -79,6 +79,7 @@ def snapshot(
             tag=tag,
             engine=engine_named(engine),
             progress=progress,
+            warn=output.warning,
         )
         made = opened.repository.snapshots.take(opened.worktree, proof, wanted)
     size = f"{counted(made.files, 'file')}, {format_size(made.bytes)}"

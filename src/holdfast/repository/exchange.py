@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
+from holdfast.errors import Corrupt, ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move, sync_parents
 from holdfast.fs.names import shortened, split_relative
@@ -304,7 +304,8 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
 
     whole, part = room.path / "whole", room.path / "part"
     if kept is not None and is_ready(context.paths, kept):
-        materialise(context.paths.tree(kept), whole)
+        with contextlib.suppress(Corrupt):  # what is damaged there is left out: the late writes matter
+            materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
         if _kind(above) != stat.S_IFDIR:

@@ -40,7 +40,7 @@ from holdfast.store.model import Store, Watch
 from holdfast.store.open import CONFIG, FILES, FailFastStore, open_address, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.findings import Finding, Repaired
     from holdfast.leases.deadlock import ReadGraph
@@ -318,22 +318,19 @@ class Repository:
         consistency: Consistency | None = None,
         engine: Engine | None = None,
         progress: Progress | None = None,
+        warn: Callable[[str], object] | None = None,
     ) -> Descriptor:
         """Take a snapshot of a worktree. An exclusive worktree needs its lease.
 
         Raises `FencingMismatch` or `LockExpired` if the lease is lost, and `ConsistencyUnavailable` if a file changed
-        during the capture. Nothing is published then.
+        during the capture. Nothing is published then. `warn` is told if its parent turns out to be damaged.
         """
         from holdfast.repository.snapshots import SnapshotOptions
 
-        options = SnapshotOptions(note=note, tag=tag, consistency=consistency, engine=engine, progress=progress)
+        options = SnapshotOptions(note, consistency, tag, engine, progress, warn)
         name = worktree_name(worktree)
         with self._proven(name, lease) as proof:
             return self.snapshots.take(name, proof, options)
-
-    def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
-        """Take a snapshot of a worktree; returns its id."""
-        return self.snapshot(worktree, lease, note=note).snapshot_id
 
     def restore(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,13 +24,16 @@ from holdfast.repository.context import (
     fenced,
 )
 from holdfast.repository.history import History
+from holdfast.repository.payloads import scratch
 from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.snapshots import DEFAULT_OPTIONS, MOST_LISTED, SnapshotOptions
 from holdfast.repository.usage import User, standing_in
 from holdfast.repository.worktrees import Worktrees, settle
+from holdfast.store.model import Decision, View
 
 if TYPE_CHECKING:
     from holdfast.trees.manifest import ManifestEntry
+    from holdfast.trees.repair import RepairedFile
     from holdfast.trees.restore import Materialised
     from holdfast.trees.scan import Progress
     from holdfast.trees.verify import Problem
@@ -43,10 +46,10 @@ class RestorePlan(NamedTuple):
     source: Descriptor
     comparison: Comparison
     keeps: bool
+    standing: tuple[User, ...] = ()
 
 
 class Snapshots:
-    standing: tuple[User, ...] = ()
     """The snapshots of one repository."""
 
     def __init__(self, context: RepositoryContext) -> None:
@@ -118,6 +121,28 @@ class Snapshots:
         for problem in verify(self._context.paths.tree(snapshot_id), descriptor.payload_hash):
             history.refuse_if_collected(self._context, snapshot_id)
             yield problem
+
+    def repair(self, snapshot_ids: Iterable[str]) -> list[RepairedFile]:
+        """Bring lost and changed content of snapshots back from other snapshots and the worktrees, where these have it.
+
+        Raises `LockConflict` while a garbage collection runs. `verify` tells what is still damaged.
+        """
+        from holdfast.repository.gc import collector_locked
+        from holdfast.repository.gc_sweep import trees_in
+        from holdfast.trees.repair import repair
+
+        context, ids = self._context, list(snapshot_ids)
+        places, payloads = context.paths, [context.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
+        with collector_locked(context), scratch(context, "repair") as room:
+            done = repair(map(places.tree, ids), trees_in(places.snapshots), payloads, room.path)
+
+        def decide(view: View, now: float) -> Decision[None]:
+            facts = {"snapshot_ids": ids, "files": [each.path for each in done[:MOST_LISTED]]}
+            return Decision([context.audit(view, now, "snapshots_repaired", **facts)], None)
+
+        if done:
+            context.store.transact([context.trail.stream], decide)
+        return done
 
     def all_ids(self) -> list[str]:
         """All snapshots that have a descriptor, complete or not."""

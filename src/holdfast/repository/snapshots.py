@@ -15,7 +15,7 @@ A refusal or an error at 5 takes the tree back. A kill leaves an invisible tree.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.trees.engines import Engine
     from holdfast.trees.scan import Progress
 
-MOST_LISTED = 1000
+MOST_LISTED, MOST_NAMED = 1000, 5
 
 
 class SnapshotOptions(NamedTuple):
@@ -62,6 +62,7 @@ class SnapshotOptions(NamedTuple):
     tag: str | None = None
     engine: Engine | None = None
     progress: Progress | None = None
+    warn: Callable[[str], object] | None = None  # told that the parent is damaged; the new snapshot is not
 
 
 DEFAULT_OPTIONS = SnapshotOptions()
@@ -85,6 +86,9 @@ def snapshot(
     with scratch(context, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
         captured = _capture(context, config, room, level, options)  # 2, 3
         _require_same(context, worktree, identity)
+        if captured.damaged and options.warn is not None:
+            named = ", ".join(captured.damaged[:MOST_NAMED])
+            options.warn(f"{config.tip} is damaged, in {named}: run 'holdfast verify {config.tip} --repair'")
         if options.progress is not None:
             options.progress(captured.files, captured.bytes)  # the last chance to cancel
         fencing = proof if config.isolation is Isolation.EXCLUSIVE else None

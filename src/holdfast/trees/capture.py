@@ -7,6 +7,7 @@ once and publishes the tree by renaming it.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,17 @@ from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCaptu
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
 from holdfast.trees.engines import Engine, choose_engine, clone_whole, differing, is_whole
-from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, Manifest, write_manifest
+from holdfast.trees.manifest import (
+    HOMES,
+    MANIFEST,
+    PAYLOAD,
+    READY,
+    Manifest,
+    ManifestEntry,
+    decode_entry,
+    raw_entries,
+    write_manifest,
+)
 from holdfast.trees.payload import READ, EarlySync, Payload
 from holdfast.trees.scan import Progress, StatCache, append_to_cache, marks_by_name, scan_directory, write_cache
 from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
@@ -31,6 +42,7 @@ _MANY_OBJECTS = 100_000
 _MOST_CHANGES = 100
 _MOST_NAMED = 5
 _WORTH_SYNCING_EARLY = 256  # new directories
+_SAMPLED_DIRECTORIES, _SAMPLED_FILES, _SAMPLED_BYTES = 32, 128, 4 << 20  # of the base, compared with every capture
 
 
 class Captured(NamedTuple):
@@ -44,6 +56,7 @@ class Captured(NamedTuple):
     stored_bytes: int
     not_preserved: tuple[str, ...]
     special: tuple[str, ...]
+    damaged: tuple[str, ...] = ()  # directories of the base that were captured anew
 
 
 def capture_best(
@@ -150,7 +163,8 @@ class _Capture:
         self._finish_payload(payload)  # 7. the attributes of directories
         counts = stats.files, stats.directories, stats.bytes, stats.stored_bytes
         not_preserved, special = tuple(sorted(stats.not_preserved)), tuple(sorted(stats.special))
-        result = Captured(self.engine, payload_hash, *counts, not_preserved, special)
+        damaged = () if self.base is None else tuple(shown(os.fsdecode(each)) or "." for each in self.base.damaged)
+        result = Captured(self.engine, payload_hash, *counts, not_preserved, special, damaged)
         self._write_ready(result)  # 8. complete
         return result
 
@@ -166,8 +180,9 @@ class _Capture:
             stored = self.stack.enter_context(Stored(base))
             if calls.fstat(stored.own.top()).st_dev != calls.stat(self.tree).st_dev:
                 return None
-            return Base(Manifest.read(base), stored)
-        except (Failure, OSError):
+            manifest = Manifest.read(base)
+            return Base(manifest, stored, frozenset(_damaged_sample(manifest, stored)))
+        except (Failure, OSError, ValueError, struct.error):
             return None
 
     def _require_no_change(self, watch: SourceWatch, stats: CaptureStats) -> None:
@@ -234,6 +249,36 @@ class _Capture:
         fields[HOMES] = any(each.shared is not None for each in self.captured)
         with writing(self.tree / READY):
             write_file(self.tree / READY, strictjson.encode(fields) + b"\n")
+
+
+def _damaged_sample(manifest: Manifest, stored: Stored) -> Iterator[bytes]:
+    """The directories with a damaged file, of a few from a random one on: what decays slowly must not spread.
+
+    A file that is too large for the sample is not read; its size and time tell whether a program has changed it.
+    """
+    files, size = _SAMPLED_FILES, _SAMPLED_BYTES
+    for path in _rotated(list(manifest.paths()))[:_SAMPLED_DIRECTORIES]:
+        for raw in _rotated(list(raw_entries(manifest.body(path) or b"").values()))[:files]:
+            entry, files = decode_entry(path, raw), files - 1
+            if entry.kind == "f" and not _is_sound(stored, path, entry, size):
+                yield path
+                break
+            size -= entry.size if entry.size <= size else 0
+
+
+def _rotated(items: list[bytes]) -> list[bytes]:
+    start = int.from_bytes(os.urandom(4)) % max(1, len(items))
+    return items[start:] + items[:start]
+
+
+def _is_sound(stored: Stored, path: bytes, entry: ManifestEntry, most: int) -> bool:
+    try:
+        with opened(os.fsdecode(entry.name), READ, dir_fd=stored.enter(os.fsdecode(path))) as reading:
+            status = calls.fstat(reading)
+            is_same = (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+            return is_same and (entry.size > most or hash_file(reading, entry.size).digest.hex() == entry.sha256)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it belongs to another user
 
 
 def _make_tree(tree: Path) -> int:

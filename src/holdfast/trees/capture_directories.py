@@ -215,10 +215,10 @@ class DirectoryCapture:
         """Where the base stores this very directory, with no name added or removed: its time would have changed."""
         if self.base is None:
             return None
-        manifest, stored = self.base
+        manifest, stored, damaged = self.base
         for candidate in (path, known.path):
             try:
-                is_stored = manifest.body(candidate) == known.body
+                is_stored = manifest.body(candidate) == known.body and candidate not in damaged
                 if is_stored and stored.status(candidate).st_mtime_ns == mtime_of_directory(known.body):
                     return stored.location(candidate)
             except OSError:
@@ -251,7 +251,7 @@ class DirectoryCapture:
         if self.base is not None:
             for candidate in paths:
                 body = self.base.manifest.body(candidate)
-                if body is not None:
+                if body is not None and candidate not in self.base.damaged:
                     same = known is not None and body == known.body
                     return KnownFiles(marks, raw, raw if same else raw_entries(body), os.fsdecode(candidate))
         return KnownFiles(marks, raw, {}, "")

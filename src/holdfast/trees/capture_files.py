@@ -64,10 +64,11 @@ class CaptureStats:
 
 
 class Base(NamedTuple):
-    """The tree that unchanged directories are shared with, and unchanged files linked from."""
+    """The tree that unchanged directories are shared with, and unchanged files linked from, except `damaged` ones."""
 
     manifest: Manifest
     stored: Stored
+    damaged: frozenset[bytes] = frozenset()
 
 
 class KnownFiles(NamedTuple):

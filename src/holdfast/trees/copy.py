@@ -51,14 +51,14 @@ def hash_file(source: int, size: int) -> Content:
     return Content(hashing.digest(), total, 0)
 
 
-def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool = True) -> Content:
-    """Copy `source` to the new file `target`; the digest is b"" unless `hashed`."""
+def copy_file(source: int, status: os.stat_result, target: int) -> Content:
+    """Copy `source` to the new file `target`."""
     if status.st_size < _SMALL and allocated(status) >= status.st_size:
         content = _read_small(source, status.st_size)
         if content:
             write_all(target, content)
-        return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
-    with _hashing(status.st_size) if hashed else _Hashing(hashed=False) as hashing:
+        return Content(hashlib.sha256(content).digest(), len(content), len(content))
+    with _hashing(status.st_size) as hashing:
         size, written = _copy_chunks(source, status, target, hashing)
     return Content(hashing.digest(), size, written)
 
@@ -120,12 +120,11 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Hashing(Closing):
-    """Provides the buffer to read into, and hashes each piece when it is added, if `hashed`."""
+    """Provides the buffer to read into, and hashes each piece when it is added."""
 
-    def __init__(self, *, hashed: bool = True) -> None:
+    def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_CHUNK))
         self._digest = hashlib.sha256()
-        self._hashed = hashed
 
     def buffer(self) -> memoryview:
         """The buffer for the next piece; its previous content may be gone."""
@@ -133,15 +132,14 @@ class _Hashing(Closing):
 
     def update(self, count: int) -> None:
         """Add the first `count` bytes of the last buffer, which the caller no longer uses."""
-        if self._hashed:
-            self._digest.update(self._buffer[:count])
+        self._digest.update(self._buffer[:count])
 
     def add_zeros(self, count: int) -> None:
-        for at in range(0, count if self._hashed else 0, len(_ZEROS)):
+        for at in range(0, count, len(_ZEROS)):
             self._digest.update(_ZEROS[: count - at])
 
     def digest(self) -> bytes:
-        return self._digest.digest() if self._hashed else b""
+        return self._digest.digest()
 
     def close(self) -> None:
         return
@@ -229,8 +227,8 @@ class NewFile(NamedTuple):
     xattrs: Xattrs = ()
 
 
-def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[int, list[str]]:
-    """Clone or copy a file into the directory `target`; return its size as found and what was refused."""
+def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[bytes, list[str]]:
+    """Clone or copy a file into the directory `target`; return the digest of its content and what was refused."""
     source_name, name, meta, xattrs = new
     reading = calls.open(source_name, READ, dir_fd=source)
     try:
@@ -239,12 +237,11 @@ def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -
             raise IsADirectoryError(source_name)
         writing = attributes.create(target, name, meta.mode)
         try:
-            size = status.st_size
-            if not clone_file(reading, writing, size):
-                size = copy_file(reading, status, writing, hashed=False).size
+            cloned = clone_file(reading, writing, status.st_size)
+            content = hash_file(reading, status.st_size) if cloned else copy_file(reading, status, writing)
             lost = attributes.finish_file(writing, meta, xattrs)
         finally:
             calls.close(writing)
     finally:
         close_quietly(reading)
-    return size, lost
+    return content.digest, lost

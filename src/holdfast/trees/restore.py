@@ -20,6 +20,7 @@ from holdfast.trees.manifest import (
     Manifest,
     ManifestEntry,
     decode_entry,
+    digest_of,
     directory_of,
     is_plain_file,
     plain_file,
@@ -27,11 +28,12 @@ from holdfast.trees.manifest import (
 )
 from holdfast.trees.payload import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, Attributes, head_of_body, head_of_entry
 from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
-from holdfast.trees.shared_dirs import Stored
+from holdfast.trees.shared_dirs import Stored, ready_fields
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
 _A_TICK = 0.03
 _HINT = "Restore another snapshot, or restore this one from a backup."
+_MOST_NAMED = 5
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
 
@@ -55,17 +57,24 @@ def materialise(
 
     Shares nothing with the snapshot except blocks that the filesystem copies on write. Writes `cache` for the new
     directory, so that its first capture does not read it. Not synced.
+
+    Compares everything with the manifest, and the manifest with `.READY`. Files that are missing or have other content
+    are left out; if there are any, raises `Corrupt` when the rest is in place.
     """
     _require_ready(tree)
-    restore = _Restore(Manifest.read(tree), tree, destination, progress)
+    manifest = Manifest.read(tree)
+    if ready_fields(tree).get("payload_hash", manifest.payload_hash) != manifest.payload_hash:
+        raise Corrupt(f"{manifest.where} was changed: it has another hash", hint=_HINT, path=manifest.where)
+    restore = _Restore(manifest, tree, destination, progress)
     if only is None or only == b"":
         restore.directory(b"")
-        if cache is not None and not restore.not_preserved:
+        if cache is not None and not restore.not_preserved and not restore.damaged:
             restore.write_cache(cache)
     elif restore.manifest.body(only) is not None:
         restore.directory(only)
     else:
         restore.single(only)
+    restore.require_sound()
     return Materialised(restore.files, restore.directories, restore.bytes, tuple(restore.not_preserved))
 
 
@@ -115,6 +124,7 @@ class _Restore:
         self.progress = progress
         self.files = self.directories = self.bytes = 0
         self.not_preserved: list[str] = []
+        self.damaged: list[str] = []
         self._first_names: dict[bytes, str] = {}
 
     def directory(self, top: bytes) -> None:
@@ -173,7 +183,7 @@ class _Restore:
         encoded, meta, size = plain_file(raw)
         name = os.fsdecode(encoded)
         try:
-            lost = self._file(pair, NewFile(name, name, meta), size, here, into)
+            lost = self._file(pair, NewFile(name, name, meta), digest_of(raw), here, into)
         except OSError as error:
             raise unwritable(pair.target.where(pair.new_path, name), error) from error
         self.bytes += size
@@ -189,7 +199,7 @@ class _Restore:
             elif entry.kind == "f":
                 self.bytes += entry.size
                 new = NewFile(name, name, entry.meta, entry.xattrs)
-                lost = self._file(pair, new, entry.size, here, into)
+                lost = self._file(pair, new, bytes.fromhex(entry.sha256), here, into)
                 if first is not None:
                     lost.append(f"hard link to {shown(first)}")
                 elif entry.first_link:
@@ -211,15 +221,24 @@ class _Restore:
     def _lose(self, path: bytes, what: list[str]) -> None:
         self.not_preserved += [f"{shown(os.fsdecode(path)) or '.'}: {each}" for each in what]
 
-    def _file(self, pair: _Pair, new: NewFile, size: int, here: int, into: int) -> list[str]:
+    def _file(self, pair: _Pair, new: NewFile, digest: bytes, here: int, into: int) -> list[str]:
         try:
             found, lost = place_file(here, into, new, self._attributes)
         except (FileNotFoundError, IsADirectoryError):
-            raise _missing(pair.source.where(pair.path, new.source_name)) from None
-        if found != size:
-            where = shown(pair.source.where(pair.path, new.source_name))
-            raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
+            self.damaged.append(f"{shown(joined(pair.path, new.source_name))} (missing)")
+            return []
+        if found != digest:
+            self.damaged.append(f"{shown(joined(pair.path, new.source_name))} (changed)")
+            calls.unlink(new.name, dir_fd=into)
         return lost
+
+    def require_sound(self) -> None:
+        if self.damaged:
+            more = len(self.damaged) - _MOST_NAMED
+            named = ", ".join(self.damaged[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
+            hint = f"Repair it: 'holdfast verify {self.tree.name} --repair'. {_HINT}"
+            message = f"the snapshot {self.tree.name} is damaged: {named}"
+            raise Corrupt(message, hint=hint, path=str(self.tree), damaged=self.damaged)
 
     def _complete(self, target: TreeWalker, path: bytes, new_path: str) -> None:
         entry = directory_of(path, self._body(path))
@@ -248,7 +267,7 @@ class _Restore:
                 new_name = self.destination.name
                 if entry.kind == "f":
                     new = NewFile(name, new_name, entry.meta, entry.xattrs)
-                    lost = self._file(pair, new, entry.size, here, into)
+                    lost = self._file(pair, new, bytes.fromhex(entry.sha256), here, into)
                 else:
                     lost = _other(entry, into, new_name, self._attributes)
             except FileExistsError:
@@ -327,6 +346,7 @@ def exchange(one: Path, other: Path) -> None:
     Both keep their modification times. (xfs sets that of a directory that gets another parent by an exchange.)
     """
     try:
+        before = [calls.stat(path, follow_symlinks=False) for path in (other, one)]
         although_read_only(lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one})
     except OSError as error:
         if error.errno in _NO_EXCHANGE:
@@ -334,7 +354,6 @@ def exchange(one: Path, other: Path) -> None:
                 f"{one} and {other} cannot be swapped in one step here: {error.strerror}", path=str(one)
             ) from error
         raise io_failure("exchange", f"{one} and {other}", error) from error
-        before = [calls.stat(path, follow_symlinks=False) for path in (other, one)]
     for path, status in ((one, before[0]), (other, before[1])):
         with suppress(OSError):  # it belongs to another user
             if calls.stat(path, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:

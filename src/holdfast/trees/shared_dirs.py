@@ -59,7 +59,7 @@ def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes,
     try:
         content = read_whole(where)
     except FileNotFoundError:
-        if complete and (_ready_fields(tree) or {}).get(HOMES) is True:
+        if complete and ready_fields(tree).get(HOMES) is True:
             raise Corrupt(f"{where} is gone", hint=_HINT, path=where) from None
         return {}
     except OSError as error:
@@ -70,14 +70,14 @@ def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes,
         raise Corrupt(f"{where} is not a list of shared directories: {error}", hint=_HINT, path=where) from None
 
 
-def _ready_fields(tree: Path) -> dict[str, object] | None:
-    """The content of the tree's `.READY`; None if it is missing or damaged."""
+def ready_fields(tree: Path) -> dict[str, object]:
+    """The content of the tree's `.READY`; empty if it is missing or damaged."""
     where = f"{os.fspath(tree)}/{READY}"
     try:
         fields = strictjson.decode(read_whole(where), source=where)
     except (OSError, Failure):
-        return None
-    return fields if isinstance(fields, dict) else None
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _decoded(content: bytes) -> dict[bytes, SharedDirectory]:
@@ -232,8 +232,8 @@ def share_tree(tree: Path, new_tree: Path) -> None:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
             write_shared_directories(new_tree, ((path, stored.location(path)) for path in entered))
         link_or_copy_file(tree / MANIFEST, new_tree / MANIFEST)
-        fields = _ready_fields(tree)
-        if fields is not None:  # last
+        fields = ready_fields(tree)
+        if fields:  # last
             write_file(new_tree / READY, strictjson.encode({**fields, HOMES: True}) + b"\n")
         else:  # a damaged one stays as it is
             link_or_copy_file(tree / READY, new_tree / READY)

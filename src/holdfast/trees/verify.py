@@ -177,10 +177,11 @@ def _check_directory(stored: Stored, path: bytes, entries: dict[bytes, bytes], b
     for name, raw in entries.items():
         entry = decode_entry(path, raw)
         if name in present or entry.kind in "fl":
-            yield from _check_entry(here, entry)
+            yield from check_entry(here, entry)
 
 
-def _check_entry(here: int, entry: ManifestEntry) -> Iterator[Problem]:
+def check_entry(here: int, entry: ManifestEntry) -> Iterator[Problem]:
+    """The problems of a file or symbolic link in an open directory of a payload."""
     name = os.fsdecode(entry.name)
     try:
         status = calls.stat(name, dir_fd=here, follow_symlinks=False)

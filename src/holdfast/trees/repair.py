@@ -1,0 +1,149 @@
+"""Repair of damaged trees: lost and changed files come back from another place that has their content.
+
+Trees link files of each other, so a damaged file is repaired under every name that any tree has for it:
+
+1. Find what is damaged, and every place that may have the same content: in all trees, and in other directories.
+2. Copy it into a scratch directory, compare the hash of the copy, sync.
+3. Rename it into place, and reset the time of the directory, without which the directory would not be shared again.
+
+A kill leaves each name with the old file or the repaired one. Symbolic links come back from the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Failure
+from holdfast.fs import calls
+from holdfast.fs.directory import make_directories, opened
+from holdfast.trees.copy import NewFile, hash_file, place_file
+from holdfast.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.trees.payload import READ, Attributes
+from holdfast.trees.shared_dirs import Stored, ready_fields
+from holdfast.trees.verify import check_entry
+from holdfast.trees.walker import DIRECTORY, TreeWalker, joined, shown, sync_tree, synced, writing
+
+
+class RepairedFile(NamedTuple):
+    """A stored file that has its content again, and where the content comes from."""
+
+    path: str
+    source: str
+
+
+class _Name(NamedTuple):
+    """A name of a stored file or symbolic link: its path, the record of its directory, its entry."""
+
+    path: str
+    body: bytes
+    entry: ManifestEntry
+    is_damaged: bool
+
+
+def repair(
+    damaged: Iterable[Path], trees: Iterable[Path], directories: Iterable[Path], room: Path
+) -> list[RepairedFile]:
+    """Repair trees with content from all `trees` and `directories`; return what was repaired.
+
+    `room` is a new directory on the filesystem of the trees, which the caller keeps from being moved.
+    """
+    bad = [name for name in _names(damaged, None) if name.is_damaged]  # 1
+    wanted = {name.entry.sha256 for name in bad if name.entry.sha256}
+    names = {name.path: name for name in (*_names(trees, wanted), *bad)}
+    sources = _sources(names.values(), directories) if bad else {}
+    written: list[tuple[Path, _Name, str]] = []
+    with synced(room):
+        for number, name in enumerate(each for each in names.values() if each.is_damaged):
+            source, draft = sources.get(name.entry.sha256), room / f"repaired-{number}"
+            if source is not None and _write(draft, name.entry, source):  # 2
+                written.append((draft, name, source))
+    done = [RepairedFile(shown(name.path), shown(source)) for draft, name, source in written if _place(draft, name)]
+    sync_tree(room)
+    return done
+
+
+def _names(trees: Iterable[Path], wanted: set[str] | None) -> Iterator[_Name]:
+    """The names of wanted content in these trees; without `wanted`, all names, unless their manifest was changed."""
+    seen: set[str] = set()
+    for tree in trees:
+        with suppress(Failure, ValueError, struct.error), Stored(tree) as stored:  # verifying reports it
+            manifest = Manifest.read(tree)
+            if wanted is None and ready_fields(tree).get("payload_hash") != manifest.payload_hash:
+                continue
+            for path, body in manifest.records():
+                directory = stored.where(os.fsdecode(path))
+                if directory in seen or directory_of(path, body).kind == "m":
+                    continue
+                seen.add(directory)
+                for raw in raw_entries(body).values():
+                    entry = decode_entry(path, raw)
+                    if entry.kind in "fl" and (wanted is None or entry.sha256 in wanted):
+                        name = joined(directory, os.fsdecode(entry.name))
+                        yield _Name(name, body, entry, _is_damaged(stored, path, entry))
+
+
+def _is_damaged(stored: Stored, path: bytes, entry: ManifestEntry) -> bool:
+    try:
+        return any(check_entry(stored.enter(os.fsdecode(path)), entry))
+    except OSError:
+        return True
+
+
+def _sources(names: Iterable[_Name], directories: Iterable[Path]) -> dict[str, str]:
+    """A file that has the content, by its hash. A symbolic link, which has no hash, needs only its entry."""
+    found = {"": "the manifest"}
+    hashes: defaultdict[int, set[str]] = defaultdict(set)
+    for name in names:
+        hashes[name.entry.size].add(name.entry.sha256)
+    for path in (*(name.path for name in names), *_files(directories)):
+        with suppress(OSError):
+            status = calls.stat(path, follow_symlinks=False)
+            if not hashes[status.st_size] <= found.keys():
+                with opened(path, READ) as reading:
+                    found.setdefault(hash_file(reading, status.st_size).digest.hex(), path)
+    return found
+
+
+def _files(directories: Iterable[Path]) -> Iterator[str]:
+    """Everything below these directories but directories, as far as it can be listed."""
+    for top in directories:
+        with suppress(Failure), TreeWalker(top) as walker:
+            waiting = [""]
+            while waiting:
+                path, below = waiting.pop(), dict[str, bool]()
+                with suppress(OSError), calls.scandir(walker.enter(path)) as listed:
+                    below = {each.name: each.is_dir(follow_symlinks=False) for each in listed}
+                waiting += [joined(path, name) for name, is_directory in below.items() if is_directory]
+                yield from (walker.where(path, name) for name, is_directory in below.items() if not is_directory)
+
+
+def _write(draft: Path, entry: ManifestEntry, source: str) -> bool:
+    """Create the repaired file or symbolic link under a private name; False if the source has changed."""
+    attributes, (directory, name) = Attributes(None, kept=True), os.path.split(source)
+    with writing(draft), opened(draft.parent, DIRECTORY) as room:
+        if entry.kind == "l":
+            calls.symlink(os.fsdecode(entry.target), draft.name, dir_fd=room)
+            attributes.finish_other(room, draft.name, entry.meta, entry.xattrs)
+            return True
+        with suppress(FileNotFoundError, IsADirectoryError), opened(directory, DIRECTORY) as here:
+            digest, _ = place_file(here, room, NewFile(name, draft.name, entry.meta, entry.xattrs), attributes)
+            return digest.hex() == entry.sha256
+    return False
+
+
+def _place(draft: Path, name: _Name) -> bool:
+    """Give the name its repaired file; False if a directory is in its place, or a file in place of its directory."""
+    directory, own = os.path.dirname(name.path), directory_of(b"", name.body)
+    with writing(name.path), suppress(IsADirectoryError, NotADirectoryError):
+        make_directories(Path(directory))
+        calls.rename(draft, name.path)  # 3
+        with opened(directory, DIRECTORY) as here:
+            Attributes(None, kept=True).finish_directory(here, own.meta, own.xattrs)
+        return True
+    return False
