@@ -247,6 +247,19 @@ def test_a_tree_whose_manifest_was_changed_is_not_repaired_by_it(trees: Trees) -
     assert not (first / PAYLOAD / "same/lonk").is_symlink()
 
 
+def test_a_tree_whose_manifest_was_changed_is_not_touched_by_the_repair_of_another(trees: Trees) -> None:
+    first, _ = trees.take()
+    trees.write("same/d", "c" * 5000)
+    second, _ = trees.take()
+    content = (second / MANIFEST).read_bytes()
+    (second / MANIFEST).chmod(0o644)
+    (second / MANIFEST).write_bytes(content.replace(b"\x00a", b"\x00z"))
+    alter(first / PAYLOAD / "same/c")
+    before = {path: path.read_bytes() for path in second.rglob("*") if path.is_file()}
+    assert trees.repair(1, directories=(trees.source,)) == [("tree-1/payload/same/c", "c")]
+    assert {path: path.read_bytes() for path in second.rglob("*") if path.is_file()} == before
+
+
 class Repairing:
     """The repair of two trees that link the same damaged file."""
 

@@ -155,10 +155,11 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
         results = list(_verify(snapshots, ids, may_vanish=everything))
     if problems := [problem for _, found in results for problem in found]:
         damaged = [snapshot_id for snapshot_id, found in results if found]
-        still = f" ({len(repaired)} files were repaired; no sound copy of the rest was found)" if repair else ""
+        advice = "Restore the rest from a backup" if repair else "Run 'holdfast verify --all --repair'"
+        still = f" ({len(repaired)} repaired; no sound copy of the rest was found)" if repair else ""
         raise Corrupt(
             f"{len(damaged)} of {len(ids)} snapshots are damaged{still}: {_first_few(problems)}",
-            hint="Restore the rest from a backup." if repair else "Try 'holdfast verify --all --repair'.",
+            hint=f"{advice}, and do not trust the disk.",
             snapshots=damaged,
             problems=problems,
             repaired=[each._asdict() for each in repaired],

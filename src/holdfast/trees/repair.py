@@ -69,12 +69,12 @@ def repair(
 
 
 def _names(trees: Iterable[Path], wanted: set[str] | None) -> Iterator[_Name]:
-    """The names of wanted content in these trees; without `wanted`, all names, unless their manifest was changed."""
+    """The names of wanted content (None: of all) in these trees. A manifest that was changed proves nothing."""
     seen: set[str] = set()
     for tree in trees:
         with suppress(Failure, ValueError, struct.error), Stored(tree) as stored:  # verifying reports it
             manifest = Manifest.read(tree)
-            if wanted is None and ready_fields(tree).get("payload_hash") != manifest.payload_hash:
+            if ready_fields(tree).get("payload_hash") != manifest.payload_hash:
                 continue
             for path, body in manifest.records():
                 directory = stored.where(os.fsdecode(path))
