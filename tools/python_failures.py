@@ -34,7 +34,6 @@ Repository.audit: -
 Repository.watch_audit: -
 Repository.snapshot: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable
     AlreadyExists EngineUnavailable DirectoryReplaced
-    DirectoryReplaced
 Repository.restore: NotFound Ambiguous SnapshotCollected PartialSnapshot LockNotHeld LockExpired FencingMismatch
     LockConflict InUse ConsistencyUnavailable Refused
 Repository.remove_worktree: NotFound LockConflict InUse ConsistencyUnavailable Refused FencingMismatch LockExpired
@@ -92,6 +91,7 @@ Snapshots.entries: NotFound
 Snapshots.files_of_head: NotFound
 Snapshots.compare: NotFound Ambiguous ConsistencyUnavailable DirectoryReplaced SnapshotCollected PartialSnapshot
 Snapshots.verify: NotFound SnapshotCollected PartialSnapshot
+Snapshots.repair: NotFound LockConflict
 Snapshots.all_ids: -
 Snapshots.export: NotFound AlreadyExists SnapshotCollected PartialSnapshot Refused
 Snapshots.restore: NotFound AlreadyExists SnapshotCollected PartialSnapshot LockConflict Refused

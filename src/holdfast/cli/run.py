@@ -193,9 +193,7 @@ def _environment(opened: OpenedLease, lease: HeldLease | None) -> dict[str, str]
     return known | {WORKTREE: opened.worktree}
 
 
-def _save(
-    repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions, output: Output
-) -> str:
+def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions, output: Output) -> str:
     try:
         made = repository.snapshot(
             worktree, lease, note=options.note, consistency=options.consistency, warn=output.warning
