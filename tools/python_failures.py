@@ -156,6 +156,7 @@ find_ledger: -
 open_ledger: NotFound ExtraMissing
 Ledger.sequence: -
 OpenLedger.close: -
+OpenLedger.break_lock: NotFound LockChanged
 OpenLedger.verify: -
 Ledger.append: -
 Ledger.append_if_sequence: SequenceMismatch

@@ -347,7 +347,7 @@ def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
 def verify(output: Output, *, repo: str) -> None:
     """Check for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
-    Changes nothing. Fails with status 6 if there is an error. Harmless findings, such as drafts left by an
+    Repairs nothing. Fails with status 6 if there is an error. Harmless findings, such as drafts left by an
     interruption, are notes. Each finding says what to do about it.
 
     \b

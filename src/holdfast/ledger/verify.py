@@ -1,6 +1,6 @@
 """Verifying a ledger: gaps, torn and foreign files, wrong names, events that contradict each other.
 
-Changes nothing. An *error* stops readers or makes claims doubtful; a *note* is litter, or
+Repairs nothing. An *error* stops readers or makes claims doubtful; a *note* is litter, or
 worth knowing. `code` is stable, for programs; `subject` is the file or the event.
 """
 

@@ -94,7 +94,7 @@ class OpenLedger:
         return number
 
     def verify(self) -> LedgerReport:
-        """Examine the ledger; changes nothing."""
+        """Examine the ledger. Repairs nothing, but finishes a batch whose author is gone, as every reader does."""
         from holdfast.ledger.verify import verify
 
         return verify(self.ledger, self.root if self._on_files else None, self.files)
