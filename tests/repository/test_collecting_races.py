@@ -99,7 +99,7 @@ def create(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     worktrees.create(context, worktrees.CreateOptions(name, snapshot_id, Isolation.SHARED))
     require_intact(context, snapshot_id)
     assert context.config(name).head_snapshot_id == snapshot_id
-    worktree_changes.remove(context, name, save=None, force=True)
+    worktree_changes.remove(context, name, save=None, force=True, keep_for=0.0)
 
 
 def restore(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
@@ -268,7 +268,7 @@ def release_all(context: RepositoryContext) -> None:
     for each in history.pins(context):
         history.remove_pin(context, each.pin_id)
     if context.store.read(WORKTREES.key("held")) is not None:
-        worktree_changes.remove(context, "held", save=None, force=True)
+        worktree_changes.remove(context, "held", save=None, force=True, keep_for=0.0)
 
 
 def test_a_collector_and_a_new_user_of_a_snapshot_never_both_succeed(scratch: Path) -> None:

@@ -145,7 +145,9 @@ def test_the_walk_meets_the_worker_and_stops_it(
 ) -> None:
     _, first = snapshots.take()
     started.meet = started.wait_at("d2/e1")
-    scans = scans_during(snapshots.take, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_SCANS_BETWEEN_READS", 1000)  # no report is read sooner, however fast the worker is
+        scans = scans_during(snapshots.take, monkeypatch)
     started.meet = lambda *_: None
     _, third = snapshots.take()
 
