@@ -147,7 +147,8 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     for each in record["broken"]:
         yield f"  cannot read   {each['id'][:SHORT]}: {each['message']}"
     for gate in record["gates_required"]:
-        status = record["gates_status"].get(gate, {})
+        known = record["gates_status"].get(gate) or "pending"
+        status = known if isinstance(known, dict) else {"status": known}
         by = f" by {status['updated_by']}" if status.get("updated_by") else ""
         yield f"  gate          {gate}: {status.get('status', 'pending')}{by}"
     for name, value in record["context"].items():

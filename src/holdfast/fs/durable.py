@@ -22,6 +22,7 @@ from holdfast.errors import (
     AlreadyExists,
     Corrupt,
     FilesystemUnsafe,
+    JsonInvalid,
     NotDurable,
     NotFound,
     NotWritable,
@@ -71,13 +72,14 @@ def create_in(directory: Directory, name: str, content: bytes, *, mode: int = 0o
         sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+def replace(path: Path, content: bytes, *, mode: int | None = None) -> None:
     with Directory.open(path.parent) as directory:
         replace_in(directory, path.name, content, mode=mode)
 
 
-def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0o666) -> None:
-    """Make `name` hold `content`; a crash leaves the old content or the new, never a mixture.
+def replace_in(directory: Directory, name: str, content: bytes, *, mode: int | None = None) -> None:
+    """Make `name` hold `content`; a crash leaves the old content or the new, never a mixture. Without a `mode`, mode
+    and owner stay (see `write_draft`).
 
     Commit point: the rename. Durable when this returns.
     """
@@ -90,7 +92,8 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     """Add `record` as one line to the file `name`, whose lock the caller holds.
 
     A line exists once it has its newline: readers ignore the bytes after the last one, and an append cuts off and
-    returns a tail that a crash has torn. Commit point: the sync. A failed write is undone. With `at`, the lines must
+    returns a tail that a crash has torn. A tail that is a whole record is kept: another program ended its file there,
+    and only its newline is missing. Commit point: the sync. A failed write is undone. With `at`, the lines must
     end exactly there. A file with a line has a durable name, because only this function makes lines.
     """
     if b"\n" in record:
@@ -100,15 +103,18 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     try:
         with failing_to("read", directory.where(name)):
             end, torn = _end_of_lines(fd)  # 1. where the last whole line ends
-        if at is not None and end != at:
-            raise Corrupt(f"{directory.where(name)} ends at {end}, not at {at}", path=directory.where(name))
+        line, offset = record + b"\n", end
+        if torn != record and _is_record(torn):
+            end, torn, line, offset = end + len(torn), b"", b"\n" + line, end + len(torn) + 1
+        if at is not None and offset != at:
+            raise Corrupt(f"{directory.where(name)} ends at {offset}, not at {at}", path=directory.where(name))
         try:
             if end == 0:
                 sync_names(directory, name)  # 2. the name survives a power cut
             if torn:
                 calls.ftruncate(fd, end)  # 3. cut off a torn tail
             calls.lseek(fd, end, os.SEEK_SET)
-            write_all(fd, record + b"\n")  # 4. the line
+            write_all(fd, line)  # 4. the line
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
             _cut_back(fd, end, directory.where(name))
@@ -117,7 +123,7 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
             raise
     finally:
         close_quietly(fd)
-    return Appended(end, torn)
+    return Appended(offset, torn)
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
@@ -178,12 +184,14 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
     return content[: content.rfind(b"\n") + 1]
 
 
-def end_of_lines_in(directory: Directory, name: str) -> int:
-    """The offset at which the complete lines of the file `name` end; 0 if there is none."""
+def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
+    """The offset at which the complete lines of the file `name` end, 0 if there is none; and the record after it that
+    lacks only its newline, most often b""."""
     try:
-        return _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, _end_of_lines)[0]
+        end, tail = _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, _end_of_lines)
     except NotFound:
-        return 0
+        return 0, b""
+    return end, tail if _is_record(tail) else b""
 
 
 def remove(path: Path) -> bool:
@@ -216,17 +224,29 @@ def draft_name(name: str, mark: str) -> str:
 
 
 def write_draft(
-    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True, mark: str | None = None
+    directory: Directory,
+    name: str,
+    content: bytes,
+    *,
+    mode: int | None = None,
+    durable: bool = True,
+    mark: str | None = None,
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 
-    In the same directory, because a rename cannot cross filesystems. One writer's drafts share a `mark`.
+    In the same directory, because a rename cannot cross filesystems. One writer's drafts share a `mark`. Without a
+    `mode`, the draft of an existing file gets its mode and, as far as the system allows, its owner and group.
     """
     draft = draft_name(name, mark or new_mark())
+    replaced = directory.status(name) if mode is None else None
+    if replaced is not None:
+        mode = replaced.st_mode & 0o777  # from the start: others must not read what they could not read before
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
-    fd = _open(directory, draft, flags, mode, action="write")
+    fd = _open(directory, draft, flags, 0o666 if mode is None else mode, action="write")
     try:
         try:
+            if replaced is not None:
+                _keep_owner_and_mode(fd, replaced)
             write_all(fd, content)
             if durable:
                 calls.fsync(fd)
@@ -380,6 +400,31 @@ def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> b
             break  # a regular file returns less only at its end
         most = _CHUNK
     return b"".join(chunks)
+
+
+def _keep_owner_and_mode(fd: int, status: os.stat_result) -> None:
+    """Give a draft the owner, group and mode of the file that it will replace. Only root can give files away."""
+    draft = calls.fstat(fd)
+    if (draft.st_uid, draft.st_gid) != (status.st_uid, status.st_gid):
+        for owner in (status.st_uid, -1):
+            with contextlib.suppress(OSError):
+                calls.chown(fd, owner, status.st_gid)
+                break
+    if (draft.st_mode ^ status.st_mode) & 0o777:  # the umask applied to the draft
+        calls.chmod(fd, status.st_mode & 0o777)
+
+
+def _is_record(tail: bytes) -> bool:
+    """Whether the bytes after the last newline are a whole JSON object."""
+    if not tail.startswith(b"{"):
+        return False  # the usual case
+    from holdfast.fs import strictjson
+
+    try:
+        strictjson.decode(tail, limit=len(tail))
+    except JsonInvalid:
+        return False
+    return True
 
 
 def _cut_back(fd: int, end: int, where: str) -> None:

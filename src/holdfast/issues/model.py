@@ -85,7 +85,7 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     assignee: str | None = None
     dependencies: tuple[str, ...] = ()
     gates_required: tuple[str, ...] = ()
-    gates_status: dict[str, dict[str, Any]] = {}
+    gates_status: dict[str, Any] = {}  # ours are objects; those of other programs keep their shape
     context: dict[str, str] = {}
     documents: list[Any] = []
     labels: tuple[str, ...] = ()
@@ -94,10 +94,9 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
 
     def gate_status(self, gate: str) -> GateStatus:
         """Whether a gate is pending, passed or failed."""
-        try:
-            return GateStatus(self.gates_status.get(gate, {}).get("status", "pending"))
-        except ValueError:
-            return GateStatus.PENDING
+        known: Any = self.gates_status.get(gate)
+        status = known.get("status") if isinstance(known, dict) else known
+        return next((each for each in GateStatus if each == status), GateStatus.PENDING)
 
     def open_gates(self) -> list[str]:
         """The required gates that have not passed."""

@@ -27,6 +27,7 @@ Lookup = Callable[[str], Issue | None]  # finds an issue by id, as stored or as 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
 _ARCHIVED_FROM = "archived_from"
+NEW_GATE = {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""}  # dated when it is stored
 
 
 def is_released(issue: Issue | None) -> bool:
@@ -123,11 +124,9 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     if not new:
         return issue
     check_changeable(issue, "it cannot require further gates")
-    pending = {gate: {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""} for gate in new}
+    pending = {gate: NEW_GATE for gate in new if gate not in issue.gates_status}
     return msgspec.structs.replace(
-        issue,
-        gates_required=(*issue.gates_required, *new),
-        gates_status={**issue.gates_status, **{k: v for k, v in pending.items() if k not in issue.gates_status}},
+        issue, gates_required=(*issue.gates_required, *new), gates_status={**issue.gates_status, **pending}
     )
 
 
@@ -138,7 +137,11 @@ def judged(issue: Issue, gate: str, status: GateStatus, by: str, at: str, lookup
         raise TransitionRefused(f"{issue.id} does not require gate {gate}", issue_id=issue.id, gate=gate, hint=hint)
     if status is not issue.gate_status(gate):
         check_changeable(issue, "its gates can no longer change")
-    decided = {**issue.gates_status.get(gate, {}), "status": status.value, "updated_by": by, "updated_at": at}
+    known = issue.gates_status.get(gate)
+    decided: object = status.value  # some programs store only this
+    if not isinstance(known, str):
+        known = known if isinstance(known, dict) else {}
+        decided = {**known, "status": status.value, "updated_by": by, "updated_at": at}
     issue = msgspec.structs.replace(issue, gates_status={**issue.gates_status, gate: decided})
     return completed(issue, lookup)
 

@@ -90,9 +90,8 @@ class Draft:
             self._issues.pop(issue.id, None)
             return issue
         created_at = issue.created_at or self.at
-        gates = {
-            name: {**each, "updated_at": each.get("updated_at") or self.at} for name, each in issue.gates_status.items()
-        }
+        dated = {**rules.NEW_GATE, "updated_at": self.at}  # gates of other programs keep their shape
+        gates = {name: dated if each == rules.NEW_GATE else each for name, each in issue.gates_status.items()}
         issue = msgspec.structs.replace(issue, created_at=created_at, updated_at=self.at, gates_status=gates)
         self._issues[issue.id] = issue
         if announced or before is None:

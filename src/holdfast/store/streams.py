@@ -61,7 +61,7 @@ def lines(
         position = yield from _published_lines(directory, location, position)
         waiting = find_waiting(directory, location, pending())
         nothing_new = position == begun and not waiting.lines
-        if nothing_new or directory is None or durable.end_of_lines_in(directory, location.file) <= position:
+        if nothing_new or directory is None or durable.end_of_lines_in(directory, location.file)[0] <= position:
             yield from waiting.announced(position)
             return
 
@@ -142,7 +142,7 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
             # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Complete
             # lines never change: read them again.
             return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
-        if durable.end_of_lines_in(directory, location.file) <= after:
+        if durable.end_of_lines_in(directory, location.file)[0] <= after:
             return b""
         limit *= 2  # a line longer than the chunk
 
@@ -161,8 +161,11 @@ def _not_a_position(location: Location, after: int) -> UsageFailure:
 
 
 def last_line(directory: Directory, location: Location) -> tuple[int, bytes] | None:
-    """The last line and its position; None if there is none."""
-    end = durable.end_of_lines_in(directory, location.file)
+    """The last line and its position; None if there is none. A record whose newline is missing counts: the next append
+    adds the newline."""
+    end, unended = durable.end_of_lines_in(directory, location.file)
+    if unended:
+        return end + len(unended) + 1, unended
     size = 4096
     while end:
         start = max(0, end - size)
