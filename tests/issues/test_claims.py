@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from holdfast.errors import (
     IssueClaimed,
     LockExpired,
     LockNotHeld,
+    LockTimeout,
     SettingInvalid,
     TransitionRefused,
 )
 from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
-from holdfast.issues.model import ClaimId, GateStatus, State
+from holdfast.issues.model import ClaimId, GateStatus, Priority, State
 from holdfast.issues.tracker import Tracker, Update
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
 from tests.issues.trackers import claim_id_of, create_issues, events_of, tracker_at
 from tests.locks.workers import Line, Workers, wait_until
@@ -46,6 +49,45 @@ def test_an_issue_that_keeps_failing_does_not_hold_up_the_others(tracker: Tracke
             tracker.update(claimed.issue.id, DONE, claim=ClaimId.parse(claimed.claim.claim_id))
 
     assert taken == [a, b, c, a, a]
+
+
+@contextmanager
+def locked_by_another_program(*paths: Path) -> Iterator[None]:
+    def hold(line: Line) -> None:
+        with ExitStack() as locks:
+            for path in paths:
+                locks.enter_context(FileLocker(60.0).lock_exclusive(path))
+            line.say("held")
+            line.wait()
+
+    with Workers() as workers:
+        assert workers.start(hold).hear() == "held"
+        yield
+
+
+def test_an_issue_that_another_program_keeps_locked_is_skipped(scratch: Path) -> None:
+    tracker = Tracker(FileStore(scratch, timeout=0.05))
+    tracker.initialise()
+    ids = create_issues(tracker, "a", "b", "c")
+    tracker.update(ids[2], Update(priority=Priority.CRITICAL))
+    with locked_by_another_program(*(scratch / f".jit/issues/{each}.lock" for each in (ids[2], ids[0]))):
+        claimed = tracker.claims.take_next(tracker.claims.request())
+        assert claimed.issue.id == ids[1]
+        with pytest.raises(LockTimeout, match=ids[2]):  # nothing else is left
+            tracker.claims.take_next(tracker.claims.request())
+    assert tracker.claims.take_next(tracker.claims.request()).issue.id == ids[2]
+
+
+def test_a_lock_that_every_claim_needs_is_waited_for_at_most_twice(scratch: Path) -> None:
+    store = FileStore(scratch, timeout=0.05)
+    tracker = Tracker(store)
+    tracker.initialise()
+    create_issues(tracker, *"abcdef")
+    with locked_by_another_program(scratch / ".jit/.events.lock"):
+        before = store.lock_statistics().contended
+        with pytest.raises(LockTimeout, match=r"\.events\.lock"):
+            tracker.claims.take_next(tracker.claims.request())
+        assert store.lock_statistics().contended - before <= 2
 
 
 def test_a_waiter_gets_the_next_ready_issue_and_returns_when_none_is_left(scratch: Path) -> None:

@@ -351,8 +351,16 @@ def test_states_are_right_with_more_dependents_than_one_transaction_can_name(
     ]
     tracker.update(hub, DONE)
 
-    assert {tracker.state(tracker.issue(each)) for each in waiting} == {State.READY}
+    assert {tracker.issue(each).state for each in waiting} == {State.READY}  # as stored, for other programs
     assert len(tracker.snapshot().ready()) == 150
+    assert problems(tracker) == []
+    tracker.update(hub, Update(state=State.READY))
+    assert {tracker.issue(each).state for each in waiting} == {State.BACKLOG}
+    tracker.gates.define(Definition("review"))
+    tracker.gates.require(hub, ["review"])
+    tracker.update(hub, DONE)
+    tracker.gates.judge(hub, "review", GateStatus.PASSED)
+    assert problems(tracker) == []
     tracker.delete(hub)
     assert all(tracker.issue(each).dependencies == () for each in waiting)
 

@@ -81,7 +81,8 @@ def claim_next(
 ) -> None:
     """Claim the most urgent ready issue; among equals, the one unchanged for longest.
 
-    An issue whose claim has expired counts as ready. If another agent claims it first, the next issue is claimed.
+    An issue whose claim has expired counts as ready. If another agent claims it first, or another program keeps it
+    locked, the next issue is claimed.
     Broken issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
 
     \b

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Blocked, Corrupt, IssueClaimed, LockNotHeld, NotFound, TransitionRefused
+from holdfast.errors import Blocked, Corrupt, IssueClaimed, LockNotHeld, LockTimeout, NotFound, TransitionRefused
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
@@ -22,6 +22,7 @@ from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
+MOST_LOCKED = 5  # after as many locked issues, `claim_next` gives up: each has cost the lock timeout
 POLL = 2.0  # how often a waiter for work checks whether a claim has expired: no event reports that
 
 
@@ -70,8 +71,9 @@ class Claiming:
     ) -> Claimed | None:
         """Claim the most urgent ready issue, or return None. Among equals, the one unchanged for longest is first.
 
-        Issues that others claim first are skipped. `wait` is the time limit in seconds (None: no limit) for a ready
-        issue, while any issue is unfinished. Unreadable issues are not waited for.
+        Issues that others claim first are skipped, and so are those whose lock another program keeps for too long:
+        `LockTimeout` only if nothing else is left, or after `MOST_LOCKED` of them. `wait` is the time limit in
+        seconds (None: no limit) for a ready issue, while any issue is unfinished. Unreadable issues are not waited for.
         """
         return self._claim_next(request, wanted, wait)[0]
 
@@ -110,15 +112,23 @@ class Claiming:
     def _claim_first(
         self, seen: IssueSet, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool]
     ) -> Claimed | None:
-        for issue in seen.ready(request.assignee):
-            if wanted(issue):
-                with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
-                    try:
-                        return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
-                    except Corrupt as failure:
-                        if "intent" in failure.facts:  # nothing can be claimed until the intent is repaired
-                            raise
-                        seen.add_broken(Broken(issue.id, failure))
+        locked: dict[str, LockTimeout] = {}
+        for issue in filter(wanted, seen.ready(request.assignee)):
+            with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
+                try:
+                    return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
+                except LockTimeout as failure:
+                    if failure.path in locked:  # not the lock of one issue, but one that every claim needs
+                        raise
+                    locked[failure.path] = failure
+                    if len(locked) == MOST_LOCKED:
+                        break
+                except Corrupt as failure:
+                    if "intent" in failure.facts:  # nothing can be claimed until the intent is repaired
+                        raise
+                    seen.add_broken(Broken(issue.id, failure))
+        for first in locked.values():
+            raise first
         return None
 
     def renew(self, claim_id: ClaimId, ttl: float | None = None) -> IssueClaim:

@@ -186,7 +186,9 @@ class Gating:
 
         keys: list[Key[Any]] = [model.CLAIMS.key(issue_id), model.DEPENDENTS.key(issue_id)]
         keys += [GATE_RUNS.key(run.run_id)] if run else []
-        return self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+        issue = self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+        self._transactions.settle_others(around, issue)
+        return issue
 
 
 def check_defined(draft: Draft, gates: Iterable[str]) -> None:

@@ -244,7 +244,9 @@ class Tracker:
             return issue
 
         keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
-        return self.transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+        issue = self.transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+        self.transactions.settle_others(around, issue)
+        return issue
 
     def _delete(self, issue_id: str, claim: ClaimId | None) -> Issue:
         around = self.transactions.surroundings(issue_id)

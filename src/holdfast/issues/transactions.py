@@ -4,9 +4,9 @@ A transaction must name its documents before it begins, and which ones those are
 So each operation first reads without locks and names what it found. Under the locks it sees the current
 records; if they lead to a document that was neither named nor read, it raises `Changed` and starts again.
 
-The dependencies and dependents of an issue are named, up to `MOST_NAMED`. Beyond that, *stored* states
-follow from what was read without locks. They are only a convenience: what users see and what may be
-claimed is derived from the dependencies themselves.
+The dependencies and dependents of an issue are named, up to `MOST_NAMED`. The *stored* states of further
+dependents follow in transactions of their own (`settle`). They are only a convenience: what users see and
+what may be claimed is derived from the dependencies themselves.
 
 A neighbour that cannot be read is not named. It counts as not done, which blocks only what waits for it.
 Operations that must know its dependencies, or whether it is done, are refused.
@@ -14,9 +14,11 @@ Operations that must know its dependencies, or whether it is done, are refused.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -238,6 +240,10 @@ class IssueNeighbours(NamedTuple):
     dependents: tuple[str, ...]
     followers: list[str]
 
+    def others(self) -> list[str]:
+        """The other dependents that can be read."""
+        return [each for each in self.dependents if each not in self.followers and self.seen.issues[each] is not None]
+
     def check_dependents_known(self) -> None:
         """Raise if a dependent cannot be read."""
         for each in self.dependents:
@@ -356,6 +362,36 @@ class Transactions:
         return IssueNeighbours(issue, named, seen, dependents, followers)
 
     # --- Changing ----------------------------------------------------------------------------------
+
+    def settle(self, issue_ids: Iterable[str]) -> None:
+        """Make the stored states of issues match their dependencies, about `MOST_NAMED` documents at a time."""
+        left = list(issue_ids)
+        while left:
+            settled = self.retrying(partial(self._settle_some, left))
+            left = left[settled:]
+
+    def settle_others(self, around: IssueNeighbours, issue: Issue) -> None:
+        """Settle the dependents that the transaction could not name, if the issue now releases them or no longer does.
+
+        The transaction stands: what cannot be settled now is left to `validate`.
+        """
+        if rules.is_released(issue) is not rules.is_released(around.issue):
+            with contextlib.suppress(Failure):
+                self.settle(around.others())
+
+    def _settle_some(self, issue_ids: Sequence[str]) -> int:
+        """Settle the first of these issues; return how many."""
+        seen, count = Seen({}, {}), 0
+        while count < len(issue_ids) and len(seen.issues) < MOST_NAMED:
+            found = self.look_at(issue_ids[count])
+            seen.add(issue_ids[count], found)
+            if isinstance(found, Issue):
+                around = self.with_dependencies(found)
+                seen.issues.update(around.issues)
+                seen.broken.update(around.broken)
+            count += 1
+        self.change(lambda draft: draft.settle(issue_ids[:count]), issues=filter(seen.can_name, seen.issues), seen=seen)
+        return count
 
     def change(
         self,

@@ -198,7 +198,7 @@ def _check_state(examination: _Examination, issue: Issue) -> Iterator[Finding]:
     actual = rules.state_of(issue, lookup)
     if broken.isdisjoint(issue.dependencies) and actual is not issue.state:
         message = f"it is stored as {issue.state.value}, but is {actual.value}"
-        yield _finding("state", issue.id, message, partial(_settle, tracker, issue.id))
+        yield _finding("state", issue.id, message, partial(tracker.transactions.settle, [issue.id]))
     if issue.state is State.DONE:
         waiting = [each for each in rules.open_dependencies(issue, lookup) if each not in broken]
         if waiting:
@@ -267,17 +267,6 @@ def _detach(tracker: Tracker, issue_id: str, missing: str) -> None:
         draft.record("dependency_removed", issue_id, depends_on=missing)
 
     tracker.transactions.change(body, issues=[issue_id])
-
-
-def _settle(tracker: Tracker, issue_id: str) -> None:
-    def attempt() -> None:
-        issue = tracker.transactions.need(issue_id)
-        seen = tracker.transactions.with_dependencies(issue)
-        tracker.transactions.change(
-            lambda draft: draft.settle([issue_id]), issues=filter(seen.can_name, seen.issues), seen=seen
-        )
-
-    tracker.transactions.retrying(attempt)
 
 
 def _rewrite_dependents(tracker: Tracker) -> None:
