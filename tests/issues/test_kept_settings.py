@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.model import GateStatus, State
@@ -65,7 +66,7 @@ def test_the_owners_of_all_files_survive_a_change(tracker: Tracker, scratch: Pat
     [issue_id] = create_issues(tracker, "a")
     before = documents(scratch)
     for path in before:
-        os.chown(path, 4321, 8765)
+        calls.chown(path, 4321, 8765)
     change_every_document(tracker, issue_id, by="root")
 
     assert {(path.stat().st_uid, path.stat().st_gid) for path in before} == {(4321, 8765)}
@@ -75,8 +76,6 @@ def test_the_owners_of_all_files_survive_a_change(tracker: Tracker, scratch: Pat
 def test_the_draft_of_a_private_file_is_never_open_to_others(
     tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.fs import calls
-
     [issue_id] = create_issues(tracker, "a")
     (scratch / f".jit/issues/{issue_id}.json").chmod(0o600)
     opened: list[int] = []

@@ -79,7 +79,8 @@ def _filtered(command: Command) -> Command:
 def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
 
-    An existing tracker stays unchanged.
+    An existing tracker keeps its issues. Files for git (.jit/.gitignore and .jit/.gitattributes) are added if they are
+    missing.
 
     \b
     Example:

@@ -102,10 +102,10 @@ def export(output: Output, *, repo: str | None) -> None:
 def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) -> int:
     """Check the tracker for inconsistencies. Status 6 if there are findings.
 
-    It finds issues missing from the index and index entries without an issue, dependencies on missing
-    issues, cycles, wrong states, undefined gates, expired claims, broken files, and commits that a dead
-    process left unfinished. Cycles, broken files, and commits that another program interfered with are
-    yours to repair; --fix never overwrites them.
+    It finds issues missing from the index and index entries without an issue, files of deleted issues that a
+    merge brought back, dependencies on missing issues, cycles, wrong states, undefined gates, expired claims,
+    broken files, and commits that a dead process left unfinished. Files that a merge brought back, cycles, broken
+    files, and commits that another program interfered with are yours to repair; --fix never overwrites them.
 
     \b
     Examples:
@@ -116,7 +116,7 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
 
     with tracking(repo, actor) as tracker:
         before = examine(tracker)
-        left = repair(tracker) if fix and any(each.fixable for each in before) else before
+        left = repair(tracker) if fix else before
     remaining = [finding_to_json(each) for each in left]
     fixed = [each for each in before if finding_to_json(each) not in remaining]
     record: dict[str, Any] = {"findings": remaining, "fixed": [finding_to_json(each) for each in fixed]}

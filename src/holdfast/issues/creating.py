@@ -13,7 +13,8 @@ from holdfast.fs.names import checked_actor, safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
 from holdfast.issues.gates import check_defined
-from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, INDEX, Issue, Priority, State, without_repeats
+from holdfast.issues.index import plan_index_change
+from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, ISSUES, Issue, Priority, State, without_repeats
 from holdfast.issues.rules import find_path, in_order
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
@@ -115,9 +116,11 @@ class Creating:
         existing = without_repeats(on for each in issues for on in each.dependencies if on not in new)
         touched = without_repeats(on for each in issues for on in each.dependencies)
 
+        index = plan_index_change(self._transactions)
+
         def body(draft: Draft) -> list[Created]:
-            for each in draft.index().all_ids:
-                if each in new:
+            for each in new:
+                if draft.view.get(ISSUES.key(each)) is not None:
                     raise AlreadyExists(f"issue {each} already exists", issue_id=each)
             for on in existing:
                 if draft.lookup(on) is None:
@@ -128,10 +131,10 @@ class Creating:
             made = [self._draft(draft, each, *needed[each.id]) for each in issues]
             if imported:
                 draft.add_edges((each.issue.id, on) for each in made for on in each.issue.dependencies)
-            _list(draft, sorted(new, key=lambda each: places[each]))
+            index.add(draft, sorted(new, key=lambda each: places[each]))
             return made
 
-        also: list[Key[Any]] = [INDEX, *map(DEPENDENTS.key, touched)]
+        also: list[Key[Any]] = [*index.keys, *map(DEPENDENTS.key, touched)]
         also += [GATES] if any(each.gates_required for each in issues) else []
         also += [GRAPH] if imported else []
         return self._transactions.change(body, issues=[*new, *existing], also=also)
@@ -146,7 +149,7 @@ class Creating:
 
     def _break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
         whole = self._transactions.need(issue_id)
-        seen = self._transactions.with_dependencies(whole)
+        seen, index = self._transactions.with_dependencies(whole), plan_index_change(self._transactions)
         ids = [str(uuid.uuid4()) for _ in parts]
 
         def body(draft: Draft) -> list[Created]:
@@ -167,18 +170,11 @@ class Creating:
             draft.put(msgspec.structs.replace(issue, dependencies=tuple(ids), state=state))
             draft.add_edges((issue_id, each) for each in ids)
             draft.record("issue_broken_down", issue_id, parts=ids)
-            _list(draft, ids)
+            index.add(draft, ids)
             return made
 
-        also: list[Key[Any]] = [INDEX, GRAPH, GATES, *map(DEPENDENTS.key, [*ids, *whole.dependencies])]
+        also: list[Key[Any]] = [*index.keys, GRAPH, GATES, *map(DEPENDENTS.key, [*ids, *whole.dependencies])]
         return self._transactions.change(body, issues=[*seen.named(), *ids], seen=seen, also=also)
-
-
-def _list(draft: Draft, ids: Iterable[str]) -> None:
-    """Add issues to the index."""
-    index, new = draft.index(), dict.fromkeys(ids)
-    deleted = [each for each in index.deleted_ids if each not in new]
-    draft.set(INDEX, msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted))
 
 
 def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:

@@ -20,6 +20,7 @@ from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
 from holdfast.store.model import MOST_BYTES, Family, Key, Stream, StructCodec
 
 SCHEMA_VERSION = 2
+LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
 _UNKNOWN = "(unknown)"
 
 
@@ -72,6 +73,12 @@ class Index(OpenRecord, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     all_ids: list[str] = []
     deleted_ids: list[str] = []
+
+
+class Unlisted(OpenRecord, frozen=True, kw_only=True):
+    """The ids of issues that a large index does not list yet, in order of creation."""
+
+    ids: list[str] = []
 
 
 class Issue(OpenRecord, frozen=True, kw_only=True):
@@ -143,9 +150,10 @@ Open = TypeVar("Open", bound=OpenRecord)
 class OpenCodec(Generic[Open]):
     """Encodes records with unknown fields as indented JSON, or as one line for streams."""
 
-    def __init__(self, kind: type[Open], *, pretty: bool = True) -> None:
+    def __init__(self, kind: type[Open], *, pretty: bool = True, limit: int = MOST_BYTES) -> None:
         self._kind = kind
         self._pretty = pretty
+        self._limit = limit
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {_UNKNOWN}
 
     def encode(self, record: Open) -> bytes:
@@ -154,19 +162,19 @@ class OpenCodec(Generic[Open]):
         try:
             value = msgspec.to_builtins(record, str_keys=True)
             value |= {name: each for name, each in value.pop(_UNKNOWN).items() if name not in self._known}
-            content = strictjson.encode(value, what=what, limit=MOST_BYTES, string_keys=True)
+            content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
             msgspec.convert(msgspec.json.decode(content), self._kind)
         except (JsonInvalid, msgspec.MsgspecError, TypeError, UnicodeError) as error:
             raise UsageFailure(f"{what} cannot be stored: {error}", problem=str(error)) from None
         if self._pretty:
             content = msgspec.json.format(content, indent=2)
-        if len(content) > MOST_BYTES:
-            raise TooLarge(what, len(content), MOST_BYTES)
+        if len(content) > self._limit:
+            raise TooLarge(what, len(content), self._limit)
         return content
 
     def decode(self, content: bytes, source: str) -> Open:
         try:
-            value = _strict(content.removesuffix(b"\n"), source)
+            value = _strict(content.removesuffix(b"\n"), source, self._limit)
             if not isinstance(value, dict):
                 raise Corrupt(f"{source} is not a JSON object", source=source)
             record = self._converted(value)
@@ -195,11 +203,11 @@ def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
     return Corrupt(f"{source} cannot be understood: {problem}", hint=hint, source=source, problem=problem)
 
 
-def _strict(content: bytes, source: str) -> Any:
+def _strict(content: bytes, source: str, limit: int) -> Any:
     """The JSON value. `msgspec` is fast but accepts duplicate keys, so its result counts only if it encodes to the same
     bytes; otherwise the strict decoder decides."""
-    if len(content) > MOST_BYTES:
-        raise TooLarge(source, len(content), MOST_BYTES)
+    if len(content) > limit:
+        raise TooLarge(source, len(content), limit)
     try:
         value = msgspec.json.decode(content)
         again = msgspec.json.encode(value)
@@ -207,7 +215,7 @@ def _strict(content: bytes, source: str) -> Any:
             return value
     except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError):
         pass
-    return strictjson.decode(content, source=source, limit=MOST_BYTES)
+    return strictjson.decode(content, source=source, limit=limit)
 
 
 _OLD_STATES = {"open": "backlog", "inprogress": "in_progress"}
@@ -380,7 +388,8 @@ class ClaimId(NamedTuple):
         return cls(issue_id, int(token), text.strip())
 
 
-INDEX = Key("jit/index", OpenCodec(Index))
+INDEX = Key("jit/index", OpenCodec(Index, limit=LARGEST_INDEX))
+UNLISTED = Key("jit/unlisted", OpenCodec(Unlisted))
 GRAPH = Key("jit/graph", OpenCodec(Graph))
 GATES = Key("jit/gates", OpenCodec(Registry))
 GATE_RUNS = Family("jit/gate-runs", StructCodec(GateRun))

@@ -1,6 +1,6 @@
 """Reading of issues without locks, and issues as JSON.
 
-The index lists all issues in one read, so a created batch or a deletion is seen whole. The state of an
+The index lists the issues in one read, so a created batch or a deletion is seen whole. The state of an
 issue is derived from its dependencies, so a change that moves an issue and its dependents shows its whole
 effect or none. If an issue refers to a missing one, both are read again.
 
@@ -10,6 +10,7 @@ that depend on it keep waiting.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,8 @@ from holdfast.clock import ClockReading, Now
 from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
-from holdfast.issues.model import CLAIMS, INDEX, ISSUES, ClaimRecord, Issue, State
-from holdfast.store.model import Key, Record, Store
+from holdfast.issues.model import CLAIMS, INDEX, ISSUES, UNLISTED, ClaimRecord, Issue, State, Unlisted
+from holdfast.store.model import Key, Record, Store, TolerantCodec, Unreadable
 
 if TYPE_CHECKING:
     from holdfast.issues.claims import Claimed
@@ -30,6 +31,44 @@ if TYPE_CHECKING:
 
 
 TOLERANT_ISSUES = ISSUES.tolerant()
+TOLERANT_INDEX = Key(INDEX.name, TolerantCodec(INDEX.codec))
+TOLERANT_UNLISTED = Key(UNLISTED.name, TolerantCodec(UNLISTED.codec))
+
+
+class _RawCodec:
+    """The bytes of a document that is too large to be decoded for one question."""
+
+    def encode(self, record: bytes) -> bytes:
+        return record
+
+    def decode(self, content: bytes, source: str) -> bytes:
+        return content
+
+
+RAW_INDEX = Key(INDEX.name, _RawCodec())
+
+
+class IssueListing(NamedTuple):
+    """The ids that the index lists, and those noted beside it, in order of creation; perhaps with repeats.
+
+    `problem` says why the index cannot be used: the ids are then incomplete, and it is rebuilt from the issues.
+    """
+
+    ids: list[str]
+    deleted: frozenset[str] = frozenset()
+    problem: str = ""
+    exists: bool = True
+
+
+def read_listing(store: Store) -> IssueListing:
+    noted = store.read(TOLERANT_UNLISTED)  # first: ids only move from here to the index
+    index = store.read(TOLERANT_INDEX)
+    more = noted.record.ids if noted is not None and isinstance(noted.record, Unlisted) else []
+    if index is None:
+        return IssueListing(more, problem="the index is missing", exists=False)
+    if isinstance(index.record, Unreadable):
+        return IssueListing(more, problem=index.record.failure.message)
+    return IssueListing([*index.record.all_ids, *more], frozenset(index.record.deleted_ids))
 
 
 class Broken(NamedTuple):
@@ -51,6 +90,8 @@ class Broken(NamedTuple):
 
 class IssueSet:
     """The issues of one tracker, in order of creation."""
+
+    index_problem = ""  # why the index cannot be used
 
     def __init__(
         self, store: Store, issues: dict[str, Issue], moment: Now, broken: dict[str, Broken] | None = None
@@ -118,18 +159,34 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
 
 def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
     """All issues as they are now; unreadable ones are in `broken`. `reading` is used to judge claims."""
-    index = store.read(INDEX)
-    if index is None:
-        raise NotInitialised("there is no issue tracker here")
+    listing = read_listing(store)
     found, issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
-    for issue_id in index.record.all_ids:
+    if not (listing.exists or found):
+        raise NotInitialised("there is no issue tracker here")
+    for issue_id in dict.fromkeys((*listing.ids, *_unlisted(store, listing, found))):
         issue = found.get(issue_id) or look_at(store, issue_id)  # none: it was deleted since
         if isinstance(issue, Broken):
             broken[issue_id] = issue
         elif issue is not None:
             issues[issue_id] = issue
     _mend(store, issues, broken)
-    return IssueSet(store, issues, reading.at(store.now()), broken)
+    seen = IssueSet(store, issues, reading.at(store.now()), broken)
+    seen.index_problem = listing.problem
+    return seen
+
+
+def _unlisted(store: Store, listing: IssueListing, found: dict[str, Issue]) -> list[str]:
+    """The issues that no list contains, by age: git or another program brought the files.
+
+    An issue that was created during the scan is listed by now. It is left out, because others that were created with it
+    may have been missed.
+    """
+    listed = set(listing.ids)
+    if listed.issuperset(found):
+        return []  # the usual case
+    now = read_listing(store)
+    listed.update(now.ids, now.deleted)
+    return sorted(found.keys() - listed, key=lambda each: (found[each].created_at, each))
 
 
 def _scanned(store: Store) -> dict[str, Issue]:
@@ -171,6 +228,22 @@ def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> 
         del issues[issue_id]
         if again is not None:
             broken[issue_id] = again
+
+
+MOST_MATCHES = 50  # how many ids with the same prefix are checked
+
+
+def find_ids(store: Store, *prefixes: str) -> list[str]:
+    """The ids of issues that begin with one of these. The index is searched as text, which is faster than decoding."""
+    index, noted = store.read(RAW_INDEX), store.read(TOLERANT_UNLISTED)
+    pattern = rb'"((?:%s)[^"\\]*)"' % b"|".join(re.escape(each.encode()) for each in prefixes)
+    found = [each.decode("utf-8", "replace") for each in re.findall(pattern, index.record)] if index else []
+    if noted is not None and isinstance(noted.record, Unlisted):
+        found += [each for each in noted.record.ids if each.startswith(prefixes)]
+    found = [each for each in list(dict.fromkeys(found))[:MOST_MATCHES] if look_at(store, each) is not None]
+    if found:
+        return found
+    return [name for name, _ in store.scan(TOLERANT_ISSUES) if name.startswith(prefixes)]  # brought by git, for example
 
 
 def read_issue(store: Store, issue_id: str) -> Issue | None:

@@ -6,6 +6,7 @@ functions of `rules`, and commits its events with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -15,15 +16,17 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
-from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
+from holdfast.errors import AlreadyExists, Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
+from holdfast.fs import durable
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.claims import Claiming
 from holdfast.issues.creating import Created, Creating, NewIssue
 from holdfast.issues.dependencies import Dependencies
 from holdfast.issues.gates import Gating
+from holdfast.issues.index import plan_index_change
 from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, INDEX, ISSUES, ClaimId, Issue, IssueEvent, Priority, State
-from holdfast.issues.reading import IssueSet
+from holdfast.issues.reading import TOLERANT_INDEX, IssueSet, find_ids
 from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Document, Entry, Key, Store
@@ -36,6 +39,24 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
+
+GIT_FILES = {
+    ".gitignore": b"""\
+# Locks, claims and drafts belong to one machine.
+*.lock
+.*.tmp
+/claims/
+# These are derived from the issues: 'holdfast issue validate --fix' rebuilds them.
+/dependents/
+/graph.json
+/unlisted.json
+""",
+    ".gitattributes": b"""\
+# A merge keeps the lines of both branches. If that breaks the index, the next command rebuilds it from the issues.
+/events.jsonl merge=union
+/index.json merge=union
+""",
+}
 
 
 class Update(NamedTuple):
@@ -109,10 +130,12 @@ class Tracker:
         return Creating(self.transactions)
 
     def initialise(self) -> bool:
-        """Create an empty tracker; False if one already exists."""
+        """Create an empty tracker; False if one already exists. A tracker in files gets files for git, too."""
+        with contextlib.suppress(NotInitialised):
+            self.transactions.check_initialised()
 
         def body(draft: Draft) -> bool:
-            if draft.get(INDEX) is not None:
+            if draft.get(TOLERANT_INDEX) is not None:
                 return False
             draft.set(INDEX, model.Index())
             if draft.get(model.GATES) is None:
@@ -121,7 +144,12 @@ class Tracker:
                 draft.set(model.GRAPH, model.Graph(dependents_complete=True))
             return True
 
-        return self.transactions.change(body, also=[INDEX, model.GRAPH, model.GATES])
+        created = self.transactions.change(body, also=[TOLERANT_INDEX, model.GRAPH, model.GATES])
+        if self.store.files is not None:
+            for name, content in GIT_FILES.items():
+                with contextlib.suppress(AlreadyExists):
+                    durable.create(self.store.files.path / ".jit" / name, content)
+        return created
 
     # --- Reading -----------------------------------------------------------------------------------
 
@@ -154,13 +182,11 @@ class Tracker:
         text = text.strip()
         if is_safe_name(text) and self.store.read(ISSUES.key(text)) is not None:
             return text
-        index = self.store.read(INDEX)
-        if index is None:
-            raise NotInitialised("there is no issue tracker here")
-        matches = [each for each in index.record.all_ids if text and each.startswith((text, text.lower()))]
+        matches = find_ids(self.store, *{text, text.lower()}) if text else []
         if len(matches) > 1:
             raise IdAmbiguous(text, matches)
         if not matches:
+            self.transactions.check_initialised()
             raise no_issue(text or "''")
         return matches[0]
 
@@ -250,6 +276,7 @@ class Tracker:
 
     def _delete(self, issue_id: str, claim: ClaimId | None) -> Issue:
         around = self.transactions.surroundings(issue_id)
+        index = plan_index_change(self.transactions, whole=True)
 
         def body(draft: Draft) -> Issue:
             issue = draft.issue(issue_id)
@@ -262,11 +289,11 @@ class Tracker:
                 draft.drop_dependent(on, issue_id)
             for each in around.dependents:
                 self._detach(draft, each, issue_id)
-            _unlist(draft, issue_id)
+            index.remove(draft, issue_id)
             draft.record("issue_deleted", issue_id, title=issue.title)
             return issue
 
-        keys: list[Key[Any]] = [INDEX, CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
+        keys: list[Key[Any]] = [*index.keys, CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
         keys += map(DEPENDENTS.key, around.issue.dependencies)
         named = [*around.named, *around.dependents]  # all of these change, however many they are
         return self.transactions.change(body, issues=named, seen=around.seen, also=keys)
@@ -299,12 +326,6 @@ def _unmoved(before: Issue, after: Issue) -> Issue:
 def _changed_fields(before: Issue, after: Issue) -> list[str]:
     names = [name for name in before.__struct_fields__ if name not in ("updated_at", "state")]
     return [name for name in names if getattr(before, name) != getattr(after, name)]
-
-
-def _unlist(draft: Draft, issue_id: str) -> None:
-    index = draft.index()
-    left = [each for each in index.all_ids if each != issue_id]
-    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=[*index.deleted_ids, issue_id]))
 
 
 def _number(name: str, text: str) -> int:

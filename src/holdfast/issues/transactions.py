@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
-from holdfast.errors import Blocked, Changed, Failure, NotFound, NotInitialised
+from holdfast.errors import Blocked, Changed, Failure, NotFound
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
-from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES, ClaimRecord, Issue, State
-from holdfast.issues.reading import TOLERANT_ISSUES, Broken, IssueSet, look_at, misnamed, read_issue, take_snapshot
+from holdfast.issues.index import rebuild_index
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GRAPH, ISSUES, ClaimRecord, Issue, State
+from holdfast.issues.reading import Broken, IssueSet, look_at, misnamed, read_issue, read_listing, take_snapshot
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
@@ -121,13 +122,6 @@ class Draft:
 
     def set(self, key: Key[Any], record: object) -> None:
         self._others[key] = record
-
-    def index(self) -> model.Index:
-        found = self.get(INDEX)
-        if found is None:
-            raise NotInitialised("there is no issue tracker here")
-        assert isinstance(found, model.Index)
-        return found
 
     def claim(self, issue_id: str) -> ClaimRecord | None:
         found = self.get(CLAIMS.key(issue_id))
@@ -292,7 +286,13 @@ class Transactions:
         return self.reading().at(self.store.now())
 
     def snapshot(self) -> IssueSet:
-        return take_snapshot(self.store, self.reading())
+        """All issues as they are now. If the index is missing or cannot be understood, it is rebuilt, if possible."""
+        seen = take_snapshot(self.store, self.reading())
+        if seen.index_problem:
+            with contextlib.suppress(Failure):
+                rebuild_index(self)
+            seen = take_snapshot(self.store, self.reading())
+        return seen
 
     def read(self, issue_id: str) -> Issue | None:
         return read_issue(self.store, issue_id)
@@ -314,8 +314,9 @@ class Transactions:
         return issue
 
     def check_initialised(self) -> None:
-        if self.store.read(INDEX) is None:
-            raise NotInitialised("there is no issue tracker here")
+        """Raise `NotInitialised` if there is no tracker. A damaged index is rebuilt, if possible."""
+        if read_listing(self.store).problem:
+            self.snapshot()
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         """The dependents of an issue. If the dependents documents are incomplete, all issues are read; an unreadable
@@ -327,7 +328,7 @@ class Transactions:
             return known
         others = (
             name
-            for name, each in self.store.scan(TOLERANT_ISSUES)
+            for name, each in self.store.scan(ISSUES.tolerant())
             if isinstance(each.record, Unreadable) or issue_id in each.record.dependencies
         )
         return tuple(dict.fromkeys((*known, *others)))

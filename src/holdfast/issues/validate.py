@@ -15,11 +15,12 @@ from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
-from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES, Issue, State
-from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
+from holdfast.issues.index import IndexChange, deleted_issues, rebuild_index
+from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, ISSUES, Issue, State
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, read_listing, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
-from holdfast.issues.transactions import Draft, Seen
+from holdfast.issues.transactions import Draft
 from holdfast.store.model import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
@@ -34,10 +35,13 @@ def examine(tracker: Tracker) -> list[Finding]:
 
 
 def repair(tracker: Tracker) -> list[Finding]:
-    """Repair findings, each in a transaction of its own; return those that remain."""
+    """Repair findings, each in a transaction of its own; return those that remain. Dependents that nobody has recorded
+    are recorded, if all issues can be read."""
     repaired = findings.repair(lambda: _Examination(tracker), _CHECKS, _stopped)
     for _, failure in repaired.failed:
         raise failure
+    if not repaired.remaining and tracker.store.read(GRAPH) is None:
+        tracker.transactions.retrying(partial(_rewrite_dependents, tracker))
     return list(repaired.remaining)
 
 
@@ -58,18 +62,27 @@ class _Examination:
         self.tracker = tracker
         self.store = tracker.store
         self.unreadable: list[Finding] = []
-        index = self.store.read(INDEX)
-        if index is None:
+        self.listing = read_listing(self.store)
+        self.listed = self.listing.ids
+        if not (self.listing.exists or any(self.store.scan(TOLERANT_ISSUES))):
             raise NotInitialised("there is no issue tracker here")
-        self.listed = list(index.record.all_ids)
 
     @cached_property
     def _loaded(self) -> dict[str, Issue | Broken]:
         """Every issue, whether the index lists it or not."""
-        stored = (name for name, _ in self.store.scan(TOLERANT_ISSUES))
-        names = dict.fromkeys((*self.listed, *stored))
+        names = (name for name in dict.fromkeys((*self.listed, *self._stored)) if name not in self.deleted)
         loaded = ((name, self.tracker.transactions.look_at(name)) for name in names)
         return {name: issue for name, issue in loaded if issue is not None}
+
+    @cached_property
+    def _stored(self) -> list[str]:
+        return [name for name, _ in self.store.scan(TOLERANT_ISSUES)]
+
+    @cached_property
+    def deleted(self) -> set[str]:
+        """Deleted issues whose files are still there, because git has merged a branch that changed them."""
+        unlisted = set(self._stored).difference(self.listed)
+        return unlisted and unlisted & (deleted_issues(self.store) | self.listing.deleted)
 
     @cached_property
     def issues(self) -> dict[str, Issue]:
@@ -134,7 +147,17 @@ def _check_commits(examination: _Examination) -> Iterator[Finding]:
 
 def _check_index(examination: _Examination) -> Iterator[Finding]:
     tracker, listed = examination.tracker, set(examination.listed)
-    fix = partial(tracker.transactions.retrying, partial(_repair_index, tracker))
+    fix = partial(tracker.transactions.retrying, partial(rebuild_index, tracker.transactions))
+    for each in sorted(examination.deleted):
+        yield _finding(
+            "deleted",
+            each,
+            "it was deleted, but its file exists, as after a merge with a branch that changed it",
+            remedy=f"Remove .jit/issues/{each}.json, or list its id in .jit/index.json again to keep it.",
+        )
+    if examination.listing.problem:
+        yield _finding("index", "", examination.listing.problem, fix)
+        return
     if len(listed) != len(examination.listed):
         yield _finding("index", "", "the index lists an id twice", fix)
     for each in examination.listed:
@@ -161,6 +184,8 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
     graph = examination.read(GRAPH)
     actual = {on: each for on, each in dependents.items() if on in issues}
     complete = graph is not None and graph.dependents_complete
+    if graph is None and not any(examination.store.scan(DEPENDENTS.tolerant())):
+        return  # nothing is recorded, as after 'git clone': dependents are found by reading all issues
     if stored is not None and not (complete and stored == actual):
         message = "the record of dependents is incomplete"
         if examination.unreadable:
@@ -232,31 +257,6 @@ _CHECKS: tuple[Check[_Examination], ...] = (
 )
 
 
-def _repair_index(tracker: Tracker) -> None:
-    """Make the index list exactly the existing issues. Issues to add or remove are locked meanwhile."""
-    index = tracker.store.read(INDEX)
-    listed = list(dict.fromkeys(index.record.all_ids)) if index else []
-    stored = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}
-    look_at = tracker.transactions.look_at
-    doubtful = sorted(
-        each
-        for each in stored.symmetric_difference(listed)
-        if not isinstance(look_at(each), Broken)  # that is for a person to decide
-    )
-
-    def body(draft: Draft) -> None:
-        record = draft.index()
-        kept = [each for each in dict.fromkeys(record.all_ids) if each not in doubtful or draft.lookup(each)]
-        new = [each for each in doubtful if each not in kept and draft.lookup(each) is not None]
-        deleted = [each for each in record.deleted_ids if each not in new]
-        draft.set(INDEX, msgspec.structs.replace(record, all_ids=[*kept, *new], deleted_ids=deleted))
-        draft.record("index_repaired", "", entered=new)
-
-    named = [each for each in doubtful if is_safe_name(each)]
-    seen = Seen(dict.fromkeys(doubtful), {})
-    tracker.transactions.change(body, issues=named, seen=seen, also=[INDEX])
-
-
 def _detach(tracker: Tracker, issue_id: str, missing: str) -> None:
     if is_safe_name(missing):
         tracker.dependencies.remove(issue_id, missing)
@@ -295,15 +295,16 @@ def _rewrite_dependents(tracker: Tracker) -> None:
 def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[int, str]:
     """Declare the record of dependents complete if no edge was added since `begun`; without it, incomplete.
 
-    Edges are added to existing issues, which is counted, or with new ones, which changes the index.
+    Edges are added to existing issues, which is counted, or with new ones, which are listed.
     """
+    lists = IndexChange().keys
 
     def body(draft: Draft) -> tuple[int, str]:
-        graph, index = draft.get(GRAPH) or model.Graph(), draft.view.document(INDEX)
-        seen = int(graph.epoch), index.version if index else ""
+        graph, listing = draft.get(GRAPH) or model.Graph(), map(draft.view.document, lists)
+        seen = int(graph.epoch), " ".join(each.version if each else "" for each in listing)
         if begun not in (None, seen):
             raise Changed("dependencies were added meanwhile")
         draft.set(GRAPH, msgspec.structs.replace(graph, dependents_complete=begun is not None))
         return seen
 
-    return tracker.transactions.change(body, also=[INDEX, GRAPH])
+    return tracker.transactions.change(body, also=[*lists, GRAPH])

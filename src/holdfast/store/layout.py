@@ -76,6 +76,7 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/plans/{name}",       ".jvs/plans/{name}.json",            ".jvs/guards/retention.lock"),
     # Issues: index, gates, issues by id, events.
     Row("jit/index",              ".jit/index.json",                   ".jit/.index.lock"),
+    Row("jit/unlisted",           ".jit/unlisted.json",                ".jit/.index.lock"),
     Row("jit/graph",              ".jit/graph.json",                   ".jit/.index.lock"),
     Row("jit/gates",              ".jit/gates.json",                   ".jit/.gates.lock"),
     Row("jit/gate-runs/{name}",   ".jit/gate-runs/{name}/result.json", ".jit/.gates.lock"),
