@@ -26,6 +26,7 @@ from bench.crew import Crew
 from bench.report import Column, Report, Table, at_most, number
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.tracker import Tracker, Update
+from holdfast.issues.validate import repair
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.files import FileStore
 
@@ -38,11 +39,12 @@ class Size(NamedTuple):
 
     crew_seconds: float = 2.0
     counts: tuple[int, ...] = (100, 1_000, 10_000)
+    large: tuple[int, ...] = (1_000, 100_000)
     rounds: int = 7
 
 
 FULL = Size()
-QUICK = Size(crew_seconds=0.2, counts=(20, 100), rounds=2)
+QUICK = Size(crew_seconds=0.2, counts=(20, 100), large=(20, 100), rounds=2)
 
 
 class Contender(ABC):
@@ -215,6 +217,7 @@ def run(*, quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
         together(Path(directory), size, report)
         listing(Path(directory), size, report)
+        growing(Path(directory), size, report)
     return report
 
 
@@ -301,6 +304,39 @@ def listing(directory: Path, size: Size, report: Report) -> None:
     ]
     text = f"updating one of {most} issues ≤ 1.5 x updating one of {size.counts[0]}"
     report.targets.append(at_most(1.5, text, updates[-1] / updates[0]))
+
+
+def growing(directory: Path, size: Size, report: Report) -> None:
+    """Create and show an issue in a large tracker, which costs the same as in a small one."""
+    columns = [Column(f"{count:,} issues", number(".1f")) for count in size.large]
+    table = Table("ms to create an issue, and to show one by its short id, by the number of issues", columns)
+    rows: dict[str, list[float]] = {"holdfast create": [], "holdfast issue show (cold start)": []}
+    for count in size.large:
+        _say(f"{count} issues of another program")
+        place = directory / f"Ours-large-{count}"
+        place.mkdir()
+        ids, ours = _write_foreign(place / ".jit", count), Ours(place)
+        repair(ours.tracker)  # records the dependents, which other programs do not
+        ours.create()  # finds out how large the index is
+        create, show = _timed(ours.create, 5 * size.rounds), _command(place, "issue", "show", ids[0][:13])
+        for row, seconds in zip(rows.values(), (create, _timed(show, size.rounds)), strict=True):
+            row.append(seconds)
+    table.rows = {name: [seconds * MILLI for seconds in row] for name, row in rows.items()}
+    report.tables.append(table)
+    for name, row in rows.items():
+        text = f"{name} with {size.large[-1]:,} issues ≤ 1.5 x with {size.large[0]:,}"
+        report.targets.append(at_most(1.5, text, row[-1] / row[0]))
+
+
+def _write_foreign(jit: Path, count: int) -> list[str]:
+    """A tracker of another program: issues and the index. Creating as many one by one would take too long."""
+    (jit / "issues").mkdir(parents=True)
+    records = [_record(n) for n in range(count)]
+    for each in records:
+        (jit / f"issues/{each['id']}.json").write_text(json.dumps(each, indent=2))
+    ids = [str(each["id"]) for each in records]
+    (jit / "index.json").write_text(json.dumps({"schema_version": 2, "all_ids": ids}, indent=2))
+    return ids
 
 
 def _command(place: Path, *words: str) -> Callable[[], object]:
