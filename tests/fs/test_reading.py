@@ -48,7 +48,7 @@ def test_lines_of_a_file_that_vanishes_while_open_are_looked_up_again(
         fail_reads(monkeypatch, code, 2)
         assert durable.read_lines_in(directory, "lines", after=4) == b"two\n"
         fail_reads(monkeypatch, code, 2)
-        assert durable.end_of_lines_in(directory, "lines") == 8
+        assert durable.end_of_lines_in(directory, "lines") == (8, b"")
 
 
 def test_a_file_removed_while_open_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
