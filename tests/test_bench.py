@@ -345,13 +345,14 @@ def test_start_up_without_a_command_line_measures_the_import(monkeypatch: pytest
 
 
 class Forgetful(ledger.Ours):
-    """Planted: acknowledges every append, but performs only every other one."""
+    """Planted: acknowledges every append, but performs only every other one, and not the first: on a busy machine
+    there may be no second."""
 
     _turn = 0
 
     def append(self) -> None:
         self._turn += 1
-        if self._turn % 2:
+        if self._turn % 2 == 0:
             super().append()
 
 

@@ -211,7 +211,7 @@ def test_flags_override_the_environment_which_overrides_the_current_directory(re
         result = holdfast("lease", "status", *arguments, "--json", cwd=scratch, env=env)
         assert data(result)["worktree"] == worktree
     missing = holdfast("lease", "status", "--repo", scratch, "--json", cwd=repo, env=env)
-    assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
+    assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_INITIALISED")
 
 
 def test_the_current_worktree_is_recognised_through_a_link_to_the_repository(repo: Path, scratch: Path) -> None:

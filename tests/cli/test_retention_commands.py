@@ -158,7 +158,7 @@ def test_following_ends_when_the_reader_closes_the_pipe(root: Path) -> None:
 def test_a_sound_repository_is_healthy(root: Path) -> None:
     result = holdfast("doctor", "--strict", cwd=root)
     assert (result.returncode, result.stdout) == (0, "The repository is healthy.\n")
-    assert data(holdfast("doctor", "--json", cwd=root)) == {"healthy": True, "findings": []}
+    assert data(holdfast("doctor", "--json", cwd=root)) == {"healthy": True, "findings": [], "server": None}
 
 
 @pytest.mark.req("LC-28")

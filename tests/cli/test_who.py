@@ -209,7 +209,7 @@ def test_a_current_directory_that_is_gone_is_reported(root: Path, tmp_path: Path
 def test_a_directory_inside_a_repository_is_not_mistaken_for_it(root: Path) -> None:
     (root / "main/sub").mkdir()
     told = error(holdfast("info", "--json", "--repo", root / "main/sub"))
-    assert told["code"] == "E_NOT_FOUND"
+    assert told["code"] == "E_NOT_INITIALISED"
     assert str(root) in told["hint"]
 
 
@@ -453,7 +453,7 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
 
 def test_a_named_directory_without_a_repository_is_an_error(root: Path, tmp_path: Path) -> None:
     for named in (tmp_path, tmp_path / "absent", root / "main"):
-        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_FOUND", named
+        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_INITIALISED", named
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")

@@ -403,7 +403,7 @@ def test_a_mount_with_caches_is_safe_if_the_records_are_on_a_server(here: Path, 
             assert list(repository.snapshots.verify(each.snapshot_id)) == []
             kept = files_kept(repository.context.paths.tree(each.snapshot_id))
             assert kept[f"file-{number}"] == str(number)
-        assert [each.code for each in repository.examine(strict=True)] == []
+        assert {each.code for each in repository.examine(strict=True)} <= {"store-risky"}
     info = data_of("info", cwd=caching / "served")
     assert info["store"] == etcd_url
-    assert "caches of names" in info["warnings"][0]
+    assert any("caches of names" in each for each in info["warnings"])

@@ -6,6 +6,7 @@ A store that does not work from the start leaves nothing behind.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -52,9 +53,12 @@ def _with_short_timeout(store: type) -> dict[str, Any]:
     return {**store.__init__.__kwdefaults__, "timeout": 0.5}  # type: ignore[misc]
 
 
+RISKY = "store-risky"  # the etcd of these tests
+
+
 def examined(root: Path) -> dict[str, Finding]:
     with Repository(root, to_examine=True) as repository:
-        return {each.code: each for each in repository.examine()}
+        return {each.code: each for each in repository.examine() if each.code != RISKY}
 
 
 def plant(root: Path) -> None:
@@ -230,7 +234,7 @@ def test_a_store_that_goes_down_during_an_examination_is_reported_once(tmp_path:
         with mock.patch.object(store._store, "scan", side_effect=StoreUnavailable("it", "gone")) as scan:
             findings = repository.examine()
         assert scan.call_count == 1
-    assert [each.code for each in findings] == ["checks-not-made"]
+    assert [each.code for each in findings if each.code != RISKY] == ["checks-not-made"]
 
 
 @pytest.fixture
@@ -389,7 +393,7 @@ def test_of_concurrent_inits_on_a_server_one_creates_the_repository_and_all_get_
 ) -> None:
     url = request.getfixturevalue(kind)
     for number in range(3):
-        root, store = tmp_path / str(number), f"{url}_{number}"
+        root, store = tmp_path / str(number), re.sub(r"(test[-_]\d+)", rf"\1_{number}", url)
         with ThreadPoolExecutor(4) as pool:
             made = list(pool.map(lambda _: initialise(root, store=store), range(4)))  # noqa: B023
         assert [each.created for each in made].count(True) == 1

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.proxy import Door
-from tests.support.servers import Etcd, Postgres
+from tests.support.servers import PATIENCE, Etcd, Postgres
 
 PASSWORD = "s3cret:@/"
 QUOTED = quote(PASSWORD, safe="")
@@ -72,7 +72,7 @@ def guarded_etcd(server_directory: Path) -> Iterator[Etcd]:
     directory.mkdir()
     server = Etcd(directory)
     server.start()
-    with EtcdStore(server.store_url("x")) as store:
+    with EtcdStore(server.store_url("x"), timeout=PATIENCE) as store:  # hashing a password may take long
         assert isinstance(store.engine, EtcdEngine)
         ask = store.engine.gateway.ask
         for user in ("root", "agent"):

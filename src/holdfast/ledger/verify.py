@@ -153,7 +153,12 @@ def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
         message = f"event {number} is missing, although later ones exist: a program that counts events overwrites one"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
     if more := len(missing[MOST_GAPS:]):
-        yield _error("gap", directory.shown, f"also missing: {counted(more, 'event')}", "Repair them in the same way.")
+        yield _error(
+            "gap",
+            directory.shown,
+            f"{counted(more, 'more event')} {'is' if more == 1 else 'are'} missing",
+            "Repair them in the same way.",
+        )
 
 
 def _acknowledged(directory: Directory) -> Iterator[tuple[int, Event]]:
