@@ -12,6 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree
 from holdfast.cli.snapshot import brief_change_lines, change_lines, change_summary
 from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
+from holdfast.fs.names import counted
 from holdfast.repository.to_json import comparison_to_json
 from holdfast.trees.manifest import escaped
 
@@ -158,7 +159,7 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
         advice = "Restore the rest from a backup" if repair else "Run 'holdfast verify --all --repair'"
         still = f" ({len(repaired)} repaired; no sound copy of the rest was found)" if repair else ""
         raise Corrupt(
-            f"{len(damaged)} of {len(ids)} snapshots are damaged{still}: {_first_few(problems)}",
+            f"{counted(len(damaged), 'snapshot')} damaged{still}: {_first_few(problems)}",
             hint=f"{advice}, and do not trust the disk.",
             snapshots=damaged,
             problems=problems,
