@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.trees import engines
+
 pytest_plugins = [
     "pytester",
     "tests.requirements_plugin",
@@ -22,6 +24,7 @@ pytest_plugins = [
 ]
 
 _MEMORY = Path("/dev/shm")
+_TIMED = engines._TIMED
 
 
 def pytest_configure() -> None:
@@ -32,10 +35,17 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     # Commands write to the data directory: keep them out of the user's own.
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="holdfast-data-")
+    # Memory stands in for a disk, whose times tell what changed; `memory_as_memory` takes it for what it is.
+    engines._TIMED = _TIMED | {"tmpfs"}
 
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["XDG_DATA_HOME"], ignore_errors=True)
+
+
+@pytest.fixture
+def memory_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_TIMED", _TIMED)
 
 
 @pytest.fixture

@@ -271,13 +271,13 @@ def test_changed_directories_are_captured_when_they_are_reported(
         (snapshots.source / f"d{number}/e1/f0").write_bytes(b"changed")
     snapshots.settle()
     read: list[str] = []
-    capture_one = directories.DirectoryCapture._read
+    capture_one = directories.DirectoryCapture.read
 
     def noted(self: directories.DirectoryCapture, path: str, *rest: Any) -> directories.CapturedDirectory:
         read.append(path)
         return capture_one(self, path, *rest)
 
-    monkeypatch.setattr(directories.DirectoryCapture, "_read", noted)
+    monkeypatch.setattr(directories.DirectoryCapture, "read", noted)
     started.meet = started.wait_at("d1")
     tree, captured = snapshots.take()
 

@@ -59,7 +59,7 @@ if sys.platform == "win32":
     def sync_directory(descriptor: int) -> None:
         """Do nothing: NTFS journals names, and a directory cannot be opened for this."""
 
-    clone = chown = mknod = _unsupported
+    clone = chown = mknod = write_mapped = _unsupported
 
     def read_into(descriptor: int, buffer: memoryview) -> int:
         """Read at most what `buffer` holds; return the number of bytes."""
@@ -99,6 +99,21 @@ else:
 
     def read_into(descriptor: int, buffer: memoryview) -> int:
         return os.readv(descriptor, (buffer,))
+
+    def write_mapped(descriptor: int) -> None:
+        """Read the first byte of an open file through a shared mapping, then set it to 0 there.
+
+        The system writes it: if it cannot (the disk is full), that raises instead of ending this process by a signal.
+        """
+        import mmap
+
+        zeros = open("/dev/zero", os.O_RDONLY)
+        try:
+            with mmap.mmap(descriptor, 1) as mapped:
+                mapped.find(b"x")  # reads it
+                os.readv(zeros, (mapped,))
+        finally:
+            close(zeros)
 
 
 if sys.platform == "linux":
@@ -140,7 +155,10 @@ def sync_filesystem(descriptor: int) -> None:
 
 
 def start_writing(descriptor: int, offset: int, length: int) -> None:
-    """Start writing back a part of a file that will be synced soon; never raises."""
+    """Start writing back a part of a file, or all of it (0, 0), and wait only for what was started before.
+
+    Each page that is dirty now is clean at some time after the call began.
+    """
     from holdfast.fs import native
 
     native.start_writing(descriptor, offset, length)
@@ -168,9 +186,9 @@ def flock_interruptible(descriptor: int, operation: int) -> int:
 
 
 CHANGING = (
-    *"open close write ftruncate fsync sync_directory sync_filesystem link rename replace rename_noreplace".split(),
-    *"rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod chown utime setxattr".split(),
-    *"flock flock_interruptible".split(),
+    *"open close write write_mapped ftruncate fsync sync_directory sync_filesystem link rename replace".split(),
+    *"rename_noreplace rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod chown".split(),
+    *"utime setxattr flock flock_interruptible".split(),
 )
 """The calls that change the disk, or the holder of a lock."""
 READING = (

@@ -67,13 +67,18 @@ else:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
-    _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
+    _WAIT_BEFORE, _WRITE = 1, 2  # SYNC_FILE_RANGE_WAIT_BEFORE and SYNC_FILE_RANGE_WRITE
+    _UNWRITTEN = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+    _sync_file_range = getattr(_libc, "sync_file_range", None)
+    if _sync_file_range is not None:
+        _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
     def start_writing(descriptor: int, offset: int, length: int) -> None:
-        """Call sync_file_range(2) without waiting, where it exists, and ignore its result."""
-        function = getattr(_libc, "sync_file_range", None)
-        if function is not None:
-            function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _START_WRITING)
+        """Call sync_file_range(2), where it exists; raises `OSError` only if the disk cannot be written."""
+        if _sync_file_range is not None and _sync_file_range(descriptor, offset, length, _WAIT_BEFORE | _WRITE) != 0:
+            code = ctypes.get_errno()
+            if code in _UNWRITTEN:
+                raise OSError(code, os.strerror(code))
 
     _set_handler = _libc.signal
     _set_handler.restype = ctypes.c_void_p

@@ -16,11 +16,19 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import opened
+from holdfast.fs.directory import failing_to, opened
 from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture, SourceWatch, start_scan_worker
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
-from holdfast.trees.engines import Engine, choose_engine, clone_whole, differing, is_whole
+from holdfast.trees.engines import (
+    Engine,
+    choose_engine,
+    cleans_each_file,
+    clone_whole,
+    differing,
+    is_whole,
+    times_tell,
+)
 from holdfast.trees.manifest import (
     HOMES,
     MANIFEST,
@@ -33,7 +41,15 @@ from holdfast.trees.manifest import (
     write_manifest,
 )
 from holdfast.trees.payload import READ, EarlySync, Payload
-from holdfast.trees.scan import Progress, StatCache, append_to_cache, marks_by_name, scan_directory, write_cache
+from holdfast.trees.scan import (
+    UNTIMED,
+    Progress,
+    StatCache,
+    append_to_cache,
+    marks_by_name,
+    scan_directory,
+    write_cache,
+)
 from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
 from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, writing
 
@@ -43,6 +59,7 @@ _MOST_CHANGES = 100
 _MOST_NAMED = 5
 _WORTH_SYNCING_EARLY = 256  # new directories
 _SAMPLED_DIRECTORIES, _SAMPLED_FILES, _SAMPLED_BYTES = 32, 128, 4 << 20  # of the base, compared with every capture
+_MOST_CLEANED = 1000  # files
 
 
 class Captured(NamedTuple):
@@ -116,17 +133,19 @@ class _Capture:
         self.base: Base | None = None
         self._early_sync: EarlySync | None = None
         self._clock_offset = _clock_offset()
+        self._until_sync = _MOST_CLEANED if cleans_each_file(source.root) else 0
 
     def run(self, base: Path | None, cache: Path | None, stats: CaptureStats) -> Captured:
         now = _make_tree(self.tree)  # 1. the tree, and the time by the clock of its filesystem
+        now = now if times_tell(Path(self.source.root), self.tree) else UNTIMED
         clones_later = self.engine is Engine.JUICEFS_CLONE and self.quiesced
         frozen = is_whole(self.engine) and not clones_later
         scanned = self._clone() if frozen else self.source  # 2. clone everything at once, if the engine does
         watch = SourceWatch(self.source.root) if self.quiesced and not frozen else None
         if watch is not None:
             self.stack.enter_context(watch)
-        if self.engine is Engine.JUICEFS_CLONE and frozen:
-            cache = None  # it has the inodes of the source, not those of the clone
+        if now == UNTIMED or (self.engine is Engine.JUICEFS_CLONE and frozen):
+            cache = None  # in the second case, it has the inodes of the source, not those of the clone
         if is_whole(self.engine) or self.engine is Engine.COPY:
             base = None  # nothing is linked from it
         worker = None
@@ -148,6 +167,7 @@ class _Capture:
             now=now,
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
+            clean=None if frozen or now == UNTIMED else self._clean,
         )
         self.captured += directories.capture_all()  # 3. every directory: shared as a whole, or read
         if not self.captured:
@@ -167,6 +187,20 @@ class _Capture:
         result = Captured(self.engine, payload_hash, *counts, not_preserved, special, damaged)
         self._write_ready(result)  # 8. complete
         return result
+
+    def _clean(self, reading: int) -> None:
+        """Let later writes to a file through a mapping change its times: the system notices those to clean pages only.
+
+        It cleans a page when it begins to write it to the disk. For many files one sync of all is cheaper.
+        """
+        if self._until_sync < 0:
+            return
+        self._until_sync -= 1
+        with failing_to("sync", self.source.root):
+            if self._until_sync < 0:
+                calls.sync_filesystem(self.source.top())
+            else:
+                calls.start_writing(reading, 0, 0)
 
     def _clone(self) -> TreeWalker:
         """Clone the source as a whole; return the clone, which no longer changes."""

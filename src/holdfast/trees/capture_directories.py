@@ -6,7 +6,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +19,7 @@ from holdfast.trees.manifest import Meta, encode_body, encode_entry, encode_extr
 from holdfast.trees.payload import KIND_WORDS, Payload, link_path, meta_of, read_xattrs
 from holdfast.trees.scan import (
     NO_MARK,
+    UNTIMED,
     KnownDirectory,
     Listing,
     StatCache,
@@ -72,14 +73,18 @@ class DirectoryCapture:
         now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
+        clean: Callable[[int], None] | None = None,
     ) -> None:
         self.source, self.payload, self.base, self.stats = source, payload, base, stats
-        self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, stats=stats)
+        self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, stats=stats, clean=clean)
         self._cache, self._watch, self._worker, self._now = cache, watch, worker, now
         if worker is not None:
             worker.cache = cache
         self._expected: set[str] = set()  # directories that the walk will reach
         self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are captured already
+        self._reader: DirectoryCapture | None = None
+        if now == UNTIMED and base is not None:
+            self._reader = DirectoryCapture(source, cache=StatCache(), stats=stats, now=now, retry=retry, clean=clean)
         self._device = source.root_status().st_dev
         self._mounts = mounts_beneath(source.enter(""))
 
@@ -133,7 +138,9 @@ class DirectoryCapture:
             self.stats.changed.append(path)
             return None, []
         self._note_time(max(listing.newest, listing.own.st_ctime_ns))
-        captured = self._unchanged(path, listing, watched) or self._read(path, here, listing, watched)
+        captured = self._unchanged(path, listing, watched) or self._equal(path, here, listing, watched)
+        if captured is None:
+            captured = self.read(path, here, listing, watched)
         self.stats.count_directory()
         return captured, listing.directories
 
@@ -171,6 +178,19 @@ class DirectoryCapture:
                         self._note_special(path, name, status)
         return captured
 
+    def _equal(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory | None:
+        """A directory with the very content that another tree stores; asked where times do not tell."""
+        reader = self._reader
+        if reader is None or listing.linked:
+            return None
+        reader.stats = reader.files.stats = CaptureStats()
+        found = reader.read(path, here, listing, watched)
+        shared = self._stored_in_base(found.encoded, KnownDirectory(found.encoded, found.identity, found.body))
+        if shared is None:
+            return None
+        self.stats.add(reader.stats)
+        return found._replace(shared=shared)
+
     def _reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
         """Capture a directory from the worker's report; None if it has to be scanned here."""
         if path in self._mounts:
@@ -198,7 +218,7 @@ class DirectoryCapture:
                 return None
         except OSError:
             return None
-        return self._read(path, here, listing, report.watched)
+        return self.read(path, here, listing, report.watched)
 
     def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> CapturedDirectory | None:
         """Capture a directory from its record in the cache; None if no other tree stores it as a whole."""
@@ -225,7 +245,8 @@ class DirectoryCapture:
                 continue
         return None
 
-    def _read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
+    def read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
+        """Capture an open directory entry by entry."""
         target = -1 if self.payload is None else self.payload.make(path)
         directory = OpenDirectory(path, here, target, self._known(path, listing))
         kept = listing.marks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable
@@ -58,6 +59,14 @@ class CaptureStats:
         if self._progress is not None:
             self._progress(self.files, self.bytes)
 
+    def add(self, other: CaptureStats) -> None:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.not_preserved += other.not_preserved
+        self.special += other.special
+        self.changed += other.changed
+        self.recent += other.recent
+
     def lose(self, path: str, what: list[str]) -> None:
         """Note the attributes of an entry that cannot be preserved."""
         self.not_preserved += [f"{shown(path) or '.'}: {each}" for each in what]
@@ -107,7 +116,8 @@ class FirstLink(NamedTuple):
 class FileCapture:
     """Captures files, into a payload or (None) only to know their entries.
 
-    With `retry`, a file that changes while it is read is read again, up to a limit.
+    `clean` is called with each open file before it is read. A file that changes between its scan and the end of its
+    reading is noted as changed; with `retry`, it is read again, up to a limit.
     """
 
     def __init__(
@@ -120,9 +130,11 @@ class FileCapture:
         clones: bool,
         retry: bool,
         stats: CaptureStats,
+        clean: Callable[[int], None] | None,
     ) -> None:
         self._source, self._payload, self._base = source, payload, base
-        self._now, self._clones, self._retry, self._stats = now, clones, retry, stats
+        self._now, self._clones, self._retry, self.stats = now, clones, retry, stats
+        self._clean = clean
         self._first_links: dict[int, FirstLink] = {}
 
     def unchanged(self, directory: OpenDirectory, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
@@ -141,8 +153,8 @@ class FileCapture:
             if is_plain_file(raw) and (raws is in_base or raw == in_base.get(encoded)) and name not in others:
                 same[name] = raw
                 size += length
-        self._stats.files += len(same)
-        self._stats.bytes += size
+        self.stats.files += len(same)
+        self.stats.bytes += size
         return same
 
     def link_unchanged(self, directory: OpenDirectory, entries: dict[str, bytes]) -> None:
@@ -182,7 +194,7 @@ class FileCapture:
         if captured.entry != raw:
             message = f"{shown(self._source.where(path))} changed while it was captured"
             raise ConsistencyUnavailable(message, paths=[shown(path)])
-        self._stats.stored_bytes += captured.stored
+        self.stats.stored_bytes += captured.stored
 
     def capture(self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         encoded, known = os.fsencode(name), directory.known
@@ -194,15 +206,17 @@ class FileCapture:
         else:
             captured = self._unknown(directory, name, status, first)
         entry = captured.entry
+        if captured.mark != mark and not self._retry:
+            self.stats.changed.append(joined(directory.path, name))
         if recent:
-            self._stats.recent.append(RecentFile(directory.path, name, digest_of(entry)))
+            self.stats.recent.append(RecentFile(directory.path, name, digest_of(entry)))
         if first is not None and is_same_file(entry, first.entry):
             entry = with_first_link(entry, os.fsencode(first.path))
         elif status.st_nlink > 1:
             self._first_links[status.st_ino] = FirstLink(joined(directory.path, name), entry)
-        self._stats.files += 1
-        self._stats.stored_bytes += captured.stored
-        self._stats.bytes += size_of(entry)
+        self.stats.files += 1
+        self.stats.stored_bytes += captured.stored
+        self.stats.bytes += size_of(entry)
         return entry, captured.mark
 
     def _known(self, directory: OpenDirectory, name: str, known: CapturedFile, first: FirstLink | None) -> CapturedFile:
@@ -211,10 +225,7 @@ class FileCapture:
             return known
         if self._in_base(directory, name) == known.entry and self._link_base(directory, name):
             return known
-        captured = self._copy(directory, name)
-        if captured.entry != known.entry:
-            self._stats.changed.append(joined(directory.path, name))
-        return captured
+        return self._copy(directory, name)
 
     def _unknown(
         self, directory: OpenDirectory, name: str, status: os.stat_result, first: FirstLink | None
@@ -239,31 +250,31 @@ class FileCapture:
 
     def _read(self, directory: OpenDirectory, name: str, *, like: bytes = b"") -> CapturedFile:
         """Read a file; with `like`, return an empty entry at once if it cannot have that one."""
-        reading = calls.open(name, READ, dir_fd=directory.here)
+        reading = self._open(directory, name)
         try:
             status = _regular(reading)
             if like and like[:HEAD_OF_ENTRY] != head_of_entry(status):
                 return CapturedFile(b"", NO_MARK)
             xattrs, lost = read_xattrs(reading)
             content = hash_file(reading, status.st_size)
-            mark = self._mark_after(reading, status)
+            mark = _mark_after(reading, status)
         finally:
             close_quietly(reading)
         if not like:
-            self._stats.lose(joined(directory.path, name), lost)
+            self.stats.lose(joined(directory.path, name), lost)
         return CapturedFile(_entry(meta_of(status), name, content, xattrs), mark)
 
     def _copy(self, directory: OpenDirectory, name: str) -> CapturedFile:
         """Copy a file; its entry is that of the copy."""
         for _ in range(_ATTEMPTS - 1):
             captured = self._copy_once(directory, name)
-            if captured.mark != NO_MARK:
+            if captured.mark != NO_MARK or not self._retry:
                 return captured
             calls.unlink(name, dir_fd=directory.target)  # it changed meanwhile
         return self._copy_once(directory, name)
 
     def _copy_once(self, directory: OpenDirectory, name: str) -> CapturedFile:
-        reading = calls.open(name, READ, dir_fd=directory.here)
+        reading = self._open(directory, name)
         try:
             status = _regular(reading)
             xattrs, lost = read_xattrs(reading)
@@ -272,11 +283,11 @@ class FileCapture:
                 content = self._write(reading, status, meta, directory.target, name, xattrs)
             except OSError as error:
                 raise unwritable(self._where(directory, name), error) from error
-            mark = self._mark_after(reading, status)
+            mark = _mark_after(reading, status)
         finally:
             close_quietly(reading)
         if lost:
-            self._stats.lose(joined(directory.path, name), lost)
+            self.stats.lose(joined(directory.path, name), lost)
         return CapturedFile(_entry(meta, name, content, xattrs), mark, content.written)
 
     def _write(
@@ -307,10 +318,15 @@ class FileCapture:
         finally:
             close_quietly(cloned)
 
-    def _mark_after(self, reading: int, status: os.stat_result) -> bytes:
-        """The mark of a file that was read; `NO_MARK` if it changed and has to be read again."""
-        mark = mark_of(status)
-        return NO_MARK if self._retry and mark_of(calls.fstat(reading)) != mark else mark
+    def _open(self, directory: OpenDirectory, name: str) -> int:
+        reading = calls.open(name, READ, dir_fd=directory.here)
+        if self._clean is not None:
+            try:
+                self._clean(reading)
+            except BaseException:
+                close_quietly(reading)
+                raise
+        return reading
 
     def _link_base(self, directory: OpenDirectory, name: str) -> bool:
         """Link a file of the base; False if it has to be copied."""
@@ -346,6 +362,12 @@ def _regular(descriptor: int) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(errno.ENOENT, "no longer a file")
     return status
+
+
+def _mark_after(reading: int, status: os.stat_result) -> bytes:
+    """The mark of a file that was read; `NO_MARK` if it changed meanwhile."""
+    mark = mark_of(status)
+    return mark if mark_of(calls.fstat(reading)) == mark else NO_MARK
 
 
 def _entry(meta: Meta, name: str, content: Content, xattrs: Xattrs) -> bytes:

@@ -10,13 +10,14 @@ import errno
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory, close_quietly, opened
+from holdfast.fs.directory import Directory, close_quietly, failing_to, opened
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, writing
@@ -154,6 +155,43 @@ def _works_on_two_files(beside: Path, attempt: Callable[[int, str, str], None]) 
             with contextlib.suppress(OSError):
                 calls.unlink(name, dir_fd=directory)
         close_quietly(directory)
+
+
+_TIMED = frozenset({"ext4", "xfs", "btrfs"})
+
+
+def cleans_each_file(source: str | Path) -> bool:
+    """Whether pages of a file are clean after `start_writing`; an overlay ignores it, for example."""
+    return sys.platform == "linux" and filesystem_kind(source) in _TIMED
+
+
+def times_tell(source: Path, beside: Path) -> bool:
+    """Whether a write to a file of `source` that was synced before always changes its times.
+
+    Not so in memory (tmpfs), for writes through a mapping. Other filesystems are tried, in the directory `beside`; if
+    that is on another one, they are not trusted.
+    """
+    with failing_to("look at", source):
+        if filesystem_kind(source) in _TIMED:
+            return True
+        if calls.stat(source).st_dev != calls.stat(beside).st_dev:
+            return False
+    return _shows_mapped_writes(beside / f".holdfast-probe-{os.urandom(6).hex()}")
+
+
+def _shows_mapped_writes(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        try:
+            with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as descriptor:
+                calls.write(descriptor, b"x")
+                calls.utime(descriptor, ns=(0, 0))
+                calls.write_mapped(descriptor)
+                if calls.fstat(descriptor).st_mtime_ns == 0:
+                    calls.fsync(descriptor)
+                return calls.fstat(descriptor).st_mtime_ns != 0
+        finally:
+            calls.unlink(path)
+    return False
 
 
 def clone_whole(engine: Engine, source: str, payload: str) -> None:

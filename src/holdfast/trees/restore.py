@@ -14,6 +14,7 @@ from holdfast.errors import AlreadyExists, Corrupt, ExchangeUnavailable, NotFoun
 from holdfast.fs import calls
 from holdfast.fs.directory import although_read_only, io_failure
 from holdfast.trees.copy import NewFile, place_file
+from holdfast.trees.engines import times_tell
 from holdfast.trees.manifest import (
     PAYLOAD,
     READY,
@@ -68,7 +69,8 @@ def materialise(
     restore = _Restore(manifest, tree, destination, progress)
     if only is None or only == b"":
         restore.directory(b"")
-        if cache is not None and not restore.not_preserved and not restore.damaged:
+        is_whole = not restore.not_preserved and not restore.damaged
+        if cache is not None and is_whole and times_tell(destination, cache.parent):
             restore.write_cache(cache)
     elif restore.manifest.body(only) is not None:
         restore.directory(only)

@@ -9,7 +9,7 @@ The stat cache stores the identity and the manifest body of every directory of a
 damaged or foreign cache is ignored, and a record is used only if the identity of the directory, or the mark of a file,
 is still the same.
 
-    file   = "holdfast stat cache 2\\n", u64 device, part*
+    file   = "holdfast stat cache 3\\n", u64 device, part*
     part   = record*, u32 0xffffffff, u32 CRC-32 of its records
     record = u32 length of path, u32 length of identity, u32 length of body, path, identity, body
 
@@ -48,6 +48,8 @@ _SECOND = 1_000_000_000
 _KIND, _FILE = 0o170000, 0o100000
 _EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of a nested subvolume of the source
 _FIRST_TIME, _LAST_TIME = -(1 << 63), (1 << 63) - 1
+UNTIMED = _FIRST_TIME
+"""Stands for `now` where times do not tell whether a file changed: every file is recent."""
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of files and bytes processed so far."""
@@ -229,7 +231,7 @@ def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
     return bytes(kept)
 
 
-_MAGIC = b"holdfast stat cache 2\n"
+_MAGIC = b"holdfast stat cache 3\n"
 _DEVICE = struct.Struct("<Q")
 _RECORD = struct.Struct("<III")
 _TAIL = struct.Struct("<II")
