@@ -25,12 +25,14 @@ from holdfast.trees.engines import (
     choose_engine,
     cleans_each_file,
     clone_whole,
+    close_clone,
     differing,
     is_whole,
     times_tell,
 )
 from holdfast.trees.manifest import (
     HOMES,
+    KEPT_MODE,
     MANIFEST,
     PAYLOAD,
     READY,
@@ -268,7 +270,10 @@ class _Capture:
 
     def _finish_payload(self, payload: Payload | None) -> None:
         """Complete the directories, to which nothing more is added; wait for the early sync."""
-        if payload is not None:
+        if payload is None:
+            with TreeWalker(self.tree / PAYLOAD) as clone, writing(self.tree):
+                close_clone(clone, ((each.path, each.identity) for each in self.captured if each.identity))
+        else:
             for each in self.captured:
                 if each.shared is None:
                     payload.finish_directory(each.path, each.body)
@@ -319,7 +324,7 @@ def _make_tree(tree: Path) -> int:
     """Create the directory of the tree, if necessary; return the time by the clock of its filesystem."""
     with writing(tree):
         try:
-            calls.mkdir(tree)
+            calls.mkdir(tree, KEPT_MODE)
         except FileExistsError:
             calls.utime(tree)
         return calls.stat(tree).st_ctime_ns

@@ -19,10 +19,12 @@ from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, close_quietly, failing_to, opened
 from holdfast.fs.mounts import filesystem_kind
-from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.trees.manifest import KEPT_MODE, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.trees.scan import modes_in
 from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, writing
 
 _PROGRAM = "juicefs"
+_OPEN = 0o7777 & ~KEPT_MODE
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
 
 
@@ -279,6 +281,15 @@ def _link_again(first_directory: int, first: str, directory: int, name: str) -> 
     if not writable:
         calls.chmod(directory, stat.S_IMODE(before.st_mode))
     calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def close_clone(clone: TreeWalker, identities: Iterable[tuple[str, bytes]]) -> None:
+    """Let nobody but the owners write to the files and directories of a clone, which have these identities."""
+    for path, identity in identities:
+        for name, mode in modes_in(identity).items():
+            if mode & _OPEN and not stat.S_ISLNK(mode):
+                here = clone.enter(path)
+                calls.chmod(name or here, mode & KEPT_MODE, dir_fd=here if name else None)
 
 
 def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:

@@ -37,6 +37,8 @@ HOMES = "homes"
 """The list of shared directories; absent if there are none."""
 REMNANTS = "remnants"
 """The retained directories, beside the directory of the trees."""
+KEPT_MODE = 0o755
+"""The permissions that entries of a payload may have: only their owner writes. The manifest has the original mode."""
 
 MAGIC = b"holdfast manifest 1\n"
 _MAGIC_WORDS = b"holdfast manifest "

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, Directory
-from holdfast.trees.manifest import BODY, ENTRY, Meta, Xattrs, meta_of_directory, mtime_of_directory
+from holdfast.trees.manifest import BODY, ENTRY, KEPT_MODE, Meta, Xattrs, meta_of_directory, mtime_of_directory
 from holdfast.trees.scan import held_time
 from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable, writing
 
@@ -101,12 +101,12 @@ def link_path(directory: int, name: str) -> str:
 class Attributes:
     """The default attributes of new entries below a directory, which decide what has to be set.
 
-    In the payload of a snapshot (`kept`), the owner can read every file and no file is setuid or setgid; the manifest
-    has the original mode.
+    In the payload of a snapshot (`kept`), the owner can read every file, nobody else can write to one, and none is
+    setuid or setgid; the manifest has the original mode.
     """
 
     def __init__(self, directory: os.stat_result | None, *, kept: bool) -> None:
-        """`directory` was just created with all permissions that the umask allows; None if unknown."""
+        """`directory` was just created, with the permissions that new ones below it get; None if unknown."""
         self._kept = kept
         effective = os.geteuid() if hasattr(os, "geteuid") else 0
         self._is_root = effective == 0
@@ -115,7 +115,8 @@ class Attributes:
 
     def create(self, directory: int, name: str, mode: int) -> int:
         """Create a file that has `mode` in the manifest; return its descriptor."""
-        return calls.open(name, _WRITE, (mode | stat.S_IRUSR if self._kept else mode) & _PERMISSIONS, dir_fd=directory)
+        mode = mode & KEPT_MODE | stat.S_IRUSR if self._kept else mode & _PERMISSIONS
+        return calls.open(name, _WRITE, mode, dir_fd=directory)
 
     def finish_file(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a new file; return what the system refused."""
@@ -123,7 +124,7 @@ class Attributes:
         lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
         if xattrs:
             lost += _write_xattrs(descriptor, xattrs)
-        mode = mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
+        mode = mode & KEPT_MODE | stat.S_IRUSR if self._kept else mode
         if xattrs or mode & self._denied or mode & ~_PERMISSIONS:
             calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
@@ -133,7 +134,7 @@ class Attributes:
         """Complete a directory to which nothing more is added."""
         _, mode, uid, gid, mtime = meta
         lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
-        mode = mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
+        mode = mode & KEPT_MODE | stat.S_IRWXU if self._kept else mode
         if xattrs or uid != self._uid or gid != self._gid or mode != _PERMISSIONS & ~self._denied:
             lost += _write_xattrs(descriptor, xattrs)
             calls.chmod(descriptor, mode)
@@ -172,7 +173,7 @@ class Payload(Closing):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with writing(path):
-            calls.mkdir(path)
+            calls.mkdir(path, KEPT_MODE)
             self.attributes = Attributes(calls.stat(path), kept=True)
         self.walker = TreeWalker(path)
         self._created = {""}
@@ -193,7 +194,7 @@ class Payload(Closing):
         here = self.enter(path)
         for each in reversed(missing):
             with self.changing(each):
-                calls.mkdir(split(each)[1], dir_fd=here)
+                calls.mkdir(split(each)[1], KEPT_MODE, dir_fd=here)
             self._created.add(each)
             here = self.enter(each)
         return here

@@ -189,6 +189,13 @@ def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
     return dict(zip(names_in(identity), marks, strict=True))
 
 
+def modes_in(identity: bytes) -> dict[str, int]:
+    """The modes of the directory, as "", and of its entries that are not directories."""
+    _, own, *_, names, directories = _HEAD.unpack_from(identity)
+    marks = MARK.iter_unpack(memoryview(identity)[_HEAD.size + names + directories :])
+    return {"": own} | {os.fsdecode(name): mark[1] for name, mark in zip(names_in(identity), marks, strict=True)}
+
+
 def is_of(identity: bytes, own: os.stat_result) -> bool:
     """Whether it is the identity of the directory with this status, with no name added or removed since."""
     inode, _, _, _, mtime, ctime, *_ = _HEAD.unpack_from(identity)

@@ -28,7 +28,7 @@ from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Closing, opened, write_all
 from holdfast.fs.names import is_safe_name
-from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS, Manifest, directory_of
+from holdfast.trees.manifest import HOMES, KEPT_MODE, MANIFEST, PAYLOAD, READY, REMNANTS, Manifest, directory_of
 from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, writing
 
 _MAGIC = b"holdfast homes 1\n"
@@ -226,8 +226,8 @@ def share_tree(tree: Path, new_tree: Path) -> None:
     """Create `new_tree`, which will stand beside `tree`, with the same content: it records the locations."""
     manifest = Manifest.read(tree)
     with writing(new_tree):
-        calls.mkdir(new_tree)
-        calls.mkdir(new_tree / PAYLOAD)
+        calls.mkdir(new_tree, KEPT_MODE)
+        calls.mkdir(new_tree / PAYLOAD, KEPT_MODE)
         with Stored(tree) as stored:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
             write_shared_directories(new_tree, ((path, stored.location(path)) for path in entered))

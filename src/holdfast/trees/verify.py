@@ -18,6 +18,7 @@ from holdfast.trees.capture_files import CaptureStats
 from holdfast.trees.copy import hash_file
 from holdfast.trees.manifest import (
     HOMES,
+    KEPT_MODE,
     PAYLOAD,
     READY,
     Manifest,
@@ -32,6 +33,7 @@ from holdfast.trees.shared_dirs import Stored, places_beside
 from holdfast.trees.walker import TreeWalker, read_whole, shown
 
 _PERMISSIONS = 0o777
+_KEPT = KEPT_MODE & ~0o400  # the owner can always read; snapshots of earlier versions let others write
 
 
 class Problem(NamedTuple):
@@ -211,7 +213,7 @@ def _check_file(here: int, name: str, entry: ManifestEntry, status: os.stat_resu
             yield _problem(entry.path, "content", "its content differs from what was captured")
     finally:
         close_quietly(reading)
-    if status.st_mode & _PERMISSIONS | 0o400 != entry.mode & _PERMISSIONS | 0o400:
+    if (status.st_mode ^ entry.mode) & _KEPT or status.st_mode & ~entry.mode & _PERMISSIONS & ~KEPT_MODE:
         yield _problem(entry.path, "mode", f"its mode is {stat.S_IMODE(status.st_mode):04o}")
     if status.st_mtime_ns != entry.mtime_ns:
         yield _problem(entry.path, "mtime", "its modification time differs")
