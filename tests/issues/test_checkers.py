@@ -52,7 +52,7 @@ def test_a_timeout_kills_the_whole_process_group(tmp_path: Path) -> None:
     outcome = run_checker(checker(command, timeout=0.3), tmp_path, dict(os.environ))
 
     assert (outcome.passed, outcome.exit_code) == (False, None)
-    assert outcome.message == "killed after 0.3s"
+    assert outcome.message == "killed after 300ms"
     wait_until(lambda: not is_running(int((tmp_path / "child").read_text())))
 
 

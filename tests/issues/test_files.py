@@ -355,17 +355,17 @@ def test_every_operation_takes_its_locks_in_the_global_order(
 ) -> None:
     taken: list[str] = []
     orders: list[list[str]] = []
-    take = FileLocker.lock_exclusive
+    take = FileLocker.acquire
 
-    def lock(self: FileLocker, path: Any) -> Any:
+    def acquire(self: FileLocker, path: Any, **options: Any) -> Any:
         name = os.path.relpath(path, scratch / ".jit")
         taken.append(name)
         if name == ".events.lock":
             orders.append(list(taken))
             taken.clear()
-        return take(self, path)
+        return take(self, path, **options)
 
-    monkeypatch.setattr(FileLocker, "lock_exclusive", lock)
+    monkeypatch.setattr(FileLocker, "acquire", acquire)
     tracker.gates.define(Definition("g"))
     ids = create_issues(tracker, "a", "b", "c", "d")
     for on in ids[1:]:

@@ -141,7 +141,7 @@ class Worker:
         """Wait until the worker has ended; returns its exit status, negative for a signal. Can be repeated."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            self._stacks.close()
+        self._stacks.close()
         return self._status
 
 
