@@ -24,7 +24,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store import recovery, streams
-from holdfast.store.intents import Target
+from holdfast.store.intents import StepTarget
 from holdfast.store.layout import Location
 from holdfast.store.recovery import Resolution
 from holdfast.store.streams import Waiting
@@ -252,7 +252,7 @@ def documents_overwritten(plant: pytest.MonkeyPatch) -> None:
 
 
 def documents_left_to_others(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Target, "was_published", lambda self: True)
+    plant.setattr(StepTarget, "was_published", lambda self: True)
 
 
 def moved_lines_forgotten(plant: pytest.MonkeyPatch) -> None:

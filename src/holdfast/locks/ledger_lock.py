@@ -87,17 +87,17 @@ class LedgerLock:
         self._liveness_check = liveness_check
         self._file = LockFile(self.path.parent, "", LOCK_NAME, often=True)
         self._turnstile_path = str(self.path.parent / ".ledger.lock.turnstile")
-        self._turnstile = FileLocker(fair=True)
+        self._turnstile = FileLocker(timeout / 2, fair=True)
         self._frame: _Frame | None = None
 
     def acquire(self, timeout: float | None = None) -> HeldLedgerLock:
         """Wait for the lock; after `timeout` seconds (None: as configured) raise `LockTimeout`, which names the
         holder."""
+        began = time.monotonic()
+        turn = self._wait_for_turn(None if timeout is None else LockWait(timeout / 2))  # 1. Our own processes queue.
         timeout = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
-        turn = self._wait_for_turn(timeout / 2)  # 1. Our own processes queue.
         try:
-            return self._acquire_in_turn(turn, deadline, timeout)
+            return self._acquire_in_turn(turn, began + timeout, timeout)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -120,9 +120,9 @@ class LedgerLock:
         with contextlib.suppress(FileNotFoundError):
             calls.unlink(self._turnstile_path)
 
-    def _wait_for_turn(self, timeout: float) -> LockGuard | None:
+    def _wait_for_turn(self, wait: LockWait | None) -> LockGuard | None:
         try:
-            return self._turnstile.acquire(self._turnstile_path, shared=False, wait=LockWait(timeout))
+            return self._turnstile.acquire(self._turnstile_path, shared=False, wait=wait)
         except LockTimeout:
             return None
         except LockReentry:

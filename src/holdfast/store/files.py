@@ -40,7 +40,7 @@ from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store import model, streams
-from holdfast.store.intents import Intent, Intents, digest
+from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
     SHARED,
@@ -129,7 +129,7 @@ class FileStore:
         steps = self._intents.pending_steps(key.name)  # at most one
         with OpenDirectories(self._directories) as opened:
             if steps:
-                content = self._intents.outcome(*steps[0], opened)
+                content = self._outcome(*steps[0], opened)
             else:
                 content = self._load(location.directory, location.file, opened)
         return self._document(key, location, content)
@@ -152,7 +152,7 @@ class FileStore:
             try:
                 with OpenDirectories(self._directories) as opened:
                     if name in pending:
-                        content = self._intents.outcome(*pending[name], opened)
+                        content = self._outcome(*pending[name], opened)
                     elif nested:
                         location = self._layout.locate(f"{family.name}/{name}")
                         content = self._load(location.directory, location.file, opened)
@@ -397,6 +397,11 @@ class FileStore:
         finally:
             if not wait:
                 locks.close()
+
+    def _outcome(self, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:
+        from holdfast.store.recovery import outcome  # rarely needed
+
+        return outcome(self._intents, intent, step, opened)
 
     def unfinished_commits(self) -> list[model.UnfinishedCommit]:
         # An author holds the locks of everything that it changes. So if these locks are free and the intent

@@ -81,7 +81,7 @@ class Intents:
 
     def __init__(self, root: Directory, layout: Layout) -> None:
         self._root = root
-        self._layout = layout
+        self.layout = layout
         self._path = root.where(INTENTS)
         self._known: dict[str, Intent] = {}
 
@@ -140,7 +140,7 @@ class Intents:
 
     def write_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
         """Step 1."""
-        located = [(self._layout.locate(step.name), step) for step in intent.steps if step.operation == "put"]
+        located = [(self.layout.locate(step.name), step) for step in intent.steps if step.operation == "put"]
         bulk = are_many(len(located)) and self._root.fd is not None
         try:
             for location, step in located:
@@ -169,24 +169,6 @@ class Intents:
         self.drop(intent)
         return [number for number in published if type(number) is int]  # other steps return none
 
-    def outcome(self, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:
-        """The content of a document once its pending intent is applied. Takes no lock."""
-        location = self._layout.locate(step.name)
-        try:
-            directory = opened.get(location.directory)
-        except NotFound:
-            return step.document
-        target = Target(directory, location, step, intent)
-        published = target.was_published()  # before it is read: it may be published in between
-        content = read_if_exists(directory, location.file)
-        if content == step.document or digest(content) == step.before:
-            return step.document
-        if not published and intent in self.pending():  # another program has changed it
-            from holdfast.store.recovery import resolve
-
-            return resolve(target, content, published=False).content
-        return read_if_exists(directory, location.file)  # it has been applied, and perhaps changed again
-
     def set_aside(self) -> list[str]:
         """The paths of intents that were not applied completely, because another program's change stands."""
         try:
@@ -206,11 +188,11 @@ class Intents:
                 durable.remove_in(directory, intent.id + _DONE, durable=False)
         return pending
 
-    def targets(self, intent: Intent, opened: OpenDirectories) -> Iterator[Target]:
+    def targets(self, intent: Intent, opened: OpenDirectories) -> Iterator[StepTarget]:
         """What the steps change, in their order."""
         for step in intent.steps:
-            location = self._layout.locate(step.name)
-            yield Target(opened.get(location.directory, create=True), location, step, intent)
+            location = self.layout.locate(step.name)
+            yield StepTarget(opened.get(location.directory, create=True), location, step, intent)
 
     def discard_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
         if intent.drafts:
@@ -221,7 +203,7 @@ class Intents:
         """Step 4; or set the intent aside, to keep what was not applied for a person."""
         pending, done = intent.id + _PENDING, intent.id + (_ASIDE if keep else _DONE)
         with self._root.beneath(INTENTS) as directory:
-            if all(self._layout.locate(step.name).kind is Kind.NUMBERED for step in intent.steps):
+            if all(self.layout.locate(step.name).kind is Kind.NUMBERED for step in intent.steps):
                 durable.remove_in(directory, pending, durable=False)  # harmless if it comes back
                 return
             _rename(directory, pending, done)
@@ -230,7 +212,7 @@ class Intents:
                 durable.remove_in(directory, done, durable=False)  # harmless if it comes back
 
 
-class Target(NamedTuple):
+class StepTarget(NamedTuple):
     """The document or stream that one step of an intent changes."""
 
     directory: Directory
@@ -258,7 +240,7 @@ class Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _as_decided(target: Target, numbers: dict[str, int]) -> Prepared:
+def _as_decided(target: StepTarget, numbers: dict[str, int]) -> Prepared:
     """Step 3 for one target of the author, whose locks have kept others out."""
     directory, location, step, _ = target
     file = location.file
@@ -271,7 +253,7 @@ def _as_decided(target: Target, numbers: dict[str, int]) -> Prepared:
     return Prepared(directory, partial(name_draft, directory, target.draft, file, is_new=not step.before))
 
 
-def numbered(target: Target, numbers: dict[str, int]) -> Prepared:
+def numbered(target: StepTarget, numbers: dict[str, int]) -> Prepared:
     """Step 3 for a record of a numbered stream: a draft, unless the step is done. (It may be done but not durable: a
     killed process published it.) `numbers` has the last number given to a record of each stream."""
     directory, location, step, _ = target

@@ -23,14 +23,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, NotDurable, UsageFailure
+from holdfast.errors import Corrupt, NotDurable, NotFound, UsageFailure
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory
 from holdfast.store.intents import (
     Intent,
     Intents,
     Prepared,
-    Target,
+    Step,
+    StepTarget,
     digest,
     name_draft,
     numbered,
@@ -73,7 +74,7 @@ class Recovery:
 
     def _prepared(self, intent: Intent) -> Iterator[Prepared]:
         numbers: dict[str, int] = {}
-        lines: dict[str, list[Target]] = {}
+        lines: dict[str, list[StepTarget]] = {}
         for target in self._intents.targets(intent, self._opened):
             if target.location.kind is Kind.DOCUMENT:
                 yield self._document(target)
@@ -85,7 +86,7 @@ class Recovery:
                 targets = lines[target.step.name] = [target]
                 yield Prepared(None, partial(self._write_lines, targets))
 
-    def _document(self, target: Target) -> Prepared:
+    def _document(self, target: StepTarget) -> Prepared:
         directory, file = target.directory, target.location.file
         published, current = target.was_published(), read_if_exists(directory, file)
         outcome, clashes = resolve(target, current, published=published)
@@ -101,7 +102,7 @@ class Recovery:
             discard = partial(durable.discard, directory, draft)
         return Prepared(directory, partial(name_draft, directory, draft, file, is_new=current is None), discard)
 
-    def _record(self, target: Target, found: bytes | None, clashes: Sequence[str]) -> None:
+    def _record(self, target: StepTarget, found: bytes | None, clashes: Sequence[str]) -> None:
         name, key = target.step.name, digest(f"{target.intent.id} {target.step.name}".encode())
         event: dict[str, Any] = {
             "type": "change_conflict",
@@ -120,7 +121,7 @@ class Recovery:
         else:
             self._keeps_intent = True
 
-    def _write_lines(self, targets: Sequence[Target]) -> None:
+    def _write_lines(self, targets: Sequence[StepTarget]) -> None:
         """Append the lines of one stream that it does not have yet, where it ends now."""
         directory, location, first, _ = targets[0]
         waiting = find_waiting(directory, location, [(each.step.at, each.step.content.encode()) for each in targets])
@@ -140,7 +141,24 @@ class Recovery:
                 durable.append_in(directory, location.file, line)
 
 
-def resolve(target: Target, current: bytes | None, *, published: bool) -> Resolution:
+def outcome(intents: Intents, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:
+    """The content of a document once its pending intent is applied. Takes no lock."""
+    location = intents.layout.locate(step.name)
+    try:
+        directory = opened.get(location.directory)
+    except NotFound:
+        return step.document
+    target = StepTarget(directory, location, step, intent)
+    published = target.was_published()  # before it is read: it may be published in between
+    content = read_if_exists(directory, location.file)
+    if content == step.document or digest(content) == step.before:
+        return step.document
+    if not published and intent in intents.pending():
+        return resolve(target, content, published=False).content  # another program has changed it
+    return read_if_exists(directory, location.file)  # it has been applied, and perhaps changed again
+
+
+def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Resolution:
     """What a document holds once the intent is applied, if it holds `current` now."""
     step, clashes = target.step, list[str]()
     if current == step.document or digest(current) == step.before:
@@ -159,7 +177,7 @@ def resolve(target: Target, current: bytes | None, *, published: bool) -> Resolu
     return Resolution(msgspec.json.format(merged, indent=2) + b"\n", clashes)
 
 
-def _tells_of(target: Target) -> bool:
+def _tells_of(target: StepTarget) -> bool:
     """Whether events of the tracker can tell of a conflict: the intent holds their lock only if it appends some."""
     return target.step.name.startswith("jit/") and any(step.name == _EVENTS for step in target.intent.steps)
 
