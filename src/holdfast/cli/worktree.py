@@ -191,7 +191,8 @@ def remove(
     record |= {"saved_snapshot_id": removed.saved, "pin_id": pin and pin.pin_id, "pinned_until": pin and pin.until}
     if (head := removed.head_snapshot_id) is not None:
         kept = "Its last snapshot is" if no_snapshot else "Its content is in the snapshot"
-        until = f", which a pin protects until {pin.until or 'it is removed'}" if pin else ""
+        end = f"{pin.until[:16].replace('T', ' ')} UTC" if pin and pin.until else "it is removed"
+        until = f", which a pin protects until {end}" if pin else ""
         lines += [f"{kept} {head}{until}.", f"To bring it back: holdfast restore {head} {removed.worktree}"]
     output.result(record, lines)
 
