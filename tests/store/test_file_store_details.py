@@ -570,12 +570,17 @@ def test_lines_go_to_the_new_end_once_if_another_program_appended_first(
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 @pytest.mark.parametrize("lengths", [[0], [5], [-1, 40], [0, 0, 0], [30, -1, 0]], ids=str)
 @pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.parametrize("unended", ["none", "first", "last"])
 def test_a_reader_that_was_shown_a_pending_line_misses_nothing(
-    store: FileStore, lengths: list[int], lines: int
+    store: FileStore, lengths: list[int], lines: int, unended: str
 ) -> None:
     """Whatever the other program appends, the positions that readers were given stay good. Lines as long as the pending
-    ones (`lengths` are differences) end just there."""
+    ones (`lengths` are differences) end just there. The other program may leave a line without its newline, before the
+    kill or after it."""
     apply(store, Create(ONE, Item(1)), Append(EVENTS, Event(0)))
+    if unended == "first":
+        with (store.path / ".jit/events.jsonl").open("a") as file:
+            file.write('{"number":9}')
     killed_at(store, just_decided, Replace(ONE, Item(2)), *(Append(EVENTS, Event(1 + n)) for n in range(lines)))
     size = len(store._intents.pending()[0].steps[-1].content)
     readers: list[list[tuple[int, int]]] = []
@@ -589,8 +594,10 @@ def test_a_reader_that_was_shown_a_pending_line_misses_nothing(
     read()
     for number, length in enumerate(lengths, 10):
         text = "x" * (size + length - len(f'{{"number":{number},"text":""}}'))
+        begin = "\n" if unended == "first" and number == 10 else ""
+        end = "" if unended == "last" and number == 9 + len(lengths) else "\n"
         with (store.path / ".jit/events.jsonl").open("a") as file:
-            file.write(f'{{"number":{number},"text":"{text}"}}\n')
+            file.write(f'{begin}{{"number":{number},"text":"{text}"}}{end}')
         read()
     assert increment(store, ONE, EVENTS) == 3
     read()

@@ -60,8 +60,14 @@ def lines(
     while True:
         position = yield from _published_lines(directory, location, position)
         waiting = find_waiting(directory, location, pending())
-        nothing_new = position == begun and not waiting.lines
-        if nothing_new or directory is None or durable.end_of_lines_in(directory, location.file)[0] <= position:
+        if directory is None or (position == begun and not waiting.lines):
+            yield from waiting.announced(position)
+            return
+        end, unended = durable.end_of_lines_in(directory, location.file)
+        if end <= position:
+            if end == position and waiting.lines and unended not in (b"", waiting.lines[0]):
+                position += len(unended) + 1  # it gets its newline before ours are written
+                yield position, unended
             yield from waiting.announced(position)
             return
 
@@ -89,7 +95,8 @@ class Waiting(NamedTuple):
         if directory is not None and self.start < position <= self.end + sum(self.lengths):
             sums = list(accumulate(self.lengths))
             block = durable.read_lines_in(directory, location.file, after=self.start, limit=self.end - self.start)
-            for boundary in accumulate((len(line) + 1 for line in block.split(b"\n")[:-1]), initial=self.start):
+            ends = accumulate((len(line) + 1 for line in block.split(b"\n")[:-1]), initial=self.start)
+            for boundary in (*ends, self.end):  # the last line may lack its newline
                 if position - boundary in sums:
                     return boundary, sums.index(position - boundary) + 1
         return None
@@ -106,6 +113,10 @@ def find_waiting(directory: Directory | None, location: Location, pending: Seque
         if left and line == left[0]:
             start = end
             del left[0]
+    if directory and left:
+        whole, unended = durable.end_of_lines_in(directory, location.file)
+        if unended not in (b"", left[0]):  # a record of another program, which gets its newline first
+            end = max(end, whole + len(unended) + 1)
     return Waiting(start, end, tuple(len(line) + 1 for line in left), tuple(left))
 
 
@@ -148,12 +159,13 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
 
 
 def _check_boundary(directory: Directory | None, location: Location, after: int) -> None:
-    if (
-        directory is None
-        or after < 0
-        or durable.read_lines_in(directory, location.file, after=after - 1, limit=1) != b"\n"
-    ):
-        raise _not_a_position(location, after)
+    if directory is not None and after > 0:
+        if durable.read_lines_in(directory, location.file, after=after - 1, limit=1) == b"\n":
+            return
+        last = last_line(directory, location)
+        if last is not None and last[0] == after:
+            return  # it lacks its newline
+    raise _not_a_position(location, after)
 
 
 def _not_a_position(location: Location, after: int) -> UsageFailure:
