@@ -24,7 +24,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store import recovery, streams
-from holdfast.store.intents import StepTarget
+from holdfast.store.intents import Intents, StepTarget
 from holdfast.store.layout import Location
 from holdfast.store.recovery import Resolution
 from holdfast.store.streams import Waiting
@@ -135,6 +135,60 @@ def test_a_kill_and_a_change_by_another_program_block_nothing_and_lose_nothing(
 ) -> None:
     scenario = BesideAnother(name, deed, legal(name, scratch / "legal"))
     kill_points(scenario, names=SWEPT, share=SHARE).require_clean(at_least=16)
+
+
+KILL = 9
+
+
+def killed_before(step: str, root: Path, operation: Callable[[Tracker], object]) -> None:
+    """Let another process decide an operation, and be killed before it applies or drops its intent."""
+
+    def work(line: Line) -> None:
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(Intents, step, lambda *_, **__: os.kill(os.getpid(), KILL))
+            operation(tracker_at(root))
+
+    with Workers() as workers:
+        assert workers.start(work).wait() == -KILL
+
+
+@pytest.mark.parametrize("name", ["create", "delete"])
+def test_an_index_too_large_for_an_intent_is_merged_by_what_was_deleted(name: str, scratch: Path) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    ids, many = create_issues(tracker, "a", "b"), [f"{number:036}" for number in range(8_000)]
+    other = ForeignProgram(scratch)
+    other._change("index.json", lambda index: index["all_ids"].extend(many))
+    operations: dict[str, Callable[[Tracker], object]] = {
+        "create": lambda tracker: tracker.create(NewIssue(title="new")),
+        "delete": lambda tracker: tracker.delete(ids[0]),
+    }
+    killed_before("apply", scratch, operations[name])
+    other.create_issue("noted")
+    other._change("index.json", lambda index: index.update(deleted_ids=[index["all_ids"].pop(2)]))
+
+    tracker.update(ids[1], Update(title="works on"))
+    left, new = (
+        document(scratch, "index.json")["all_ids"],
+        [each.id for each in tracker.snapshot() if each.title == "new"],
+    )
+    assert left == [*(ids if name == "create" else ids[1:]), *many[1:], "noted", *new]
+    assert len(new) == (name == "create")
+
+
+@pytest.mark.parametrize("found", ["x" * (17 << 20), "[" * 99 + "]" * 99], ids=["huge", "deep"])
+def test_a_conflict_with_a_document_that_fits_into_no_event_blocks_nothing(found: str, scratch: Path) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    ids = create_issues(tracker, "a", "b")
+    killed_before("apply", scratch, lambda tracker: tracker.update(ids[0], Update(title="ours")))
+    path = scratch / f".jit/issues/{ids[0]}.json"
+    value = found if found.startswith("[") else json.dumps(found)
+    path.write_text(path.read_text().replace('"title": "a"', f'"title": "theirs", "more": {value}'))
+
+    assert tracker.update(ids[1], Update(title="works on")).title == "works on"
+    assert '"title": "theirs"' in path.read_text()
+    assert not list(scratch.glob(".holdfast/intents/*.json"))
 
 
 # --- The storm ----------------------------------------------------------------------------------------

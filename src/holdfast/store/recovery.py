@@ -42,7 +42,9 @@ from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
 from holdfast.store.streams import MOVED, Waiting, find_waiting, moved_name
 
 _EVENTS = "jit/events"
+_INDEX = "jit/index"
 _LONGEST_EVENT = 2 << 20  # bytes
+_NO_LIMIT = 1 << 40  # bytes: what others wrote must not block us, however large it is
 _ABSENT = object()
 
 
@@ -115,7 +117,7 @@ class Recovery:
             "found": _as_json(found),
             "commit": target.intent.id,
         }
-        line = strictjson.encode(event)
+        line = strictjson.encode(event, limit=_NO_LIMIT)
         if _tells_of(target) and (len(line) <= _LONGEST_EVENT or target.step.document is None):
             self._events[event["id"]] = line
         else:
@@ -167,11 +169,15 @@ def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Re
         return Resolution(current)  # changed by a program that saw this commit
     if step.document is None and _tells_of(target):
         return Resolution(None, ["*"])
-    if None in (step.document, current) or not step.name.startswith(SHARED) or (step.before and not step.old):
+    was_large = step.before and not step.old
+    if None in (step.document, current) or not step.name.startswith(SHARED) or (was_large and step.name != _INDEX):
         return Resolution(current, ["*"])
     try:
-        old, ours, theirs = map(strictjson.decode, (step.old.encode() or b"{}", step.content.encode(), current or b""))
-        merged = strictjson.encode(_merged(old, ours, theirs, clashes), string_keys=True)
+        contents = step.old.encode() or b"{}", step.content.encode(), current or b""
+        old, ours, theirs = (strictjson.decode(each, limit=_NO_LIMIT) for each in contents)
+        if was_large:
+            old = {"all_ids": _deleted_ids(ours) + _deleted_ids(theirs)}  # other differences are additions
+        merged = strictjson.encode(_merged(old, ours, theirs, clashes), limit=_NO_LIMIT, string_keys=True)
     except (Corrupt, UsageFailure):
         return Resolution(current, ["*"])
     return Resolution(msgspec.json.format(merged, indent=2) + b"\n", clashes)
@@ -180,6 +186,11 @@ def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Re
 def _tells_of(target: StepTarget) -> bool:
     """Whether events of the tracker can tell of a conflict: the intent holds their lock only if it appends some."""
     return target.step.name.startswith("jit/") and any(step.name == _EVENTS for step in target.intent.steps)
+
+
+def _deleted_ids(index: Any) -> list[Any]:
+    found = index.get("deleted_ids") if isinstance(index, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str], path: str = "") -> Any:
@@ -208,9 +219,11 @@ def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str], path: str = ""
 
 
 def _as_json(content: bytes | None) -> object:
-    """The content as a value or, if it is not JSON, as text."""
+    """The content as a value or, if it is no JSON that fits into an event, as text."""
     try:
-        return None if content is None else strictjson.decode(content)
+        value = None if content is None else strictjson.decode(content)
+        strictjson.encode([value])  # not nested too deeply
+        return value
     except (Corrupt, UsageFailure):
         return (content or b"").decode("utf-8", "backslashreplace")
 
