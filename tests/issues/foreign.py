@@ -40,6 +40,12 @@ class ForeignProgram:
             self._change("index.json", lambda index: index["all_ids"].append(issue_id))
             self.append_event(issue_id, issue_id)
 
+    def delete_issue(self, issue_id: str) -> None:
+        with self._locked(".index.lock", f"issues/{issue_id}.lock"):
+            self._change("index.json", lambda index: index["all_ids"].remove(issue_id))
+            (self._jit / f"issues/{issue_id}.json").unlink()
+            self.append_event("deleted", issue_id)
+
     def define_gate(self, key: str) -> None:
         with self._locked(".gates.lock"):
             self._change("gates.json", lambda registry: registry["gates"].update({key: {"key": key, "title": key}}))

@@ -191,6 +191,18 @@ def test_a_conflict_with_a_document_that_fits_into_no_event_blocks_nothing(found
     assert not list(scratch.glob(".holdfast/intents/*.json"))
 
 
+def test_an_issue_that_another_program_deleted_after_we_published_it_stays_deleted(scratch: Path) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    killed_before("drop", scratch, lambda tracker: tracker.create(NewIssue(title="new")))
+    (new,) = document(scratch, "index.json")["all_ids"]
+    ForeignProgram(scratch).delete_issue(new)
+
+    tracker.create(NewIssue(title="works on"))
+    assert [each.title for each in tracker.snapshot()] == ["works on"]
+    assert problems(tracker) == []
+
+
 # --- The storm ----------------------------------------------------------------------------------------
 
 

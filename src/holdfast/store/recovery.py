@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -91,6 +92,8 @@ class Recovery:
     def _document(self, target: StepTarget) -> Prepared:
         directory, file = target.directory, target.location.file
         published, current = target.was_published(), read_if_exists(directory, file)
+        if published and current is None and self._was_deleted(target):
+            return Prepared(directory)
         outcome, clashes = resolve(target, current, published=published)
         if clashes:
             self._record(target, current, clashes)
@@ -103,6 +106,17 @@ class Recovery:
             draft = durable.write_draft(directory, file, outcome)
             discard = partial(durable.discard, directory, draft)
         return Prepared(directory, partial(name_draft, directory, draft, file, is_new=current is None), discard)
+
+    def _was_deleted(self, target: StepTarget) -> bool:
+        """Whether a document that does not exist was published, and so deleted by another program. A draft that is gone
+        does not prove that, after a power cut; but then nothing that follows in another directory is published."""
+        steps = self._intents.targets(target.intent, self._opened)
+        following = dropwhile(lambda each: each.step is not target.step, steps)
+        others = (each for each in following if each.directory is not target.directory and each.step.before)
+        return any(
+            each.was_published() and digest(read_if_exists(each.directory, each.location.file)) != each.step.before
+            for each in others
+        )
 
     def _record(self, target: StepTarget, found: bytes | None, clashes: Sequence[str]) -> None:
         name, key = target.step.name, digest(f"{target.intent.id} {target.step.name}".encode())
