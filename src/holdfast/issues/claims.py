@@ -124,8 +124,6 @@ class Claiming:
                     if len(locked) == MOST_LOCKED:
                         break
                 except Corrupt as failure:
-                    if "intent" in failure.facts:  # nothing can be claimed until the intent is repaired
-                        raise
                     seen.add_broken(Broken(issue.id, failure))
         for first in locked.values():
             raise first

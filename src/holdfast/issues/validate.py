@@ -25,7 +25,7 @@ from holdfast.store.model import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
 FAMILY = "jit/"  # the names of all documents of a tracker begin with this
-OF_COMMITS = frozenset({"commit unfinished", "commit blocked"})
+OF_COMMITS = frozenset({"commit unfinished"})
 """The codes of findings about commits to several documents."""
 
 
