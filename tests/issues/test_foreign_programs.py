@@ -351,3 +351,14 @@ def test_a_planted_bug_is_found(
     plant(monkeypatch)
     found = [each.problem for each in kill_points(scenario, names=("write", "replace")).violations]
     assert any(symptom in each for each in found), f"not among {found}"
+
+
+def test_the_time_of_the_last_change_is_no_conflict() -> None:
+    old, ours = {"title": "a", "updated_at": "1"}, {"title": "b", "updated_at": "2"}
+    theirs = {"title": "a", "labels": ["x"], "updated_at": "3"}
+    clashes: list[str] = []
+    merged = recovery._merged(old, ours, theirs, clashes)
+    assert merged == {"title": "b", "labels": ["x"], "updated_at": "3"}
+    assert clashes == []
+    recovery._merged(old, ours, {"title": "c", "updated_at": "3"}, clashes)
+    assert clashes == ["title"]

@@ -367,9 +367,9 @@ def remove_pin(context: RepositoryContext, pin_id: str) -> Pin:
 
 
 def pins(context: RepositoryContext) -> list[Pin]:
-    """All pins, expired ones included, by snapshot and age."""
+    """All pins, expired ones included, by age."""
     found = [document.record for _, document in context.store.scan(PINS)]
-    return sorted(found, key=lambda pin: (pin.snapshot_id, pin.created_at, pin.pin_id))
+    return sorted(found, key=lambda pin: (pin.created_at, pin.pin_id))
 
 
 def require_usable(view: View, snapshot_id: str) -> Descriptor:

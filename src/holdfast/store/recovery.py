@@ -46,6 +46,7 @@ _EVENTS = "jit/events"
 _INDEX = "jit/index"
 _LONGEST_EVENT = 2 << 20  # bytes
 _NO_LIMIT = 1 << 40  # bytes: what others wrote must not block us, however large it is
+_SET_BY_EVERY_CHANGE = "updated_at."
 _ABSENT = object()
 
 
@@ -228,7 +229,8 @@ def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str], path: str = ""
         dropped, known = were.difference(map(repr, ours)), were.union(map(repr, theirs))
         kept = [each for each in theirs if repr(each) not in dropped]
         return kept + [each for each in ours if repr(each) not in known]
-    clashes.append(path.removesuffix("."))
+    if path != _SET_BY_EVERY_CHANGE:
+        clashes.append(path.removesuffix("."))
     return theirs
 
 
