@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,27 @@ def test_each_server_is_asked_for_its_version_once_per_process(etcd_url: str, mo
             store.read(INDEX)
             assert str(store.server) == "etcd 3.5.1"
     assert len(asked) == 1
+
+
+def test_threads_that_meet_an_unsafe_etcd_together_are_all_refused(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_gateway, "_versions", {})
+
+    def refused_always(_: int) -> bool:
+        with EtcdStore(strict(etcd_url)) as store:
+            for _ in range(25):
+                with pytest.raises(StoreUnsafe):
+                    store.read(INDEX)
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # the threads meet between any two steps
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(refused_always, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_sound_etcd_needs_no_acceptance(server_scratch: Path) -> None:

@@ -274,9 +274,10 @@ class Gateway:
                 self._members.append(failed)
 
     def _check_version(self, connection: HTTPConnection) -> None:
-        """Refuse a member of a version that is known to lose data. Each is asked once per process."""
+        """Refuse a member of a version that is known to lose data. Each is asked once per process, if it answers."""
         member = (connection.host, connection.port)
-        if member not in _versions:
+        version = _versions.get(member)
+        if version is None:
             try:
                 connection.request("GET", "/version")
                 response = connection.getresponse()
@@ -284,12 +285,13 @@ class Gateway:
             except HTTPException as error:
                 raise ConnectionError(_reason(error)) from error
             self.time.heard(response.getheader("Date"))
-            _versions[member] = _version_in(content)
-        self.server = server = server_version(_versions[member])
+            version = _version_in(content)
+        self.server = server = server_version(version)
         if server.risk and not self.address.accepts_unsafe:
-            del _versions[member]  # it may be upgraded
             reason = f"{connection.host}:{connection.port} runs {server}, which {server.risk}"
-            raise StoreUnsafe(self.address.display, reason)
+            raise StoreUnsafe(self.address.display, reason)  # not remembered: it may be upgraded
+        if version:  # else a proxy answered, perhaps only this time
+            _versions[member] = version
 
     def _authenticate(self, connection: HTTPConnection) -> None:
         request = {"name": self.address.user, "password": self.address.password}
