@@ -129,6 +129,24 @@ def test_a_trail_of_an_older_version_has_no_head_until_it_grows(store: FileStore
     assert check_chain(store, TRAIL).entries == 6
 
 
+@pytest.mark.parametrize("content", ["", "garbage", "{}"])
+def test_a_damaged_head_is_noticed_and_stops_nothing(store: FileStore, content: str) -> None:
+    head = store.path / ".jvs/audit/head.json"
+    head.write_text(content)
+    with pytest.raises(AuditChainBroken, match="the copy of the last entry cannot be understood"):
+        check_chain(store, TRAIL)
+    record(store, 6)
+    assert check_chain(store, TRAIL).entries == 6
+
+
+def test_the_loss_of_the_trail_shows_although_its_head_is_damaged(store: FileStore) -> None:
+    (store.path / ".jvs/audit/head.json").write_text("garbage")
+    rewrite(store, [])
+    record(store, 1)
+    with pytest.raises(AuditChainBroken, match="entry 1 does not have the hash of the previous entry"):
+        check_chain(store, TRAIL)
+
+
 class Recording:
     """Records an event; whenever that is killed, the trail and its head agree, before and after the next event."""
 

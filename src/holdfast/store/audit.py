@@ -4,6 +4,7 @@ An entry is appended in the transaction that it records, so there is no change w
 without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where. A copy of the
 last entry is kept in a second place, the head of the stream, and changed by the same transaction: so an emptied trail,
 or one that was cut at the end, is noticed too, and the next entry continues from the head, which keeps the gap visible.
+A damaged head is reported until the next entry replaces it.
 Rewriting the trail and its head is not noticed: compare the last hash with one noted elsewhere.
 """
 
@@ -34,13 +35,26 @@ class AuditEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str = ""
 
 
+DAMAGED = AuditEntry(0, "", "", "", {}, "")
+"""Stands for a head that cannot be understood."""
+
+
+class _HeadCodec(StructCodec[AuditEntry]):
+    """A copy that is damaged must not stop what the trail itself allows: the next entry replaces it."""
+
+    def decode(self, content: bytes, source: str) -> AuditEntry:
+        try:
+            return super().decode(content, source)
+        except Corrupt:
+            return DAMAGED
+
+
 class AuditTrail:
     """The audit trail of one repository."""
 
     def __init__(self, name: str = "jvs/audit") -> None:
-        codec = StructCodec(AuditEntry, pretty=False)
-        self.head: Key[AuditEntry] = Key(f"{name}-head", codec)
-        self.stream: Stream[AuditEntry] = Stream(name, codec, head=self.head)
+        self.head: Key[AuditEntry] = Key(f"{name}-head", _HeadCodec(AuditEntry, pretty=False))
+        self.stream: Stream[AuditEntry] = Stream(name, StructCodec(AuditEntry, pretty=False), head=self.head)
 
     def entry(self, view: View, now: float, event: str, *, actor: str, facts: Mapping[str, object]) -> Append:
         """The change that records an event. Pure; the transaction must name the stream."""
@@ -119,8 +133,12 @@ class AuditReader:
                     message = f"entry {entry.number} is not the one that was written"
                     raise AuditChainBroken(message, number=entry.number, position=self._position)
                 yield entry
-            if head is not None and self.end.entries < head.record.number:
+            message = ""
+            if head is not None and head.record == DAMAGED:
+                message = "the copy of the last entry cannot be understood"
+            elif head is not None and self.end.entries < head.record.number:
                 message = f"the trail ends with entry {self.end.entries}, but entry {head.record.number} was written"
+            if message:
                 raise AuditChainBroken(message, number=self.end.entries + 1, position=self._position)
         except AuditChainBroken:
             raise
