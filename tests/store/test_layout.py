@@ -41,6 +41,13 @@ def test_paths_and_locks_are_those_of_the_specifications(key: str) -> None:
     assert (place.path, place.lock) == PATHS[key]
 
 
+def test_names_that_may_be_one_file_share_a_lock() -> None:
+    """Not every filesystem tells upper case from lower case."""
+    for row in TABLE:
+        one, other = (LAYOUT.locate(row.key.replace("{name}", name)) for name in ("nightly", "Nightly"))
+        assert one.lock.lower() == other.lock.lower()
+
+
 def test_every_row_has_its_own_path() -> None:
     places = [LAYOUT.locate(row.key.replace("{name}", "member")) for row in TABLE]
 

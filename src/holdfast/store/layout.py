@@ -148,7 +148,7 @@ class Layout:
             if row is None or "{name}" not in row.key:
                 raise UsageFailure(f"the layout has no location for {key!a}", key=ascii(key))
             safe_name(member, what="key")
-        stripe = f"{zlib.crc32(member.encode()) % _STRIPES:02d}"
+        stripe = f"{zlib.crc32(member.lower().encode()) % _STRIPES:02d}"  # names that are one file share a lock
         lock = row.lock.replace("{name}", member).replace("{stripe}", stripe)
         directory, _, file = row.path.replace("{name}", member).rpartition("/")
         within = member if "{name}" in row.lock else stripe if "{stripe}" in row.lock else ""
