@@ -92,6 +92,16 @@ def test_people_are_told_that_work_is_not_saved(shop: Path) -> None:
     assert "no snapshot of the work was taken. It is still in the worktree issue-" in told
 
 
+def test_people_are_told_that_failed_work_is_not_saved(shop: Path) -> None:
+    create(shop, "Write the result")
+    prevent = f"rm -rf {shop}/.jvs/tmp; touch {shop}/.jvs/tmp result; exit 9"
+
+    ended = holdfast("agent", "run", "--next", "--", "sh", "-c", prevent, cwd=shop)
+
+    assert ended.returncode == 9
+    assert "is back in the queue; no snapshot of the work was taken: " in ended.stderr
+
+
 @pytest.mark.parametrize("command", [["agent", "run", "--next"], ["run", "--snapshot"]], ids=" ".join)
 def test_the_consistency_of_the_snapshot_can_be_chosen(shop: Path, command: list[str]) -> None:
     create(shop, "Write the result")

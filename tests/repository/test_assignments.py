@@ -19,7 +19,7 @@ from holdfast import (
     open_tracker,
     take_work,
 )
-from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld
+from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, Refused
 from holdfast.ledger.log import Ledger, Recorded
 
 
@@ -86,6 +86,19 @@ def test_an_outcome_stands_although_no_snapshot_can_be_taken(
     assert tracker.issue(issue).state == state
     [event] = [each.event for each in ledger.events()]
     assert (event["type"], event["snapshot_id"], event["not_saved"]) == (kind, None, outcome.not_saved.code)
+    assert (work.path / "result").read_text() == "precious"
+
+
+def test_a_worktree_with_the_only_copy_of_the_work_stays(shop: tuple[Repository, Tracker, Ledger, str]) -> None:
+    repository, tracker, ledger, _ = shop
+    with take_work(repository, tracker, AssignmentOptions(), ledger=ledger) as work:
+        (work.path / "result").write_text("precious")
+        prevent_snapshots(repository)
+        work.succeed()
+        (repository.root / ".jvs/tmp").unlink()
+        with pytest.raises(Refused, match="the only copy of the work"):
+            work.remove_worktree()
+
     assert (work.path / "result").read_text() == "precious"
 
 

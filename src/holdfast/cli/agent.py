@@ -151,6 +151,8 @@ def _conclusion(outcome: Outcome) -> str:
     state = outcome.issue.state.value
     became = f"is {state}" if outcome.succeeded or state != "ready" else "is back in the queue"
     saved = f"; saved as the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
+    if outcome.not_saved is not None and not outcome.succeeded:  # a success fails with this error
+        saved = f"; no snapshot of the work was taken: {outcome.not_saved.message}"
     return f"{_name(outcome.issue)} {became}{saved}"
 
 

@@ -173,8 +173,11 @@ class Assignment:
 
     def remove_worktree(self) -> Removed:
         """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused while processes use
-        the worktree. The pin is created first, so a kill leaves at most an unneeded pin."""
+        the worktree, and if there is no such snapshot. The pin is created first, so a kill leaves at most an unneeded
+        pin."""
         assert self.outcome is not None
+        if self.outcome.not_saved is not None:
+            raise Refused("it has the only copy of the work: no snapshot was taken", worktree=self.lease.worktree)
         repository, name = self._repository, self.lease.worktree
         base = repository.context.config(name).base_snapshot_id
         pin = self._pin(self.outcome.snapshot_id) if self.outcome.snapshot_id != base else None
