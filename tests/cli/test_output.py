@@ -265,3 +265,11 @@ def test_a_change_that_is_not_in_its_files_yet_is_reported(
     assert entry.run(["issue", "list", *where]) == 0
     said = capsys.readouterr()
     assert ("a title" in said.out, "warnings" in said.out, said.err) == (True, False, "")
+
+
+def test_the_envelope_of_a_failure_has_the_warnings_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(as_json=True)
+    output.warning("the change is decided")
+    output.failure(IoFailure("append to", "events.jsonl", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["warnings"]) == (False, ["the change is decided"])

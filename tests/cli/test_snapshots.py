@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -442,6 +443,13 @@ def test_a_snapshot_on_top_of_a_damaged_one_is_sound_and_warns(root: Path) -> No
     _damage(root, first, "file")
     (root / "main" / "other").write_text("changed\n")
     taken = call(root, "snapshot")
-    assert taken.stderr == f"holdfast: warning: {first} is damaged, in .: run 'holdfast verify {first} --repair'\n"
+    assert taken.stderr == f"Warning: {first} is damaged, in .: run 'holdfast verify {first} --repair'\n"
     assert run(root, "verify")["problems"] == []
     assert run(root, "verify", first, "--repair")["verified"] == [first]
+
+
+def test_with_json_a_warning_is_in_the_envelope_and_nowhere_else(root: Path) -> None:
+    first = run(root, "snapshot")["snapshot_id"]
+    _damage(root, first, "file")
+    taken = call(root, "run", "--snapshot", "--json", "--", "touch", "other")
+    assert json.loads(taken.stderr)["warnings"] == [f"{first} is damaged, in .: run 'holdfast verify {first} --repair'"]

@@ -49,7 +49,7 @@ class Output:
     def result(self, data: Mapping[str, object], lines: Iterable[str] = ()) -> None:
         """Print the outcome: `data` for programs, `lines` for people."""
         if self.as_json:
-            self._write_envelope({"ok": True, "data": data} | ({"warnings": self._warnings} if self._warnings else {}))
+            self._write_envelope({"ok": True, "data": data})
         else:
             for line in lines:
                 self.line(line)
@@ -64,12 +64,10 @@ class Output:
 
     @contextlib.contextmanager
     def showing_warnings(self) -> Iterator[None]:
-        """Report changes that are made but not in their files yet: with `--json` in the envelope."""
+        """Report changes that are made but not in their files yet."""
 
         def show(message: Warning | str, *_: object, **__: object) -> None:
-            self._warnings.append(str(message))
-            if not self.as_json:
-                self.diagnostic(f"Warning: {printable(str(message))}")
+            self.warning(str(message))
 
         with warnings.catch_warnings():
             warnings.simplefilter("always", NotApplied)
@@ -88,12 +86,16 @@ class Output:
         _write(sys.stderr, text, "standard error")
 
     def warning(self, text: str) -> None:
-        self.diagnostic(f"holdfast: warning: {printable(text)}")
+        """Report something that does not fail the command: with `--json` in the envelope, also in that of a failure."""
+        self._warnings.append(text)
+        if not self.as_json:
+            self.diagnostic(f"Warning: {printable(text)}")
 
     def _write_envelope(self, content: Mapping[str, object]) -> None:
         import json
 
-        envelope: object = {"schema_version": SCHEMA_VERSION, **content}
+        told = {"warnings": self._warnings} if self._warnings else {}
+        envelope: object = {"schema_version": SCHEMA_VERSION, **content, **told}
         text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=in_utf_8)
         if "\\ud" in text:  # perhaps a lone surrogate from a file name, which others may refuse
             text = json.dumps(in_utf_8(envelope), allow_nan=False, separators=(",", ":"))
