@@ -400,8 +400,8 @@ def test_a_holder_that_was_stolen_from_learns_that_even_if_the_worktree_is_gone(
     expire(repository, "dev")
     repository.leases.release("dev", repository.steal("dev").lease.lock_id)
     repository.remove_worktree("dev")
-    restore = ("restore", "good", "--inplace", "--reason", "x")
-    for command in (("snapshot",), restore):
+    restore = ("--inplace", "--reason", "x")
+    for command in (("snapshot",), ("restore", "good", *restore), ("restore", "head", *restore)):
         refused = holdfast(*command, "--json", cwd=root, env=own)
         assert (refused.returncode, error(refused)["code"]) == (5, "E_FENCING_MISMATCH")
 

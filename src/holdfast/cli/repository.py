@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,6 +145,26 @@ def refuse_own_lease(opened: OpenedLease, environment: Mapping[str, str] = os.en
     )
 
 
+def _named_lease(
+    opened: OpenedRepository, lock_id: str | None, environment: Mapping[str, str]
+) -> tuple[str | None, int | None]:
+    """The id of the lease that the caller names, and the token that came with it."""
+    if lock_id is not None or environment.get(WORKTREE, opened.worktree) != opened.worktree:
+        return lock_id, None
+    return environment.get(LOCK_ID), token_named(environment)
+
+
+def fenced_by_name(
+    opened: OpenedRepository, lock_id: str | None, environment: Mapping[str, str] = os.environ
+) -> AbstractContextManager[None]:
+    """`fenced` for the lease that the caller names: a later holder may have removed the worktree."""
+    from holdfast.repository.context import Proof, fenced
+
+    named, token = _named_lease(opened, lock_id, environment)
+    known = Proof(named, token) if named and token is not None else None
+    return fenced(opened.repository.context, opened.worktree, known)
+
+
 @contextlib.contextmanager
 def proven(
     opened: OpenedRepository,
@@ -161,14 +182,11 @@ def proven(
     one that came with the lease, never the current one. None in a shared worktree, which has no lease.
     """
     from holdfast.leases.service import OWN_TTL
-    from holdfast.repository.context import Isolation, Proof, fenced
+    from holdfast.repository.context import Isolation, Proof
 
     repository, worktree = opened
-    from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
-    named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
-    token = token_named(environment) if from_environment else None
-    known = Proof(named, token) if named and token is not None else None
-    with fenced(repository.context, worktree, known):  # a later holder may have removed the worktree
+    named, token = _named_lease(opened, lock_id, environment)
+    with fenced_by_name(opened, lock_id, environment):
         isolation = repository.config(worktree).isolation
     if named and isolation is not Isolation.SHARED:
         yield repository.proof(worktree, named, token)

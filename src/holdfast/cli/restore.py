@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from holdfast.cli.options import dry_run_option, lock_id_option, with_output, worktree_options
 from holdfast.cli.output import Output, counted, format_size, shown
-from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
+from holdfast.cli.repository import current_directory, fenced_by_name, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
 from holdfast.repository import to_json
@@ -70,7 +71,8 @@ def restore(
       holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
     opened = open_worktree(repo, worktree)
-    found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
+    with fenced_by_name(opened, lock_id) if inplace else contextlib.nullcontext():
+        found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
     if not inplace:
         if wrong := [option for option, value in only_inplace.items() if value]:
             raise UsageFailure(f"--{wrong[0].replace('_', '-')} requires --inplace")
