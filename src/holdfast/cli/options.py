@@ -132,7 +132,7 @@ def worktree_options(command: Command) -> Command:
     return repo_option(worktree_option(command))
 
 
-name_option = click.option("--name", metavar="NAME", help="A lease with this name instead of that of a worktree.")
+name_option = click.option("--name", metavar="NAME", help="The name of a lease that needs no worktree.")
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="The purpose, shown to others.")
 priority_option = click.option(
     "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
