@@ -21,6 +21,10 @@ from holdfast import (
 )
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, Refused
 from holdfast.ledger.log import Ledger, Recorded
+from holdfast.repository import worktree_changes
+from holdfast.repository.retention import Policy
+from holdfast.repository.worktree_changes import Removed
+from holdfast.repository.worktrees import settle
 
 
 class PausedLedger(Ledger):
@@ -100,6 +104,28 @@ def test_a_worktree_with_the_only_copy_of_the_work_stays(shop: tuple[Repository,
             work.remove_worktree()
 
     assert (work.path / "result").read_text() == "precious"
+
+
+def test_an_interrupted_removal_of_the_worktree_leaves_the_work_protected(
+    shop: tuple[Repository, Tracker, Ledger, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, tracker, _, _ = shop
+    repository.gc.set_policy(Policy(keep_last=1))
+
+    def interrupted(context: object, operation: object) -> Removed:
+        raise KeyboardInterrupt
+
+    with take_work(repository, tracker, AssignmentOptions()) as work:
+        (work.path / "result").write_text("precious")
+        saved = work.succeed().snapshot_id
+        with monkeypatch.context() as patched:
+            patched.setattr(worktree_changes, "finish_remove", interrupted)  # it is decided, and others finish it
+            with pytest.raises(KeyboardInterrupt):
+                work.remove_worktree()
+    settle(repository.context, work.lease.worktree)
+    assert not work.path.exists()
+    assert repository.gc.plan().plan.snapshots == ()
+    assert saved in [pin.snapshot_id for pin in repository.snapshots.pins()]
 
 
 def test_work_whose_lease_is_lost_does_not_count(shop: tuple[Repository, Tracker, Ledger, str]) -> None:

@@ -174,7 +174,8 @@ class Assignment:
     def remove_worktree(self) -> Removed:
         """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused while processes use
         the worktree, and if there is no such snapshot. The pin is created first, so a kill leaves at most an unneeded
-        pin."""
+        pin. The removal itself pins the head for a time: writes after the outcome, and everything if it is interrupted
+        and finished by others."""
         assert self.outcome is not None
         if self.outcome.not_saved is not None:
             raise Refused("it has the only copy of the work: no snapshot was taken", worktree=self.lease.worktree)
@@ -182,13 +183,11 @@ class Assignment:
         base = repository.context.config(name).base_snapshot_id
         pin = self._pin(self.outcome.snapshot_id) if self.outcome.snapshot_id != base else None
         try:
-            removed = repository.remove_worktree(name, lock_id=self.lease.lock_id, keep_for=0.0)
+            return repository.remove_worktree(name, lock_id=self.lease.lock_id)
         except BaseException:
             if pin is not None:
                 remove_pin(repository.context, pin.pin_id)
             raise
-        self._pin(removed.saved)  # writes after the outcome
-        return removed
 
     def _ended_without_successor(self) -> Issue | None:
         """The issue, if its claim has ended and no other has followed: the agent itself has finished or released it.
