@@ -13,11 +13,13 @@ import pytest
 
 from holdfast.repository.compare import export
 from holdfast.trees.capture import capture
-from holdfast.trees.engines import Engine
+from holdfast.trees.engines import Engine, close_clone
 from holdfast.trees.manifest import PAYLOAD, read_manifest
 from holdfast.trees.restore import materialise
+from holdfast.trees.scan import scan_directory
 from holdfast.trees.shared_dirs import share_tree
 from holdfast.trees.verify import verify
+from holdfast.trees.walker import TreeWalker
 from tests.repository.stages import make_repository
 from tests.support.juicefs import COHERENT, JuiceFs
 from tests.support.loop_mounts import LoopMount
@@ -115,6 +117,25 @@ def test_the_clone_of_a_subvolume_is_closed_too(loop_mount: Callable[[str], Loop
 def test_a_clone_of_juicefs_is_closed_too(juicefs: JuiceFs) -> None:
     place = juicefs.mount(*COHERENT)
     clone(fill(place / "source"), place / "tree", Engine.JUICEFS_CLONE)
+
+
+def test_a_clone_with_files_of_other_users_is_closed_as_far_as_the_system_allows(tmp_path: Path) -> None:
+    if sys.platform == "win32" or os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    for name in ("own", "theirs"):
+        (tmp_path / name).write_text(name)
+        (tmp_path / name).chmod(0o666)
+    tmp_path.chmod(0o777)
+    for path in (tmp_path, tmp_path / "own"):
+        os.chown(path, 65534, 65534)
+    with TreeWalker(tmp_path) as made:
+        identity = scan_directory(made.enter("")).identity
+        os.seteuid(65534)
+        try:
+            close_clone(made, [("", identity)])
+        finally:
+            os.seteuid(0)
+    assert modes(tmp_path) == {"": 0o755, "own": 0o644, "theirs": 0o666}
 
 
 # --- Verifying -----------------------------------------------------------------------------------------

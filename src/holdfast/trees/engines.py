@@ -284,12 +284,16 @@ def _link_again(first_directory: int, first: str, directory: int, name: str) -> 
 
 
 def close_clone(clone: TreeWalker, identities: Iterable[tuple[str, bytes]]) -> None:
-    """Let nobody but the owners write to the files and directories of a clone, which have these identities."""
+    """Let nobody but the owners write to the files and directories of a clone, which have these identities.
+
+    What belongs to another user stays as it is, unless this one is root.
+    """
     for path, identity in identities:
         for name, mode in modes_in(identity).items():
             if mode & _OPEN and not stat.S_ISLNK(mode):
                 here = clone.enter(path)
-                calls.chmod(name or here, mode & KEPT_MODE, dir_fd=here if name else None)
+                with contextlib.suppress(PermissionError):
+                    calls.chmod(name or here, mode & KEPT_MODE, dir_fd=here if name else None)
 
 
 def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:
