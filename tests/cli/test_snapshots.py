@@ -438,6 +438,16 @@ def test_a_damaged_snapshot_is_repaired_from_a_worktree_and_says_what_is_not(roo
     assert any(each["event"] == "snapshots_repaired" for each in run(root, "audit")["entries"])
 
 
+def test_a_file_too_many_in_a_snapshot_is_for_people_to_remove(root: Path) -> None:
+    first = run(root, "snapshot")["snapshot_id"]
+    (root / ".jvs/snapshots" / first / "payload/file~").write_text("left by an editor\n")
+    for arguments in ((), ("--repair",)):
+        told = call(root, "verify", first, *arguments).stderr
+        assert "file~: it is not in the manifest" in told
+        assert "Remove what is not in the manifest" in told
+        assert "backup" not in told
+
+
 def test_a_snapshot_on_top_of_a_damaged_one_is_sound_and_warns(root: Path) -> None:
     first = run(root, "snapshot")["snapshot_id"]
     _damage(root, first, "file")

@@ -228,6 +228,43 @@ def test_lost_files_links_and_directories_come_back_and_so_do_attributes(trees: 
     assert trees.problems() == []
 
 
+def test_lost_directories_come_back_even_if_empty_and_are_shared_again(trees: Trees) -> None:
+    for path in ("above/empty", "above/full/below"):
+        (trees.source / path).mkdir(parents=True)
+    trees.write("above/full/below/file", "e")
+    (trees.source / "above").chmod(0o777)
+    first, _ = trees.take()
+    before = seen(first / PAYLOAD)
+    remove_tree(first / PAYLOAD / "above")
+    unmasked = os.umask(0)
+    try:
+        trees.repair(1, directories=(trees.source,))
+    finally:
+        os.umask(unmasked)
+    assert trees.problems() == []
+    assert seen(first / PAYLOAD) == before, "with the modes and times that they had"
+    second, _ = trees.take()
+    assert list((second / PAYLOAD).iterdir()) == []
+
+
+def test_a_repaired_directory_with_a_file_too_many_is_not_shared(trees: Trees) -> None:
+    first, _ = trees.take()
+    alter(first / PAYLOAD / "same/c")
+    (first / PAYLOAD / "same/c~").write_text("left by an editor")
+    assert trees.repair(1, directories=(trees.source,)) == [("tree-1/payload/same/c", "c")]
+    trees.take()
+    assert [each.partition(": ")[0] for each in trees.problems()] == ["tree-1/same/c~"]
+
+
+def test_a_file_in_place_of_a_directory_is_left_as_it_is(trees: Trees) -> None:
+    first, _ = trees.take()
+    remove_tree(first / PAYLOAD / "same")
+    (first / PAYLOAD / "same").write_text("in the way")
+    alter(first / PAYLOAD / "changing/a")
+    assert trees.repair(1, directories=(trees.source,)) == [("tree-1/payload/changing/a", "a")]
+    assert (first / PAYLOAD / "same").read_text() == "in the way"
+
+
 def test_content_that_no_place_has_is_left_as_it_is(trees: Trees) -> None:
     first, _ = trees.take()
     alter(first / PAYLOAD / "same/c")

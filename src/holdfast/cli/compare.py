@@ -158,6 +158,8 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
         damaged = [snapshot_id for snapshot_id, found in results if found]
         advice = "Restore the rest from a backup" if repair else "Run 'holdfast verify --all --repair'"
         still = f" ({len(repaired)} repaired; no sound copy of the rest was found)" if repair else ""
+        if all(each["what"] == "extra" for each in problems):
+            advice, still = "Remove what is not in the manifest", f" ({len(repaired)} repaired)" if repair else ""
         raise Corrupt(
             f"{counted(len(damaged), 'snapshot')} damaged{still}: {_first_few(problems)}",
             hint=f"{advice}, and do not trust the disk.",

@@ -4,9 +4,10 @@ Trees link files of each other, so a damaged file is repaired under every name t
 
 1. Find what is damaged, and every place that may have the same content: in all trees, and in other directories.
 2. Copy it into a scratch directory, compare the hash of the copy, sync.
-3. Rename it into place, and reset the time of the directory, without which the directory would not be shared again.
+3. Rename it into place; last reset the times of the directories, without which they would not be shared again.
 
-A kill leaves each name with the old file or the repaired one. Symbolic links come back from the manifest.
+A kill leaves each name with the old file or the repaired one. Directories and symbolic links come back from the
+manifest.
 """
 
 from __future__ import annotations
@@ -23,8 +24,17 @@ from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories, opened
 from holdfast.trees.copy import NewFile, hash_file, place_file
-from holdfast.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.trees.manifest import (
+    KEPT_MODE,
+    Manifest,
+    ManifestEntry,
+    decode_entry,
+    directory_of,
+    meta_of_directory,
+    raw_entries,
+)
 from holdfast.trees.payload import READ, Attributes
+from holdfast.trees.scan import scan_directory
 from holdfast.trees.shared_dirs import Stored, ready_fields
 from holdfast.trees.verify import check_entry
 from holdfast.trees.walker import DIRECTORY, TreeWalker, joined, shown, sync_tree, synced, writing
@@ -38,12 +48,17 @@ class RepairedFile(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A name of a stored file or symbolic link: its path, the record of its directory, its entry."""
+    """A name of a stored file, symbolic link or directory: its path, the record of its directory, or its own if it is
+    one, and its entry."""
 
     path: str
     body: bytes
     entry: ManifestEntry
     is_damaged: bool
+
+    @property
+    def directory(self) -> str:
+        return self.path if self.entry.kind == "d" else os.path.dirname(self.path)
 
 
 def repair(
@@ -53,7 +68,10 @@ def repair(
 
     `room` is a new directory on the filesystem of the trees, which the caller keeps from being moved.
     """
-    bad = [name for name in _names(damaged, None) if name.is_damaged]  # 1
+    bad, records = list[_Name](), dict[str, bytes]()
+    for name in _names(damaged, None):  # 1
+        records[name.directory] = name.body
+        bad += [name] if name.is_damaged else []
     wanted = {name.entry.sha256 for name in bad if name.entry.sha256}
     names = {name.path: name for name in (*_names(trees, wanted), *bad)}
     sources = _sources(names.values(), directories) if bad else {}
@@ -63,9 +81,16 @@ def repair(
             source, draft = sources.get(name.entry.sha256), room / f"repaired-{number}"
             if source is not None and _write(draft, name.entry, source):  # 2
                 written.append((draft, name, source))
-    done = [RepairedFile(shown(name.path), shown(source)) for draft, name, source in written if _place(draft, name)]
+    placed = [(name, source) for draft, name, source in written if _place(draft, name)]  # 3
+    records |= {name.directory: name.body for name, _ in placed}
+    changed = {each for name, _ in placed for each in (name.directory, os.path.dirname(name.path)) if each in records}
+    for each in sorted(changed, reverse=True):  # those below first
+        with writing(each), opened(each, DIRECTORY) as here:
+            found = set(map(os.fsencode, scan_directory(here).names))
+            if found <= raw_entries(records[each]).keys():  # else it must not be shared, with what is extra
+                Attributes(None, kept=True).finish_directory(here, *meta_of_directory(records[each]))
     sync_tree(room)
-    return done
+    return [RepairedFile(shown(name.path), shown(source)) for name, source in placed]
 
 
 def _names(trees: Iterable[Path], wanted: set[str] | None) -> Iterator[_Name]:
@@ -81,11 +106,21 @@ def _names(trees: Iterable[Path], wanted: set[str] | None) -> Iterator[_Name]:
                 if directory in seen or directory_of(path, body).kind == "m":
                     continue
                 seen.add(directory)
+                if wanted is None:
+                    yield _Name(directory, body, directory_of(path, body), _is_lost(stored, path))
                 for raw in raw_entries(body).values():
                     entry = decode_entry(path, raw)
                     if entry.kind in "fl" and (wanted is None or entry.sha256 in wanted):
                         name = joined(directory, os.fsdecode(entry.name))
                         yield _Name(name, body, entry, _is_damaged(stored, path, entry))
+
+
+def _is_lost(stored: Stored, path: bytes) -> bool:
+    try:
+        stored.enter(os.fsdecode(path))
+    except OSError:
+        return True
+    return False
 
 
 def _is_damaged(stored: Stored, path: bytes, entry: ManifestEntry) -> bool:
@@ -96,7 +131,7 @@ def _is_damaged(stored: Stored, path: bytes, entry: ManifestEntry) -> bool:
 
 
 def _sources(names: Iterable[_Name], directories: Iterable[Path]) -> dict[str, str]:
-    """A file that has the content, by its hash. A symbolic link, which has no hash, needs only its entry."""
+    """A file that has the content, by its hash. A symbolic link or directory, which has none, needs only its entry."""
     found = {"": "the manifest"}
     hashes: defaultdict[int, set[str]] = defaultdict(set)
     for name in names:
@@ -125,6 +160,8 @@ def _files(directories: Iterable[Path]) -> Iterator[str]:
 
 def _write(draft: Path, entry: ManifestEntry, source: str) -> bool:
     """Create the repaired file or symbolic link under a private name; False if the source has changed."""
+    if entry.kind == "d":
+        return True  # there is nothing to prepare
     attributes, (directory, name) = Attributes(None, kept=True), os.path.split(source)
     with writing(draft), opened(draft.parent, DIRECTORY) as room:
         if entry.kind == "l":
@@ -139,11 +176,10 @@ def _write(draft: Path, entry: ManifestEntry, source: str) -> bool:
 
 def _place(draft: Path, name: _Name) -> bool:
     """Give the name its repaired file; False if a directory is in its place, or a file in place of its directory."""
-    directory, own = os.path.dirname(name.path), directory_of(b"", name.body)
     with writing(name.path), suppress(IsADirectoryError, NotADirectoryError):
-        make_directories(Path(directory))
-        calls.rename(draft, name.path)  # 3
-        with opened(directory, DIRECTORY) as here:
-            Attributes(None, kept=True).finish_directory(here, own.meta, own.xattrs)
+        make_directories(Path(name.directory), mode=KEPT_MODE)
+        with opened(name.directory, DIRECTORY) as here:
+            if name.entry.kind != "d":
+                calls.rename(draft, os.path.basename(name.path), dst_dir_fd=here)
         return True
     return False
