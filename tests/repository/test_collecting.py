@@ -419,6 +419,11 @@ def test_a_reference_is_created_once_and_deleted_once(context: RepositoryContext
         delete_reference(context, "v1")
 
 
+def test_pins_are_listed_by_age_whatever_snapshots_they_protect(context: RepositoryContext) -> None:
+    made = [add_pin(context, each) for each in sorted(line_of(context, 3), reverse=True)]
+    assert pins(context) == made
+
+
 def test_a_snapshot_can_have_several_independent_pins(context: RepositoryContext) -> None:
     (only,) = line_of(context, 1)
     mine, yours = add_pin(context, only, reason="mine"), add_pin(context, only, reason="yours")

@@ -367,7 +367,7 @@ def remove_pin(context: RepositoryContext, pin_id: str) -> Pin:
 
 
 def pins(context: RepositoryContext) -> list[Pin]:
-    """All pins, expired ones included, by age."""
+    """All pins, expired ones included, the oldest first."""
     found = [document.record for _, document in context.store.scan(PINS)]
     return sorted(found, key=lambda pin: (pin.created_at, pin.pin_id))
 

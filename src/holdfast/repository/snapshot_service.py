@@ -204,7 +204,7 @@ class Snapshots:
         return history.remove_pin(self._context, pin_id)
 
     def pins(self) -> list[Pin]:
-        """All pins, expired ones included."""
+        """All pins, expired ones included, the oldest first."""
         return history.pins(self._context)
 
     def create_reference(self, name: str, text: str, *, seen_from: str = MAIN, note: str = "") -> Reference:
