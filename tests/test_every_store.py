@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_a_migration_to_files_and_back_keeps_the_history(repo: Repo, tmp_path: P
 def test_the_demo_passes(repo: Repo, tmp_path: Path, store_url: str) -> None:
     if store_url.startswith("file:"):
         pytest.skip("tests/cli/test_demo.py runs it on files")
-    address = f"{store_url}demo" if "?" in store_url else f"{store_url}/demo"
+    address = re.sub(r"(test[-_]\d+)", r"\1demo", store_url)
     options = ("--workers", "3", "--issues", "6", "--store", address, "--json")
     result = subprocess.run(
         [*HOLDFAST, "demo", *options],

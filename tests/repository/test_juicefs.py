@@ -251,7 +251,7 @@ def test_a_typical_workflow_works_on_juicefs(place: Path) -> None:
     data_of("restore", first, "--inplace", "--reason", "tested", cwd=root)
     assert files_in(main) == {"file": "one", "directory/below": "kept"}
     data_of("worktree", "rename", "old", "older", cwd=root)
-    data_of("worktree", "remove", "older", cwd=root)
+    data_of("worktree", "remove", "older", "--keep-for", "0s", cwd=root)
     data_of("gc", "policy", "--keep-last", "1", cwd=root)
     plan = data_of("gc", "plan", cwd=root)
     assert plan["delete"] != []

@@ -98,7 +98,11 @@ def intent_dropped_before_it_is_applied(plant: pytest.MonkeyPatch) -> None:
         drop(self, intent)
         return apply(self, intent, opened)
 
-    plant.setattr(Intents, "drop", lambda self, intent, keep=False: None)
+    def drop_if_pending(self: Intents, intent: Intent, *, keep: bool = False) -> None:
+        if intent in self.pending():
+            drop(self, intent, keep=keep)
+
+    plant.setattr(Intents, "drop", drop_if_pending)  # recovery still drops it
     plant.setattr(Intents, "apply", dropping_first)
 
 

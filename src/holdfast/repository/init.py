@@ -19,6 +19,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, entry_exists, io_failure, make_directories, move
+from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
@@ -217,7 +218,7 @@ def _refuse_foreign_content(root: Path) -> None:
             _refuse_in_the_way(directory)
             if directory.status(CONTROL) is not None:
                 with directory.enter(CONTROL) as private:
-                    inside = set(private.names()) - _OURS_INSIDE
+                    inside = {each for each in private.names() if each not in _OURS_INSIDE and not is_draft_name(each)}
             else:
                 foreign += [name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None]
     except NotFound:
