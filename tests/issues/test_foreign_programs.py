@@ -23,11 +23,11 @@ from holdfast.fs.directory import Directory
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.store import recovery, streams
+from holdfast.store import lines, recovery
 from holdfast.store.intents import Intents, StepTarget
 from holdfast.store.layout import Location
+from holdfast.store.lines import Waiting
 from holdfast.store.recovery import Resolution
-from holdfast.store.streams import Waiting
 from proof.crash import Outcome, kill_points
 from proof.effort import SHARE, rounds
 from tests.issues.foreign import ForeignProgram
@@ -322,7 +322,7 @@ def documents_left_to_others(plant: pytest.MonkeyPatch) -> None:
 
 
 def moved_lines_forgotten(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(streams, "moved_lines", lambda root, location: [])
+    plant.setattr(lines, "moved_lines", lambda root, location: [])
 
 
 def torn_lines_left(plant: pytest.MonkeyPatch) -> None:

@@ -97,13 +97,8 @@ def run(
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
             try:
-                ended = child.run(
-                    command,
-                    check=child.Periodic(min(1.0, options.ttl / 10), assignment.check),
-                    environment=environment | _variables(assignment, repository.root),
-                    directory=None if no_chdir else assignment.path,
-                    mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
-                )
+                variables = environment | _variables(assignment, repository.root)
+                ended = _run_command(command, assignment, variables, options.ttl, chdir=not no_chdir)
                 outcome = _concluded(assignment, ended)
                 kept = _remove_worktree(assignment, outcome, output) if remove_worktree else "not requested"
             except (LockNotHeld, LockExpired, FencingMismatch) as failure:
@@ -116,6 +111,20 @@ def run(
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)
     return child.end_like(ended)
+
+
+def _run_command(
+    command: tuple[str, ...], assignment: Assignment, environment: dict[str, str], ttl: float, *, chdir: bool
+) -> CommandExit:
+    from holdfast.cli import child
+
+    return child.run(
+        command,
+        check=child.Periodic(min(1.0, ttl / 10), assignment.check),
+        environment=environment,
+        directory=assignment.path if chdir else None,
+        mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
+    )
 
 
 def _not_saved(failure: Failure, worktree: str, record: dict[str, Any]) -> CommandFailed:

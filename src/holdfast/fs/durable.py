@@ -194,6 +194,23 @@ def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
     return end, tail if _is_record(tail) else b""
 
 
+def last_line_in(directory: Directory, name: str) -> tuple[int, bytes] | None:
+    """The last line and its position; None if there is none. A record whose newline is missing counts: the next append
+    adds the newline."""
+    end, unended = end_of_lines_in(directory, name)
+    if unended:
+        return end + len(unended) + 1, unended
+    size = 4096
+    while end:
+        start = max(0, end - size)
+        block = read_lines_in(directory, name, after=start, limit=end - start)[:-1]
+        cut = block.rfind(b"\n")
+        if cut >= 0 or start == 0:
+            return end, block[cut + 1 :]
+        size *= 4
+    return None
+
+
 def remove(path: Path) -> bool:
     with Directory.open(path.parent) as directory:
         return remove_in(directory, path.name)

@@ -39,7 +39,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
-from holdfast.store import model, streams
+from holdfast.store import lines, model, streams
 from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
@@ -182,8 +182,8 @@ class FileStore:
                 hidden = partial(self._hidden_from, location)
                 contents = streams.numbered_files(directory, location, after, self._numbers, hidden)
             else:
-                moved = streams.moved_lines(self._root, location) if after else ()
-                contents = streams.lines(directory, location, after, pending, moved)
+                moved = lines.moved_lines(self._root, location) if after else ()
+                contents = lines.read(directory, location, after, pending, moved)
             for position, content in contents:
                 where = self._root.where(location.place_of(position))
                 yield model.Entry(position, stream.codec.decode(content, where))
@@ -468,7 +468,7 @@ class FileStore:
                 position = self._numbers.find(directory, location)
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
-                position, content = streams.last_line(directory, location) or (0, b"")
+                position, content = durable.last_line_in(directory, location.file) or (0, b"")
         return model.Tail(position, content, self._root.where(location.place_of(position)))
 
     def _members(self, family: str) -> set[str]:

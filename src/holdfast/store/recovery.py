@@ -40,7 +40,7 @@ from holdfast.store.intents import (
     read_if_exists,
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
-from holdfast.store.streams import MOVED, Waiting, find_waiting, moved_name
+from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name
 
 _EVENTS = "jit/events"
 _INDEX = "jit/index"

@@ -1,10 +1,7 @@
-"""Streams in files: reading them, planning changes to them, and appending several records at once.
+"""Numbered streams, and the changes of a commit: reading and finding numbers, planning, appending several records.
 
-A record of a stream is a line of one file, or a file with a number in its name. Readers of lines yield the published
-ones, then those that are committed but not published yet (`pending`: position and content). If none are pending,
-they check for new records at the end: a commit that was pending when they got there may have been published since.
-So a reader that has seen one record of a commit sees all of them. Readers of numbers yield only what has its number,
-because other programs may take the number that a pending record was meant for; they hide a batch until it is whole.
+A record of a numbered stream is a file with its number in the name. Readers yield only what has its number, because
+other programs may take the number that a pending record was meant for; they hide a batch until it is whole.
 """
 
 from __future__ import annotations
@@ -12,182 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
-from holdfast.errors import AlreadyExists, Failure, NotFound, UsageFailure
+from holdfast.errors import AlreadyExists, Failure, UsageFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure
 from holdfast.store import intents
 from holdfast.store.intents import Intent, Step, are_many, encode, find_number, intent_name, publish_number
 from holdfast.store.layout import Kind, Location
+from holdfast.store.lines import not_a_position
 from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 
-MOVED = ".holdfast/moved"  # for each stream of lines, the lines that went elsewhere than announced
 _CHUNK = 1 << 20
 _MOST_OLD = 256 << 10  # the most bytes of old content that an intent keeps
 _READ = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _APPEND = _READ | os.O_WRONLY | os.O_APPEND | os.O_CREAT
-
-Pending = Callable[[], Sequence[tuple[int, bytes]]]
-
-
-def lines(
-    directory: Directory | None, location: Location, after: int, pending: Pending, moved: Sequence[Waiting] = ()
-) -> Iterator[tuple[int, bytes]]:
-    """The lines after the offset `after`; the position of a line is the offset of its end.
-
-    A pending line gets the position that it has if nobody else appends first. If another program does, a reader that
-    continues after such a position may see the line again, but misses nothing.
-    """
-    position = after
-    if after:
-        waiting = find_waiting(directory, location, pending())
-        shown = [
-            seen for each in moved if (seen := each.shown_after(directory, location, after)) and seen[0] < each.end
-        ]
-        shown += [seen] if (seen := waiting.shown_after(directory, location, after)) else []
-        position, count = min(shown, default=(after, 0))
-        if count and position == waiting.end:
-            yield from waiting.announced(position)[count:]
-            return
-        if not shown:
-            _check_boundary(directory, location, after)
-    begun = position
-    while True:
-        position = yield from _published_lines(directory, location, position)
-        waiting = find_waiting(directory, location, pending())
-        if directory is None or (position == begun and not waiting.lines):
-            yield from waiting.announced(position)
-            return
-        end, unended = durable.end_of_lines_in(directory, location.file)
-        if end <= position:
-            if end == position and waiting.lines and unended not in (b"", waiting.lines[0]):
-                position += len(unended) + 1  # it gets its newline before ours are written
-                yield position, unended
-            yield from waiting.announced(position)
-            return
-
-
-class Waiting(NamedTuple):
-    """Lines of an intent that are not in their stream yet: where they were to go, and where the stream ends by now.
-
-    If another program has appended in between, they go to the new end. Until they are written, readers are shown them
-    after whatever the stream has, so the position that a reader gets for such a line may turn out to lie within a line
-    of the other program, or to be the position of a line that the reader has not seen. `moved_lines` remembers this.
-    """
-
-    start: int
-    end: int
-    lengths: tuple[int, ...]
-    lines: tuple[bytes, ...] = ()
-
-    def announced(self, end: int) -> list[tuple[int, bytes]]:
-        """The lines and their positions, if they go to this end."""
-        return [(end + length, line) for length, line in zip(accumulate(self.lengths), self.lines, strict=True)]
-
-    def shown_after(self, directory: Directory | None, location: Location, position: int) -> tuple[int, int] | None:
-        """Where the stream ended when a reader was given this position for one of the lines, and how many lines it was
-        shown by then; None if it is no such position."""
-        if directory is not None and self.start < position <= self.end + sum(self.lengths):
-            sums = list(accumulate(self.lengths))
-            block = durable.read_lines_in(directory, location.file, after=self.start, limit=self.end - self.start)
-            ends = accumulate((len(line) + 1 for line in block.split(b"\n")[:-1]), initial=self.start)
-            for boundary in (*ends, self.end):  # the last line may lack its newline
-                if position - boundary in sums:
-                    return boundary, sums.index(position - boundary) + 1
-        return None
-
-
-def find_waiting(directory: Directory | None, location: Location, pending: Sequence[tuple[int, bytes]]) -> Waiting:
-    """Those of the lines that the stream does not have. They are written in their order, from the planned place on;
-    other programs' lines may be in between. Each is recognised by its content."""
-    start = end = pending[0][0] if pending else 0
-    left = [content for _, content in pending]
-    published = durable.read_lines_in(directory, location.file, after=start) if directory and left else b""
-    for line in published.split(b"\n")[:-1]:
-        end += len(line) + 1
-        if left and line == left[0]:
-            start = end
-            del left[0]
-    if directory and left:
-        whole, unended = durable.end_of_lines_in(directory, location.file)
-        if unended not in (b"", left[0]):  # a record of another program, which gets its newline first
-            end = max(end, whole + len(unended) + 1)
-    return Waiting(start, end, tuple(len(line) + 1 for line in left), tuple(left))
-
-
-def moved_lines(root: Directory, location: Location) -> list[Waiting]:
-    """The lines of a stream that were written elsewhere than at `start`, without their content."""
-    try:
-        with root.beneath(MOVED) as directory:
-            content = durable.read_lines_in(directory, moved_name(location))
-    except NotFound:
-        return []
-    return [msgspec.json.decode(line, type=Waiting) for line in content.splitlines()]
-
-
-def moved_name(location: Location) -> str:
-    return location.name.replace("/", "-") + ".jsonl"
-
-
-def _published_lines(
-    directory: Directory | None, location: Location, position: int
-) -> Generator[tuple[int, bytes], None, int]:
-    """The published lines from `position` on; return their end."""
-    while directory is not None and (block := _whole_lines(directory, location, position)):
-        for line in block[:-1].split(b"\n"):
-            position += len(line) + 1
-            yield position, line
-    return position
-
-
-def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
-    limit = _CHUNK
-    while True:
-        block = durable.read_lines_in(directory, location.file, after=after, limit=limit)
-        if block:
-            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Complete
-            # lines never change: read them again.
-            return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
-        if durable.end_of_lines_in(directory, location.file)[0] <= after:
-            return b""
-        limit *= 2  # a line longer than the chunk
-
-
-def _check_boundary(directory: Directory | None, location: Location, after: int) -> None:
-    if directory is not None and after > 0:
-        if durable.read_lines_in(directory, location.file, after=after - 1, limit=1) == b"\n":
-            return
-        last = last_line(directory, location)
-        if last is not None and last[0] == after:
-            return  # it lacks its newline
-    raise _not_a_position(location, after)
-
-
-def _not_a_position(location: Location, after: int) -> UsageFailure:
-    return UsageFailure(f"{after} is not a position of {location.name}", stream=location.name, position=after)
-
-
-def last_line(directory: Directory, location: Location) -> tuple[int, bytes] | None:
-    """The last line and its position; None if there is none. A record whose newline is missing counts: the next append
-    adds the newline."""
-    end, unended = durable.end_of_lines_in(directory, location.file)
-    if unended:
-        return end + len(unended) + 1, unended
-    size = 4096
-    while end:
-        start = max(0, end - size)
-        block = durable.read_lines_in(directory, location.file, after=start, limit=end - start)[:-1]
-        cut = block.rfind(b"\n")
-        if cut >= 0 or start == 0:
-            return end, block[cut + 1 :]
-        size *= 4
-    return None
-
 
 # --- Numbered files --------------------------------------------------------------------------------------
 
@@ -207,7 +44,7 @@ def numbered_files(
     batch whose intent is gone by then is whole, so whoever sees one of its records finds the others too.
     """
     if after < 0:
-        raise _not_a_position(location, after)
+        raise not_a_position(location, after)
     number, most = after + 1, 1
     while directory is not None:
         found = _existing_from(directory, location, number, most)
