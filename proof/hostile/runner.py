@@ -1,0 +1,250 @@
+"""Runs commands with limits: each in a forked process, with a limit of time, memory and file size.
+
+A `Runner` is a server process that has loaded every module of Holdfast, so a command costs a fork and not the start
+of an interpreter. `execute` forks from the calling process, for harnesses that run thousands of cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from holdfast.errors import ExitStatus
+
+TIME_LIMIT = 10.0
+"""Seconds until a command counts as hanging: hundreds of times what the slowest one needs."""
+MEMORY_LIMIT = 1 << 30
+FILE_LIMIT = 64 << 20
+MOST_OUTPUT = 1 << 20
+HUNG = "it hangs"
+_SERVE = "from proof.hostile.runner import serve; serve()"
+_STATUSES = frozenset({*map(int, ExitStatus), 126, 127})
+
+
+class Job(NamedTuple):
+    """A command line of `holdfast`, and the process that it runs in. `stdout` names a file instead of a capture."""
+
+    arguments: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    stdin: str = ""
+    stdout: str = ""
+    user: int | None = None
+    limit: float = TIME_LIMIT
+
+
+class Outcome(NamedTuple):
+    """How a command ended; `status` is None if it had to be killed."""
+
+    status: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def problem(self) -> str:
+        """Why no command may end like this; empty if it may."""
+        if self.status is None:
+            return HUNG
+        if self.status < 0:
+            return f"it died of signal {-self.status}"
+        said = f"{self.out}\n{self.err}"
+        if "Traceback (most recent call last)" in said or "E_UNEXPECTED" in said:
+            return f"unexpected: {_last_line(said)}"
+        return "" if self.status in _STATUSES else f"its status {self.status} is not one of Holdfast's"
+
+    @property
+    def code(self) -> str:
+        """The code of the failure that it printed; empty if it printed none."""
+        for text in (self.err, self.out):
+            if "Code: E_" in text:
+                return text.rpartition("Code: ")[2].split()[0]
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return str(json.loads(text)["error"]["code"])
+        return ""
+
+
+def _last_line(text: str) -> str:
+    """The line of a traceback or of a report that names the error, and where the error came from."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    places = [line.strip() for line in lines if line.lstrip().startswith("File ") and "/holdfast/" in line]
+    named = [line for line in lines if "Error" in line and not line.startswith(" ")]
+    where = ""
+    if places:
+        file, _, rest = places[-1].removeprefix('File "').partition('", ')
+        where = f" at {file.rpartition('/holdfast/')[2]}, {rest}"
+    return f"{(named or lines or ['nothing'])[-1][:200]}{where}"
+
+
+def execute(job: Job, *, prepare: Callable[[], object] | None = None) -> Outcome:
+    """Run a command in a process forked from this one; `prepare` runs there first, as the job's user."""
+    return execute_function(job, lambda: _main(job.arguments), prepare=prepare)
+
+
+def execute_function(job: Job, work: Callable[[], int], *, prepare: Callable[[], object] | None = None) -> Outcome:
+    """Like `execute`, for any function that returns an exit status."""
+    if sys.platform != "linux":
+        raise NotImplementedError
+    given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+    try:
+        os.write(given, job.stdin.encode("utf-8", "surrogateescape"))
+        os.lseek(given, 0, os.SEEK_SET)
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _become(job, (given, out, err), work, prepare)
+        status = _wait(child, job.limit)
+        seconds = time.monotonic() - started
+        return Outcome(status, _content(out), _content(err), seconds)
+    finally:
+        for each in (given, out, err):
+            os.close(each)
+
+
+def _content(descriptor: int) -> str:
+    if sys.platform == "win32":
+        raise NotImplementedError
+    return os.pread(descriptor, MOST_OUTPUT, 0).decode("utf-8", "backslashreplace")
+
+
+def _wait(child: int, limit: float) -> int | None:
+    """The exit status of a child; None if it had to be killed. Its descendants are killed in any case."""
+    if sys.platform != "linux":
+        raise NotImplementedError
+    handle = os.pidfd_open(child)
+    try:
+        ended = bool(select.select([handle], [], [], limit)[0])
+    finally:
+        os.close(handle)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: Callable[[], object] | None) -> None:
+    """Be the process of a job; never returns."""
+    if sys.platform != "linux":
+        raise NotImplementedError
+    status: object = 1
+    try:
+        os.setsid()
+        for number, each in enumerate(streams):
+            os.dup2(each, number)
+        if job.stdout:
+            os.dup2(os.open(job.stdout, os.O_WRONLY), 1)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, encoding="utf-8", errors=errors, closefd=False)
+            for number, mode, errors in ((0, "r", "surrogateescape"), (1, "w", "strict"), (2, "w", "backslashreplace"))
+        )
+        _limit(job)
+        os.environ.clear()
+        os.environ.update(job.env)
+        if prepare is not None:
+            prepare()
+        os.chdir(job.cwd)
+        status = work()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _limit(job: Job) -> None:
+    if sys.platform != "linux":
+        raise NotImplementedError
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if job.user is not None:
+        os.setgroups([])
+        os.setresgid(job.user, job.user, job.user)
+        os.setresuid(job.user, job.user, job.user)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    from holdfast.__main__ import main
+
+    sys.argv = ["holdfast", *arguments]
+    return main()
+
+
+def load_everything() -> None:
+    """Import every module of Holdfast, so that forked commands need not."""
+    import pkgutil
+    from importlib import import_module
+
+    import holdfast
+
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+        if not module.name.startswith("holdfast.testing"):
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                import_module(module.name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
+
+
+# --- The server -------------------------------------------------------------------------------------
+
+
+class Runner:
+    """A server process that runs one command after the other. A context manager."""
+
+    def __init__(self) -> None:
+        root = Path(__file__).parents[2]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+        )
+
+    def run(self, job: Job) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job._asdict()) + "\n")
+        self._process.stdin.flush()
+        fields: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return Outcome(**fields)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def serve() -> None:
+    """Be the server: run the job of each line of standard input, and print its outcome as a line."""
+    load_everything()
+    requests, answers = (os.fdopen(os.dup(number), mode) for number, mode in ((0, "r"), (1, "w")))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    for line in requests:
+        outcome = execute(Job(**json.loads(line)))
+        answers.write(json.dumps(outcome._asdict()) + "\n")
+        answers.flush()
