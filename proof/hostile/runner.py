@@ -21,6 +21,9 @@ from typing import Any, NamedTuple, Self
 
 from holdfast.errors import ExitStatus
 
+if sys.platform != "win32":
+    import resource
+
 TIME_LIMIT = 10.0
 """Seconds until a command counts as hanging: hundreds of times what the slowest one needs."""
 MEMORY_LIMIT = 1 << 30
@@ -150,11 +153,12 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
             os.fdopen(number, mode, encoding="utf-8", errors=errors, closefd=False)
             for number, mode, errors in ((0, "r", "surrogateescape"), (1, "w", "strict"), (2, "w", "backslashreplace"))
         )
-        _limit(job)
+        _become_user(job.user)
         os.environ.clear()
         os.environ.update(job.env)
         if prepare is not None:
             prepare()
+        _limit()
         os.chdir(job.cwd)
         status = work()
     except SystemExit as end:
@@ -168,19 +172,26 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
         os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-def _limit(job: Job) -> None:
-    if sys.platform != "linux":
+def _limit() -> None:
+    if sys.platform == "win32":
         raise NotImplementedError
-    import resource
-
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if job.user is not None:
-        os.setgroups([])
-        os.setresgid(job.user, job.user, job.user)
-        os.setresuid(job.user, job.user, job.user)
+
+
+def _become_user(user: int | None) -> None:
+    if sys.platform != "linux":
+        raise NotImplementedError
+    if user is None:
+        return
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    candidates = (sys.executable, getattr(sys, "_base_executable", ""), "/usr/bin/python3")
+    # Ours may be in a directory that only we may enter.
+    sys.executable = next((each for each in candidates if os.access(each, os.X_OK)), sys.executable)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -192,6 +203,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 def load_everything() -> None:
     """Import every module of Holdfast, so that forked commands need not."""
+    import encodings
     import pkgutil
     from importlib import import_module
 
@@ -201,6 +213,9 @@ def load_everything() -> None:
         if not module.name.startswith("holdfast.testing"):
             with contextlib.suppress(ImportError):  # an extra that is not installed
                 import_module(module.name)
+    for codec in pkgutil.iter_modules(encodings.__path__, "encodings."):  # another user may not read the library
+        with contextlib.suppress(ImportError):
+            import_module(codec.name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
 

@@ -112,6 +112,14 @@ def make_victim(base: Path) -> Victim:
     return victim
 
 
+def renew_home(victim: Victim) -> None:
+    """Replace a home that was harmed."""
+    fresh = make_victim(victim.base.with_name("fresh"))
+    remove_everything(victim.home)
+    os.rename(fresh.home, victim.home)
+    remove_everything(fresh.base)
+
+
 def _sentinels(victim: Victim) -> Iterator[tuple[Path, str]]:
     home, trap = victim.home, victim.trap
     for name in (".bash_login", ".bashrc", ".ssh/authorized_keys", ".claude-settings.json", "docs/letter"):
@@ -319,7 +327,8 @@ def verdict(
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    """The content of a JSON file; `ValueError` if another attack has made it something else."""
+    return json.loads(_regular_content(os.fspath(path)))
 
 
 def copy_tree(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

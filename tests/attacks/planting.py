@@ -87,11 +87,16 @@ def tree_of(victim: Victim, worktree: str = "main") -> Path:
     return victim.root / ".jvs/snapshots" / head_of(victim, worktree)
 
 
+def regular_content(path: Path) -> bytes:
+    """The content of a small regular file; empty for anything else that another attack has put there."""
+    return path.read_bytes() if path.is_file() and path.stat().st_size < 1 << 20 else b""
+
+
 def forge_manifest(victim: Victim, change: Callable[[dict[bytes, bytes]], Mapping[bytes, bytes]]) -> None:
     """Replace the manifest of main's head by a changed one, and make hashes and records agree with it."""
     tree = tree_of(victim)
     manifest = tree / "manifest"
-    bodies = change(dict(Manifest(manifest.read_bytes(), where=str(manifest)).records()))
+    bodies = change(dict(Manifest(regular_content(manifest), where=str(manifest)).records()))
     manifest.unlink()
     digest = write_manifest(manifest, bodies.items())
     ready = read_json(tree / ".READY")
@@ -154,7 +159,7 @@ def directory(path: Path) -> None:
     (path / "inside").write_text("x")
 
 
-def huge(path: Path, size: int = 6 << 30) -> None:
+def huge(path: Path, size: int = 3 << 30) -> None:
     """A file with holes, larger than the memory that a command may use."""
     clear(path)
     with path.open("wb") as file:

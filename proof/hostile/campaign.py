@@ -1,0 +1,277 @@
+"""Campaigns: thousands of damaged repositories, and the commands that meet them.
+
+    python -m proof.hostile.campaign mutations TEMPLATE SEED FIRST COUNT
+    python -m proof.hostile.campaign damage TEMPLATE SEED FIRST COUNT
+
+`mutations` makes a random mutation of a real repository and runs random commands in it. `damage` goes through a matrix:
+each file, each kind of damage, each of a set of commands. If it runs as root, the commands run as a user who owns the
+home and the repository. Each finding is a line of JSON; the last line counts the cases. A case can be repeated alone by
+its number and the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from proof.hostile import damage
+from proof.hostile.commands import CommandLine, command_lines, facts_of
+from proof.hostile.runner import Job, Outcome, execute, load_everything
+from proof.hostile.victim import (
+    Victim,
+    changes,
+    copy_tree,
+    is_leaked,
+    leaks,
+    make_victim,
+    own,
+    recorded,
+    remove_everything,
+    renew_home,
+)
+
+NOBODY = 65534
+COMMANDS_PER_REPOSITORY = 4
+LIMIT = 8.0
+Execute = Callable[..., Outcome]
+
+MATRIX = (
+    *("info", "who", "doctor", "doctor --fix", "worktree list", "history --all", "status", "verify --all", "gc plan"),
+    *("snapshot -m x", "worktree create made --from head", "restore v1 --inplace --reason x", "worktree remove spare"),
+    *(
+        "lease acquire --ttl 5m --purpose x",
+        "guard main/top worktrees/side/mine",
+        "hook before-write",
+        "audit --verify",
+    ),
+    *("issue list --json", "issue claim-next --ttl 5m", "issue validate --fix", "ledger log", "ledger verify"),
+    *("ledger append {event}", "ledger claim 1.3 --actor agent:me --ttl 5s"),
+)
+"""The commands of the matrix, in this order on each damaged repository."""
+
+
+class Entry(NamedTuple):
+    """An entry of the template, kept in memory so that copies are made quickly."""
+
+    path: str
+    kind: int
+    mode: int
+    content: bytes
+    mtime_ns: int
+
+
+class Blueprint:
+    """A sound repository that can be rebuilt anywhere."""
+
+    def __init__(self, root: Path) -> None:
+        self.entries = list(_entries(os.fspath(root), ""))
+        self.files = [each.path for each in self.entries if each.kind == stat.S_IFREG]
+        self.directories = [each.path for each in self.entries if each.kind == stat.S_IFDIR]
+
+    def build(self, root: Path) -> None:
+        """Rebuild it at a path that does not exist."""
+        os.mkdir(root)
+        top = os.fspath(root)
+        for path, kind, mode, content, mtime_ns in self.entries:
+            where = f"{top}/{path}"
+            if kind == stat.S_IFDIR:
+                os.mkdir(where)
+            elif kind == stat.S_IFLNK:
+                os.symlink(content, os.fsencode(where))
+            else:
+                descriptor = os.open(where, os.O_WRONLY | os.O_CREAT, mode)
+                os.write(descriptor, content)
+                os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+                os.close(descriptor)
+        for path, kind, _, _, mtime_ns in reversed(self.entries):
+            if kind == stat.S_IFDIR:
+                os.utime(f"{top}/{path}", ns=(mtime_ns, mtime_ns))
+
+    def interesting(self, chance: random.Random) -> str:
+        """A file or a directory: the records of Holdfast more often than the users' files, of which any will do."""
+        pool = self.files if chance.random() < 0.75 else self.directories
+        ours = [each for each in pool if each.startswith((".j", ".h", "ledger", "locks", "meta"))]
+        return chance.choice(ours if chance.random() < 0.9 else pool)
+
+
+def _entries(top: str, below: str) -> Iterator[Entry]:
+    with os.scandir(f"{top}/{below}") as listed:
+        for each in sorted(listed, key=lambda entry: entry.name):
+            path = f"{below}/{each.name}" if below else each.name
+            status = each.stat(follow_symlinks=False)
+            kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
+            if kind == stat.S_IFLNK:
+                yield Entry(path, kind, mode, os.fsencode(os.readlink(each.path)), status.st_mtime_ns)
+                continue
+            content = Path(each.path).read_bytes() if kind == stat.S_IFREG else b""
+            yield Entry(path, kind, mode, content, status.st_mtime_ns)
+            if kind == stat.S_IFDIR:
+                yield from _entries(top, path)
+
+
+class Case(NamedTuple):
+    """One damaged repository, and the commands to run in it."""
+
+    number: int
+    name: str
+    spoil: Callable[[Victim], object]
+    commands: Sequence[CommandLine]
+
+
+class Campaign:
+    """Runs cases one after the other, in one place. A context manager."""
+
+    def __init__(self, template: Victim, *, run: Execute = execute) -> None:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-campaign-", dir=memory))
+        self._directory.chmod(0o755)
+        self._run = run
+        self.victim = make_victim(self._directory / "base")
+        self.victim.root.rmdir()
+        copy_tree(template.root, self.victim.root)  # only to read its ids
+        self.facts = facts_of(self.victim)
+        remove_everything(self.victim.root)
+        self.blueprint = Blueprint(template.root)
+        self._user = NOBODY if sys.platform == "linux" and os.geteuid() == 0 else None
+        if self._user is not None:
+            own(self.victim.base, self._user)
+        self._before = recorded(self.victim)
+        self.cases = 0
+
+    def try_case(self, case: Case) -> list[dict[str, Any]]:
+        """Run the commands of a case; return what they did wrong."""
+        findings: list[dict[str, Any]] = []
+
+        def prepare() -> None:
+            os.umask(0o022)
+            self.blueprint.build(self.victim.root)
+            case.spoil(self.victim)
+
+        for number, line in enumerate(case.commands):
+            self.cases += 1
+            job = Job(
+                line.arguments,
+                str(self.victim.root if number or line.arguments[0] else self.victim.base),
+                self.victim.environment(),
+                stdin=line.stdin,
+                user=self._user,
+                limit=LIMIT,
+            )
+            outcome = self._run(job, prepare=None if number else prepare)
+            problems = [outcome.problem] if outcome.problem else []
+            problems += ["it printed the home"] if is_leaked(outcome) else []
+            problems += self._changes()
+            findings += [_finding(case, line, each, outcome) for each in problems[:3]]
+        findings += [_finding(case, case.commands[-1], each) for each in leaks(self.victim)[:3]]
+        self._clean()
+        return findings
+
+    def _changes(self) -> list[str]:
+        after = recorded(self.victim)
+        found = changes({**self._before, "": ()}, {**after, "": ()})
+        if found:
+            self._restore_home()
+        return found
+
+    def _restore_home(self) -> None:
+        renew_home(self.victim)
+        if self._user is not None:
+            own(self.victim.home, self._user)
+        self._before = recorded(self.victim)
+
+    def _clean(self) -> None:
+        if self.victim.root.is_symlink() or self.victim.root.exists():
+            remove_everything(self.victim.root)
+        for top in (self.victim.data, self.victim.out):
+            if os.listdir(top):
+                remove_everything(top)
+                top.mkdir()
+                if self._user is not None:
+                    own(top, self._user)
+        self._before[""] = ()
+
+    def close(self) -> None:
+        remove_everything(self._directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def _finding(case: Case, line: CommandLine, problem: str, outcome: Outcome | None = None) -> dict[str, Any]:
+    found = {"case": case.number, "spoiled": case.name, "command": str(line), "problem": problem}
+    if outcome is not None and outcome.status is not None and problem.startswith("unexpected"):
+        found["said"] = outcome.err[-1500:]
+    return found
+
+
+# --- The two campaigns ------------------------------------------------------------------------------
+
+
+def mutations(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case]:
+    """Random mutations; each number has its own chance."""
+    lines, blueprint = command_lines(campaign.facts), campaign.blueprint
+    for number in numbers:
+        chance = random.Random(f"{seed} {number}")
+        spoiled = [blueprint.interesting(chance) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
+        dice = random.Random(chance.random())
+
+        def spoil(victim: Victim, spoiled: list[str] = spoiled, dice: random.Random = dice) -> None:
+            for path in spoiled:
+                where = f"{victim.root}/{path}"
+                try:
+                    is_directory = stat.S_ISDIR(os.lstat(where).st_mode)
+                    (damage.mutate_directory if is_directory else damage.mutate_file)(where, victim, dice)
+                except (FileNotFoundError, NotADirectoryError, PermissionError):
+                    continue  # an earlier mutation has removed it
+
+        yield Case(number, ", ".join(spoiled), spoil, chance.sample(lines, COMMANDS_PER_REPOSITORY))
+
+
+def damaged(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case]:
+    """The matrix: one case for each file and kind of damage, with all commands of the matrix."""
+    known = {str(each): each for each in command_lines(campaign.facts)}
+    texts = [line.replace("{event}", campaign.facts["event"]) for line in MATRIX]
+    lines = [known.get(text) or CommandLine(tuple(text.split())) for text in texts]
+    cells = [(path, kind) for path in campaign.blueprint.files for kind in damage.KINDS]
+    for number in numbers:
+        path, kind = cells[number % len(cells)]
+        chance = random.Random(f"{seed} {number}")
+
+        def spoil(victim: Victim, path: str = path, kind: str = kind, chance: random.Random = chance) -> None:
+            damage.KINDS[kind](f"{victim.root}/{path}", victim, chance)
+
+        yield Case(number, f"{path} {kind}", spoil, lines)
+
+
+def size_of_matrix(template: Victim) -> int:
+    """How many repositories the matrix has; each meets every command of `MATRIX`."""
+    return len(Blueprint(template.root).files) * len(damage.KINDS)
+
+
+KINDS = {"mutations": mutations, "damage": damaged}
+
+
+def main(arguments: Sequence[str]) -> int:
+    kind, template, seed, first, count = arguments
+    load_everything()
+    with Campaign(Victim(Path(template))) as campaign:
+        for case in KINDS[kind](campaign, seed, range(int(first), int(first) + int(count))):
+            for finding in campaign.try_case(case):
+                sys.stdout.write(json.dumps(finding) + "\n")
+                sys.stdout.flush()
+        sys.stdout.write(json.dumps({"cases": campaign.cases}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""Only a `Failure` leaves a decoder, whatever bytes it is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from proof import effort
+from proof.hostile.decoders import all_decoders, names_of_all
+from proof.hostile.fuzz import fuzz, summary
+from proof.hostile.record_decoders import Decoder
+
+INPUTS = 5_000_000
+"""To all decoders together in a proof."""
+FEW = 120
+"""To each of them in an ordinary run."""
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+    return {each.name: each for each in all_decoders(tmp_path_factory.mktemp("decoders"))}
+
+
+def test_there_are_at_least_48_decoders_and_each_reads_its_own_samples(decoders: dict[str, Decoder]) -> None:
+    assert len(decoders) >= 48
+    assert list(decoders) == names_of_all()
+    for each in decoders.values():
+        for sample in each.samples:
+            each.decode(sample)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", names_of_all())
+def test_only_a_failure_leaves_the_decoder_of(name: str, decoders: dict[str, Decoder]) -> None:
+    count = INPUTS // len(decoders) if effort.SHARE >= 1 else FEW
+    raised = fuzz([decoders[name]], count, seed=effort.SEED)
+    effort.tried["hostile inputs to decoders"] += count
+
+    assert not raised, summary(raised)

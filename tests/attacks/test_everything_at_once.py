@@ -1,0 +1,64 @@
+"""A repository that holds every attack at once can be examined, repaired, exported and deleted without harm."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from proof.effort import SEED, rounds
+from proof.hostile.runner import Runner
+from proof.hostile.victim import Victim, changes, leaks, recorded, remove_everything
+from tests.attacks import file_attacks, record_attacks, tree_attacks
+from tests.attacks.planting import aimed
+
+COMMANDS = (
+    *(
+        "doctor",
+        "doctor --strict",
+        "doctor --fix",
+        "doctor --fix",
+        "issue validate --fix",
+        "ledger verify",
+        "audit --verify",
+    ),
+    *(
+        "verify --all",
+        "export head {out}/exported",
+        "export v1 {out}/older",
+        "issue export",
+        "gc plan",
+        "gc run --plan {plan}",
+    ),
+    *("worktree remove spare --force", "worktree remove open --force --no-snapshot", "who", "info", "history --all"),
+)
+LEAST = 60
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("order", range(rounds(20, least=1)))
+def test_all_attacks_at_once_harm_nobody(order: int, victim: Victim, runner: Runner) -> None:
+    """In a random order: where two attacks need the same place, the later one gets it, or none."""
+    lines = aimed(victim, COMMANDS)
+    attacks = [*record_attacks.ATTACKS, *tree_attacks.ATTACKS, *file_attacks.ATTACKS]
+    random.Random(f"{SEED} {order}").shuffle(attacks)
+    planted = 0
+    for attack in attacks:
+        if attack.name.startswith(("main ", ".jvs is ", ".jvs/format.json ", "a format ")):  # would end it at once
+            continue
+        try:
+            attack.plant(victim)
+            planted += 1
+        except (OSError, ValueError, StopIteration, KeyError, TypeError, AttributeError):
+            continue  # another attack has taken its place
+    assert recorded(victim).keys() >= {"home/docs/letter"}
+    assert planted >= LEAST
+    before = recorded(victim)
+    outcomes = [runner.run(victim.job(*each)) for each in lines]
+    remove_everything(victim.root)
+    victim.root.mkdir()
+
+    problems = [f"{' '.join(line)}: {each.problem}" for line, each in zip(lines, outcomes, strict=True) if each.problem]
+    assert not problems, "\n".join(problems)
+    assert not changes(before, recorded(victim))
+    assert not leaks(victim)
