@@ -186,7 +186,7 @@ def facts_of(victim: Victim) -> dict[str, str]:
         "root": str(root),
         "out": str(victim.out),
         "pin": _first(root / ".jvs/pins"),
-        "plan": _first(root / ".jvs/plans"),
+        "plan": next(each.stem for each in (root / ".jvs/plans").glob("*.json") if "proposed" in each.read_text()),
         "issue": issues["first"],
         "second": issues["second"],
         "event": '{"type":"note"}',

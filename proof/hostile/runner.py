@@ -35,7 +35,8 @@ _STATUSES = frozenset({*map(int, ExitStatus), 126, 127})
 
 
 class Job(NamedTuple):
-    """A command line of `holdfast`, and the process that it runs in. `stdout` names a file instead of a capture."""
+    """A command line of `holdfast`, and the process that it runs in. `stdout` names a file instead of a capture; `call`
+    names a function (`module:name`) that gets the arguments in place of the command line."""
 
     arguments: Sequence[str]
     cwd: str
@@ -44,6 +45,7 @@ class Job(NamedTuple):
     stdout: str = ""
     user: int | None = None
     limit: float = TIME_LIMIT
+    call: str = ""
 
 
 class Outcome(NamedTuple):
@@ -91,7 +93,7 @@ def _last_line(text: str) -> str:
 
 def execute(job: Job, *, prepare: Callable[[], object] | None = None) -> Outcome:
     """Run a command in a process forked from this one; `prepare` runs there first, as the job's user."""
-    return execute_function(job, lambda: _main(job.arguments), prepare=prepare)
+    return execute_function(job, lambda: _called(job) if job.call else _main(job.arguments), prepare=prepare)
 
 
 def execute_function(job: Job, work: Callable[[], int], *, prepare: Callable[[], object] | None = None) -> Outcome:
@@ -173,12 +175,11 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
 
 
 def _limit() -> None:
-    if sys.platform == "win32":
-        raise NotImplementedError
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if sys.platform != "win32":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _become_user(user: int | None) -> None:
@@ -192,6 +193,13 @@ def _become_user(user: int | None) -> None:
     candidates = (sys.executable, getattr(sys, "_base_executable", ""), "/usr/bin/python3")
     # Ours may be in a directory that only we may enter.
     sys.executable = next((each for each in candidates if os.access(each, os.X_OK)), sys.executable)
+
+
+def _called(job: Job) -> int:
+    from importlib import import_module
+
+    module, _, name = job.call.partition(":")
+    return int(getattr(import_module(module), name)(*job.arguments))
 
 
 def _main(arguments: Sequence[str]) -> int:

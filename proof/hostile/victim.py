@@ -223,7 +223,10 @@ def _regular_content(path: str) -> bytes:
 
 # --- The repository ---------------------------------------------------------------------------------
 
-_WORK = "mkdir -p src/deep; echo a{n} >src/deep/a; echo b >src/b; ln -sf b src/l; echo top{n} >top; ln -f top src/hard"
+_WORK = (
+    "mkdir -p src/deep lib; [ -e lib/x ] || echo x >lib/x; echo a{n} >src/deep/a; echo b >src/b; "
+    "ln -sf b src/l; echo top{n} >top; ln -f top src/hard"
+)
 
 
 def make_repository(victim: Victim, run: Run) -> None:
@@ -250,7 +253,8 @@ def make_repository(victim: Victim, run: Run) -> None:
     holdfast("gc", "policy", "--keep-last", "1")
     plan = json.loads(holdfast("gc", "plan", "--json"))["data"]["plan"]
     holdfast("gc", "run", "--plan", plan)
-    holdfast("run", "--snapshot", "-m", "again", "--", "sh", "-c", "echo new >>top")
+    for note in ("again", "once more"):  # the first of the two can be collected
+        holdfast("run", "--snapshot", "-m", note, "--", "sh", "-c", "echo new >>top")
     holdfast("gc", "plan")
     holdfast("issue", "init")
     first = holdfast("issue", "create", "first", "--field", "id")

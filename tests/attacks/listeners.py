@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+from holdfast.errors import Failure
+from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError
+
 Talk = Callable[[socket.socket, "Listener"], None]
 
 
@@ -82,6 +85,16 @@ def answering(*parts: bytes, pause: float = 0.0, endless: bool = False) -> Talk:
                 listener.ended.wait(pause)
 
     return talk
+
+
+def ask_etcd(port: str) -> int:
+    """Ask a server as the store does; for a process with limits, because the answer may be endless."""
+    gateway = Gateway(EtcdAddress.parse(f"etcd://127.0.0.1:{port}/x"), timeout=0.5)
+    try:
+        gateway.ask("/v3/kv/range", {"key": "aA=="})
+    except (Failure, GatewayError):
+        return 7
+    return 0
 
 
 def http(body: bytes, *, status: str = "200 OK", headers: str = "", length: int | None = None) -> bytes:

@@ -19,8 +19,8 @@ Plant = Callable[[Victim], object]
 
 
 class Attack(NamedTuple):
-    """An attack. `aims` are command lines, in the words of `proof.hostile.commands`. If it is to be `refused`, at least
-    one of them must fail."""
+    """An attack. `aims` are command lines, in the words of `proof.hostile.commands`. If it is to be `refused`, each
+    of them must fail."""
 
     name: str
     plant: Plant

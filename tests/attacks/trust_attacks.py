@@ -9,7 +9,10 @@ from typing import Any
 from proof.hostile.victim import Victim, read_json, write
 from tests.attacks.planting import Attack, change_record, link, pretty
 
-STORE_AIMS = ("status", "who", "info", "doctor", "issue list", "ledger log", "guard main/top", "hook pre-commit")
+STORE_AIMS = (
+    *("status", "who", "info", "doctor", "issue list", "ledger log", "guard main/top", "hook pre-commit"),
+    *("lease acquire --ttl 5m", "issue create x", "ledger append {event}"),
+)
 
 # --- Commands ---------------------------------------------------------------------------------------
 

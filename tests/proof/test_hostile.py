@@ -36,7 +36,7 @@ def victim(scratch: Path) -> Victim:
     made = make_victim(scratch / "base")
     for path in (".jvs/plans/p.json", ".jvs/pins/p.json", "main/top"):
         (made.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (made.root / path).write_text("{}")
+        (made.root / path).write_text('{"state":"proposed"}')
     for title in ("first", "second"):
         issue = made.root / f".jit/issues/{title}.json"
         issue.parent.mkdir(parents=True, exist_ok=True)
