@@ -18,6 +18,10 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # forks with limits need the calls of Linux
 
 
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+
+
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
     with Runner() as running:
@@ -33,17 +37,18 @@ def template(tmp_path_factory: pytest.TempPathFactory, runner: Runner) -> Victim
     victim = Victim(shared / "victim")
     with FileLocker(120.0).lock_exclusive(shared / "victim.lock"):
         if not victim.base.exists():
-            draft = make_victim(shared / "victim-draft")
-            make_repository(draft, runner.run)
-            os.rename(draft.base, victim.base)
+            with tempfile.TemporaryDirectory(prefix="holdfast-", dir=_memory()) as directory:
+                made = make_victim(Path(directory, "base"))
+                make_repository(made, runner.run)  # in memory: it syncs often
+                copy_tree(made.base, shared / "victim-draft")
+            os.rename(shared / "victim-draft", victim.base)
     return victim
 
 
 @pytest.fixture
 def victim(template: Victim) -> Iterator[Victim]:
     """A copy of the template, in memory if possible."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=memory))
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_memory()))
     copied = Victim(directory / "base")
     copy_tree(template.base, copied.base)
     yield copied

@@ -12,7 +12,6 @@ from proof.hostile.victim import Victim, recorded, verdict, write
 from tests.attacks.planting import change_record
 
 FULL = "/dev/full"
-SILENT = ("completion", "hook", "guard", "mcp", "lock run", "repo-lock run", "run", "worktree path")
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil\u2028\x9b31m"
 
 
@@ -47,6 +46,9 @@ def test_output_that_cannot_be_written_is_reported_by_every_command(
     printed = runner.run(victim.job(*line.arguments, stdin=line.stdin))
     outcome = runner.run(victim.job(*line.arguments, stdin=line.stdin, stdout=FULL))
 
+    assert not outcome.problem, outcome
+    if line.arguments[0] == "hook":  # its status is an answer: whether the agent may write
+        return
     judge(outcome)
     if printed.out and printed.status == 0:
         again = runner.run(victim.job(*line.arguments, stdin=line.stdin))

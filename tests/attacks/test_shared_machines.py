@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,39 @@ def test_the_owner_goes_on_after_root_has_made(what: str, owned: Victim, runner:
 
     assert not [each for each in (by_root, *touching) if each.problem]
     failed = [each for each in later if each.status not in (0, 4) or each.problem]  # 4: root's lease has not expired
+    assert not failed, failed[0]
+
+
+FIRST = {
+    ".jvs/refs": ("ref create one head", "ref create two head"),
+    ".jvs/pins": ("pin add head", "pin add v1"),
+    ".jvs/plans": ("gc plan", "gc plan"),
+    ".jvs/queues": ("lease acquire --worktree side --wait 1ms", "lease acquire --worktree side --wait 1ms"),
+    ".jvs/operations": ("worktree remove open --force --no-snapshot", "worktree remove spare --force --no-snapshot"),
+    ".jvs/tokens": ("lease acquire --worktree spare --ttl 1s", "lease acquire --ttl 1s"),
+    ".jvs/tmp": ("snapshot -m root", "snapshot -m user"),
+    ".jvs/remnants": ("gc run --plan {plan}", "gc plan"),
+    ".jit/claims": ("issue claim-next --ttl 5s", "issue claim {second} --ttl 5s"),
+    ".jit/dependents": ("issue create a --depends-on {issue}", "issue create b --depends-on {second}"),
+    ".jit/gate-runs": ("gate check {second} tests", "gate check {second} tests"),
+    ".holdfast": ("ref create one head", "ref create two head"),
+    ".jvs/audit": ("ref create one head", "ref create two head"),
+}
+"""Directories that the first command to need them makes: what root does, and then the owner."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("directory", FIRST)
+def test_the_owner_goes_on_after_root_has_made_the_directory(directory: str, owned: Victim, runner: Runner) -> None:
+    """A commit that is decided, and that the owner cannot carry out, would block everything after it."""
+    facts, (by_root, by_owner) = facts_of(owned), FIRST[directory]
+    shutil.rmtree(owned.root / directory, ignore_errors=True)
+    made = runner.run(owned.job(*(word.format(**facts) for word in by_root.split())))
+    then = runner.run(as_user(owned.job(*(word.format(**facts) for word in by_owner.split())), OWNER))
+    later = [runner.run(as_user(owned.job(*each), OWNER)) for each in LATER]
+
+    assert not [each for each in (made, then) if each.problem]
+    failed = [each for each in later if each.status not in (0, 4) or each.problem]
     assert not failed, failed[0]
 
 
