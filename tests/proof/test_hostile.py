@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import Corrupt
 from proof.hostile.campaign import Blueprint, Campaign, Case
 from proof.hostile.commands import CommandLine
-from proof.hostile.damage import KINDS, mutate_directory, mutate_file
+from proof.hostile.damage import KINDS, clear, mutate_directory, mutate_file
 from proof.hostile.decoders import all_decoders
 from proof.hostile.fuzz import fuzz
 from proof.hostile.inputs import hostile_inputs
@@ -205,7 +205,8 @@ def test_every_kind_of_damage_and_many_mutations_can_be_done(victim: Victim) -> 
     for _ in range(200):
         for place, mutate in ((path, mutate_file), (victim.root / ".jvs/plans", mutate_directory)):
             place.parent.mkdir(exist_ok=True)
-            if not os.path.lexists(place):
+            if place.is_symlink() or not place.exists():  # an earlier mutation
+                clear(str(place))
                 place.mkdir() if mutate is mutate_directory else place.write_text('{"a": [1, "x"]}')
             mutate(str(place), victim, chance)
 
