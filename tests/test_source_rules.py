@@ -46,6 +46,9 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "trees/retained_dirs.py", ".stat()"): "on such an entry",
     (file_system_uses, "fs/probe.py", "import fcntl"): "the names of the lock modes, no calls",
     (file_system_uses, "fs/probe.py", "import msvcrt"): "the Windows counterpart of flock, on a throw-away file",
+    (face_uses, "store/approvals.py", "os.environ"): "the user's approvals count for programs as for commands",
+    (face_uses, "store/approvals.py", "os.path.expanduser"): "the user's data directory, which has them",
+    (face_uses, "store/postgres_connections.py", "os.path.expanduser"): "where libpq looks for trusted certificates",
 }
 """Single uses that are justified: rule, file and use, with the reason."""
 

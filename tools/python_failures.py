@@ -16,9 +16,9 @@ A name that is not safe is `NameInvalid`; another invalid argument is `UsageFail
 `LockConflict`s."""
 
 _LISTED = """
-initialise: NotFound Refused NestedRepository FilesystemUnsafe ExtraMissing AlreadyExists
+initialise: NotFound Refused NotApproved NestedRepository FilesystemUnsafe ExtraMissing AlreadyExists
 find_repository: NotFound
-Repository: NotFound Refused ExtraMissing
+Repository: NotFound Refused NotApproved ExtraMissing
 Repository.close: -
 Repository.lease: NotFound LockConflict LockTimeout Deadlock
 Repository.lease_async: NotFound LockConflict LockTimeout Deadlock
@@ -106,7 +106,7 @@ Snapshots.pins: -
 Snapshots.create_reference: NotFound Ambiguous AlreadyExists SnapshotCollected PartialSnapshot Refused
 Snapshots.delete_reference: NotFound
 Snapshots.references: -
-open_tracker: ExtraMissing
+open_tracker: NotApproved ExtraMissing
 Tracker.initialise: -
 Tracker.snapshot: NotInitialised
 Tracker.issue: NotFound NotInitialised
@@ -138,7 +138,9 @@ Gating.all: -
 Gating.define: AlreadyExists NotInitialised
 Gating.require: NotFound NotInitialised TransitionRefused TooManyRetries
 Gating.judge: NotFound NotInitialised TransitionRefused Refused TooManyRetries
-Gating.check: NotFound NotInitialised TransitionRefused Refused TooManyRetries
+Gating.are_approved: -
+Gating.approve: -
+Gating.check: NotApproved NotFound NotInitialised TransitionRefused Refused TooManyRetries
 Gating.runs: -
 NewIssue.issue: TransitionRefused
 Update.applied: -
@@ -151,9 +153,9 @@ Assignment.succeed: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailab
 Assignment.fail: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable DirectoryReplaced TooManyRetries
 Assignment.put_back: LockNotHeld LockExpired FencingMismatch TooManyRetries
 Assignment.remove_worktree: LockConflict InUse Refused ConsistencyUnavailable FencingMismatch LockExpired
-init_ledger: AlreadyExists ExtraMissing
+init_ledger: AlreadyExists NotApproved ExtraMissing
 find_ledger: -
-open_ledger: NotFound ExtraMissing
+open_ledger: NotFound NotApproved ExtraMissing
 Ledger.sequence: -
 OpenLedger.close: -
 OpenLedger.break_lock: NotFound LockChanged
@@ -185,6 +187,8 @@ Claims.history: -
 Claims.lock_timeout: -
 Claims.wait_graph: -
 Claims.check_deadlock: Deadlock
+approve: -
+revoke: -
 look_around: -
 Overview.as_record: -
 FileLocker: -

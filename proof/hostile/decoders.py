@@ -247,7 +247,7 @@ def _hook(content: bytes) -> object:
 
 
 def _address(text: str) -> object:
-    from holdfast.store.etcd_gateway import EtcdAddress
+    from holdfast.store.addresses import EtcdAddress
 
     shown = [addresses.without_secrets(text), addresses.has_secrets(text), addresses.advice_about_secrets(text)]
     if text.startswith("etcd"):
@@ -261,7 +261,8 @@ def _address(text: str) -> object:
 
 def _answer(content: bytes) -> object:
     """An answer of etcd to a request, with any status."""
-    from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError
+    from holdfast.store.addresses import EtcdAddress
+    from holdfast.store.etcd_gateway import Gateway, GatewayError
 
     gateway = Gateway(EtcdAddress.parse("etcd://127.0.0.1:1/x"))
     try:
@@ -271,6 +272,8 @@ def _answer(content: bytes) -> object:
 
 
 class _Response:
+    length = 0
+
     def __init__(self, content: bytes) -> None:
         self._file = io.BytesIO(content)
         self.status = 200 if len(content) % 2 else 400

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import find_repository as find_repository
     from holdfast.repository.snapshot_service import Snapshots as Snapshots
     from holdfast.repository.worktrees import Worktrees as Worktrees
+    from holdfast.store.approvals import approve as approve
+    from holdfast.store.approvals import revoke as revoke
 
 _OFFERED = (
     ("repository.init", "initialise"),
@@ -70,6 +72,7 @@ _OFFERED = (
     ("ledger.log", "Ledger"),
     ("ledger.service", "Claims"),
     ("ledger.asynchronous", "AsyncLedger AsyncClaims"),
+    ("store.approvals", "approve revoke"),
     ("repository.overview", "look_around Overview"),
     ("locks.file_lock", "FileLocker LockGuard"),
     ("locks.repo_lock", "RepoLock"),

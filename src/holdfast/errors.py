@@ -364,6 +364,13 @@ class PathEscape(Refused, code="E_PATH_ESCAPE"):
     hint = "Use a path without '..' and symbolic links."
 
 
+class NotApproved(Refused, code="E_NOT_APPROVED"):
+    """The repository names a store or a command that this user has not approved on this machine. Nothing was contacted
+    or run."""
+
+    hint = "See what it names: 'holdfast trust --show'. If you trust it, approve it: 'holdfast trust'."
+
+
 class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
     """The path of a worktree is not a directory; it was not changed."""
 
@@ -480,6 +487,16 @@ class NotApplied(UserWarning):
         self.commit_id = commit_id
 
 
+class NotEncrypted(UserWarning):
+    """The connection to a store on another machine is not encrypted: others may read and change what is sent."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"the connection to {place} is not encrypted: others may read the password and change the records. "
+            "Use TLS: add tls=true to the address, and cacert=FILE if the system does not know the authority."
+        )
+
+
 class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUPTED, retryable=True):
     """The user ended the command."""
 
@@ -531,7 +548,8 @@ class StoreUntrusted(StoreUnavailable, code="E_STORE_UNTRUSTED", exit_status=Exi
 
     hint = (
         "Check the address's TLS options (sslmode, sslrootcert, sslcert, sslkey; for etcd tls, cacert, cert, "
-        "key), that the files exist, and the dates and host names of the certificates."
+        "key), that the files exist, and the dates and host names of the certificates. Without sslmode, another "
+        "machine must prove its name (verify-full) by a certificate that this system, or sslrootcert, trusts."
     )
     problem = "has no trusted connection"
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Self
 
 from holdfast.errors import Failure
-from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError
+from holdfast.store.addresses import EtcdAddress
+from holdfast.store.etcd_gateway import Gateway, GatewayError
 
 Talk = Callable[[socket.socket, "Listener"], None]
 

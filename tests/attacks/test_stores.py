@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from holdfast.errors import OutcomeUnknown, StoreUnavailable
+from holdfast.store.etcd import EtcdStore
+from holdfast.store.model import Create
+from holdfast.testing.backend import INDEX, ISSUES, Item, apply
 from proof.hostile.runner import Runner
 from proof.hostile.victim import PASSWORD, Victim, recorded, verdict, write
 from tests.attacks.listeners import Listener, Talk, answering, asking_for_the_password, http
@@ -77,10 +82,10 @@ def test_a_parameter_that_reads_or_writes_files_is_refused(parameter: str, victi
         value = victim.planted if parameter == "sslkeylogfile" else victim.letter
         address = f"postgresql://127.0.0.1:{listener.port}/x?{parameter}={value}&connect_timeout=2"
         before = recorded(victim)
-        outcome = runner.run(victim.job("status", env={"HOLDFAST_STORE": address}))
+        outcome = runner.run(victim.job("issue", "list", env={"HOLDFAST_STORE": address}))
 
     assert outcome.code == "E_SETTING_INVALID", outcome
-    assert not verdict(victim, before, [(("status",), outcome)])
+    assert not verdict(victim, before, [(("issue", "list"), outcome)])
 
 
 SECRETS = (
@@ -161,3 +166,39 @@ def test_an_answer_of_etcd_is_a_failure_within_the_time_limit_if_it_is(
 
     assert not outcome.problem, outcome
     assert outcome.status == REFUSED, outcome
+
+
+def _rows(row: str) -> bytes:
+    rows = f'{{"response_range":{{"kvs":[{row}]}}}}'
+    return f'{{"header":{{"revision":"1"}},"kvs":[{row}],"responses":[{rows},{rows},{rows}]}}'.encode()
+
+
+OBJECTS = {
+    "empty": b"{}",
+    "without responses": b'{"responses":[]}',
+    "of other types": b'{"header":[],"kvs":5,"responses":{"x":[]}}',
+    "of null": b'{"header":null,"kvs":null,"responses":null}',
+    "with rows that are none": _rows("[]"),
+    "with a row without a key": _rows('{"mod_revision":"1"}'),
+    "with text that is not base64": _rows('{"key":"?!","value":"?!","mod_revision":"1"}'),
+    "with base64 without its end": _rows('{"key":"aGE","value":"aGE","mod_revision":"1"}'),
+    "with a revision that is none": b'{"header":{"revision":"x"},"responses":[]}',
+    "with a number that is none": b'{"header":{"revision":NaN}}',
+    "nested": b'{"x":' * 100_000,
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_is_no_answer_of_etcd_is_a_failure(name: str) -> None:
+    with (
+        Listener(answering(http(OBJECTS[name]))) as listener,
+        EtcdStore(f"etcd://127.0.0.1:{listener.port}/x", timeout=0.2, patience=0.2) as store,
+    ):
+        for work in (store.now, lambda: store.read(INDEX), lambda: apply(store, Create(INDEX, Item(1)))):
+            with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+                work()
+        with contextlib.suppress(StoreUnavailable):  # some are an answer without rows
+            list(store.scan(ISSUES))
+        with contextlib.suppress(StoreUnavailable), store.watch(INDEX) as watch:
+            watch.wait(0.3)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli import repo_lock
-from holdfast.cli.options import data_directory
 from holdfast.cli.repo_lock import Heartbeat
 from holdfast.clock import parse_duration
 from holdfast.errors import IoFailure, LockNotHeld, UsageFailure
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock
+from holdfast.store.approvals import data_directory
 from tests.cli.commands import (
     PATIENCE,
     UNTIL_STDIN_ENDS,

@@ -150,3 +150,20 @@ def test_without_the_sdk_the_error_names_the_package_to_install(tmp_path: Path) 
     told = error(result, on="stderr")
     assert (result.returncode, told["code"], told["extra"]) == (2, "E_EXTRA_MISSING", "mcp")
     assert "pip install 'mcp>=2'" in told["hint"]
+
+
+def test_a_store_that_is_not_approved_is_not_contacted_and_the_agent_is_told_how_to_approve_it(
+    repos: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, _ = repos
+    (one / ".holdfast").mkdir(exist_ok=True)
+    (one / ".holdfast/config.json").write_text(f'{{"schema_version": 1, "store": "file://{tmp_path}/elsewhere"}}')
+
+    async def test() -> None:
+        async with connected("--repo", one, cwd=tmp_path) as agent:
+            failure = await agent.failure("take_lease")
+            assert failure["code"] == "E_NOT_APPROVED"
+            assert f"holdfast trust --repo {one}" in failure["hint"]
+
+    run(test)
+    assert not (tmp_path / "elsewhere").exists()

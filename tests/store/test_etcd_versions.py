@@ -118,6 +118,9 @@ def test_a_trial_is_accepted_once_and_shown_by_info_and_doctor(tmp_path: Path, e
     assert [each["code"] for each in doctor["findings"]] == ["store-risky"]
 
     (root / ".holdfast/config.json").write_text((root / ".holdfast/config.json").read_text().replace("=true", "=no"))
+    changed = error(holdfast("doctor", "--repo", root, "--json"))["findings"]
+    assert [each["code"] for each in changed] == ["store-unusable", "checks-not-made"]  # it must be approved again
+    holdfast("trust", "--repo", root, "--yes")
     examined = error(holdfast("doctor", "--repo", root, "--json"))["findings"]
     assert [each["code"] for each in examined] == ["store-unsafe", "checks-not-made"]
     assert error(holdfast("run", "--repo", root, "--json", "--", "true"), on="stderr")["code"] == "E_STORE_UNSAFE"

@@ -272,11 +272,11 @@ def test_a_server_that_does_not_answer_times_out(
                 store.read(ONE)
 
 
-def test_a_standby_is_not_read_because_it_may_lag_behind(postgres_url: str) -> None:
+def test_a_standby_is_not_read_because_it_may_lag_behind(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only server is taken for a standby; the store waits until it can write."""
-    options = "options=-c%20default_transaction_read_only%3Don"
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
     with pytest.raises(StoreUnavailable, match="read-only"):
-        PostgresStore(f"{postgres_url}&{options}", timeout=0.3).read(ONE)
+        PostgresStore(postgres_url, timeout=0.3).read(ONE)
 
 
 @pytest.mark.req("LC-12")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import REPO
-from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
 from holdfast.fs import calls
 
@@ -98,6 +97,8 @@ def _gates(root: str, beginning: str) -> Names:
 
 def _repositories(context: click.Context, beginning: str) -> Names:
     """The repositories that have ever been locked."""
+    from holdfast.store.approvals import data_directory
+
     directory = data_directory(context.params.get("data_dir"), os.environ)
     return _explained(_listed(os.path.join(directory, "repos")), beginning, lambda name: "")
 

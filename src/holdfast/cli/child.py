@@ -2,6 +2,7 @@
 
 The command inherits everything that this process inherited, but no lock, descriptor or blocked signal of its own. On
 Linux the kernel kills the command if this process dies first, because the lock that the command relies on dies with it.
+The password of the store stays here, unless `--pass-store-secrets` passes it on.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from holdfast.cli import STORE
 from holdfast.cli.output import CommandFailed, Output
-from holdfast.errors import CommandNotFound, NotFound
+from holdfast.errors import CommandNotFound, NotFound, SettingInvalid
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
 
@@ -329,7 +331,7 @@ def _start(
         return subprocess.Popen(
             command,
             close_fds=False,  # inheritable descriptors come from our caller, for the command
-            env=environment,
+            env=_for_command(os.environ if environment is None else environment),
             cwd=directory,
             preexec_fn=before_exec(mask),  # noqa: PLW1509 (needs no lock of a thread)
         )
@@ -344,8 +346,43 @@ def _start(
         raise CommandFailed(failure, exit_status=status) from None
 
 
+PASS_SECRETS, PASSWORD = "holdfast.pass_store_secrets", "PGPASSWORD"
+
+
+def _pass_secrets(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    context.meta[PASS_SECRETS] = value
+
+
+def _for_command(environment: Mapping[str, str]) -> Mapping[str, str]:
+    context = click.get_current_context(silent=True)
+    passed = context is not None and context.meta.get(PASS_SECRETS)
+    return environment if passed else without_store_secrets(environment)
+
+
+def without_store_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a command: `HOLDFAST_STORE` without secrets and, if the store is on PostgreSQL, without
+    `PGPASSWORD`, which otherwise is not ours."""
+    kept = dict(environment)
+    if kept.keys() & {STORE, PASSWORD}:
+        from holdfast.store.addresses import opened, without_secrets
+
+        if opened & {"postgresql", "postgres"}:
+            kept.pop(PASSWORD, None)
+        if address := kept.pop(STORE, ""):
+            with contextlib.suppress(SettingInvalid):
+                kept[STORE] = without_secrets(address)
+    return kept
+
+
 class RunCommand(click.Command):
     """A command that runs another one: everything after `--`, which it gets as `command`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        help = "Let COMMAND inherit the password of the store: from HOLDFAST_STORE and PGPASSWORD."
+        self.params.append(
+            click.Option(["--pass-store-secrets"], is_flag=True, expose_value=False, help=help, callback=_pass_secrets)
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if isinstance(ctx.obj, Output):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from holdfast import __version__
+from holdfast.cli import STORE
 from holdfast.cli.output import CommandFailed, Output, discard_output
 from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, NameInvalid, UsageFailure
 
@@ -262,6 +263,7 @@ COMMANDS = {
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand("holdfast.cli.setup:setup", "Set up coding agents and git for Holdfast, or undo it."),
+    "trust": LazyCommand("holdfast.cli.trust:trust", "Approve the store and the checkers that a repository brings."),
     "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the records to another store."),
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand("holdfast.cli.repo_lock:group", "Repository locks: run under one, show it, break it."),
@@ -284,7 +286,6 @@ click.version_option(__version__, **_version)(root)
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
-STORE_VARIABLE = "HOLDFAST_STORE"  # as in `options`, which is not loaded for this
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -320,11 +321,11 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def _invoke(arguments: Sequence[str], output: Output) -> int:
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return _complete(instruction)
-    if address := os.environ.get(STORE_VARIABLE):  # a repository names its store without secrets; this may have them
-        from holdfast.store.addresses import remember_secrets
+    if address := os.environ.get(STORE):  # the user's word: it may have secrets
+        from holdfast.store.addresses import remember
 
         with contextlib.suppress(Failure):  # an invalid address is refused where it is used
-            remember_secrets(address)
+            remember(address)
     with root.make_context(NAME, list(arguments), obj=output) as context:
         status = root.invoke(context)
     return status if isinstance(status, int) else ExitStatus.OK

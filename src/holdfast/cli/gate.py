@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.cli.child import without_store_secrets
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.options import duration
@@ -107,6 +108,7 @@ def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: A
     """Run the checkers of the gates KEY... of ISSUE; by default, of all its open gates.
 
     No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate was not passed.
+    A checker that you have not defined yourself on this machine must be approved first: 'holdfast trust'.
 
     \b
     Example:
@@ -118,7 +120,7 @@ def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: A
         automatic = [key for key in issue.open_gates() if (gate := defined.get(key)) and gate.checker]
         runs: list[GateRun] = []
         for key in keys or automatic:
-            issue, run = tracker.gates.check(issue.id, key, os.environ)
+            issue, run = tracker.gates.check(issue.id, key, without_store_secrets(os.environ))
             runs.append(run)
             if not output.as_json:
                 _print_run(output, run)

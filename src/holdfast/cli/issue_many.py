@@ -53,7 +53,8 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
     """Import the issues of FILE ('-': standard input) under their ids.
 
     FILE is the output of 'holdfast issue export', a JSON list of issues, or one issue per line. Ids that
-    already exist are refused. Up to 250 issues are imported, all or none.
+    already exist are refused. Up to 250 issues are imported, all or none. The checkers of gates that come with them
+    are listed; they run only once you approve them ('holdfast trust').
 
     \b
     Example:
@@ -65,10 +66,12 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
     text = sys.stdin.buffer.read() if file == "-" else durable.read(Path(file))
     with tracking(repo, actor) as tracker:
         imported = import_text(tracker, text, "standard input" if file == "-" else file)
-    record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates}
-    output.result(
-        record, [f"imported {counted(len(imported.issues), 'issue')} and {counted(len(imported.gates), 'gate')}"]
-    )
+        defined = tracker.gates.all()
+        brought = {key: gate.checker.command for key in imported.gates if (gate := defined[key]).checker}
+    record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates, "checkers": brought}
+    lines = [f"imported {counted(len(imported.issues), 'issue')} and {counted(len(imported.gates), 'gate')}"]
+    lines += [f"  the gate {key} brings the checker: {command}" for key, command in brought.items()]
+    output.result(record, [*lines, "Before they can run, approve them: holdfast trust"] if brought else lines)
 
 
 @click.command()

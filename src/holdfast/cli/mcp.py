@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
-from holdfast.cli.options import actor_option, data_dir_option, data_directory, repo_option_for, with_output
+from holdfast.cli.options import actor_option, data_dir_option, repo_option_for, with_output
 from holdfast.cli.output import Output
 from holdfast.cli.repository import current_directory, token_named
 from holdfast.errors import ExtraMissing
@@ -40,6 +40,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import calling_agent
     from holdfast.locks.retry import lock_timeout, retry_config
+    from holdfast.store.approvals import data_directory
 
     output.leave_stdout_to_the_command()
     try:

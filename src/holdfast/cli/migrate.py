@@ -6,8 +6,8 @@ import os
 
 import click
 
+from holdfast.cli import STORE
 from holdfast.cli.options import (
-    STORE_VARIABLE,
     accept_unsafe_server_option,
     dry_run_option,
     store_address,
@@ -71,6 +71,6 @@ def migrate(
     lines = [f"{done} {documents} and {records}", f"  from {old}", f"  to   {new}"]
     if not dry_run:
         lines += ["This directory now uses the new store.", *advice_about_secrets(target)]
-        if os.environ.get(STORE_VARIABLE):
-            lines.append(f"But {STORE_VARIABLE} is set and takes precedence: change it or unset it.")
+        if os.environ.get(STORE):
+            lines.append(f"But {STORE} is set and takes precedence: change it or unset it.")
     output.result({"from": old, "to": new, "dry_run": dry_run, **moved._asdict()}, lines)

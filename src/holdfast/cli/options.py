@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import click
 from holdfast.cli import ACTOR as ACTOR
 from holdfast.cli import LOCK_ID as LOCK_ID
 from holdfast.cli import REPO as REPO
+from holdfast.cli import STORE
 from holdfast.cli import WORKTREE as WORKTREE
 from holdfast.errors import SettingInvalid, UsageFailure
 
@@ -145,33 +145,9 @@ data_dir_option = click.option(
 )
 
 
-STORE_VARIABLE = "HOLDFAST_STORE"
-DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
-
-
-def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
-    chosen = flag or next(filter(None, map(environment.get, DATA_VARIABLES)), None)
-    return Path(chosen) if chosen else _platform_data(environment) / "holdfast"
-
-
 def store_address(environment: Mapping[str, str]) -> str | None:
     """The store of ledger and issues that the environment names; it wins over the recorded one."""
-    return environment.get(STORE_VARIABLE) or None
-
-
-def _platform_data(environment: Mapping[str, str]) -> Path:
-    xdg = environment.get("XDG_DATA_HOME", "")
-    if os.path.isabs(xdg):  # the standard: ignore a relative path
-        return Path(xdg)
-    home = Path(os.path.expanduser("~"))
-    if not home.is_absolute():
-        hint = "Name a directory: --data-dir, or HOLDFAST_DATA_DIR."
-        raise UsageFailure("there is no home directory for the data directory", hint=hint)
-    if sys.platform == "win32":
-        return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support"
-    return home / ".local" / "share"
+    return environment.get(STORE) or None
 
 
 def temporary_directory(environment: Mapping[str, str]) -> Path:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from holdfast.errors import Failure, IoFailure, NotApplied
+from holdfast.errors import Failure, IoFailure, NotApplied, NotEncrypted
 from holdfast.fs import calls
 from holdfast.fs.names import counted as counted
 from holdfast.fs.names import in_utf_8
@@ -64,13 +64,14 @@ class Output:
 
     @contextlib.contextmanager
     def showing_warnings(self) -> Iterator[None]:
-        """Report changes that are made but not in their files yet."""
+        """Report changes that are made but not in their files yet, and connections that are not encrypted."""
 
         def show(message: Warning | str, *_: object, **__: object) -> None:
             self.warning(str(message))
 
         with warnings.catch_warnings():
-            warnings.simplefilter("always", NotApplied)
+            for kind in (NotApplied, NotEncrypted):
+                warnings.simplefilter("always", kind)
             warnings.showwarning = show
             yield
 

@@ -13,7 +13,7 @@ import click
 from holdfast.cli import child
 from holdfast.cli.child import Periodic, RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, wait_option, with_output
+from holdfast.cli.options import data_dir_option, dry_run_option, duration, wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, command_as_text
 from holdfast.cli.repository import observe_repo_lock
 from holdfast.clock import format_ago, format_duration, format_instant
@@ -64,6 +64,8 @@ _stale_after_option = click.option(
 
 
 def _locks_in(data_dir: str | None, stale_after: float) -> RepoLock:
+    from holdfast.store.approvals import data_directory
+
     return RepoLock(data_directory(data_dir, os.environ), stale_after=stale_after)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.cli import ACTOR, LEASE_ID, LOCK_ID, REPO, TOKEN, WORKTREE, options
-from holdfast.cli.options import data_directory, store_address
+from holdfast.cli.options import store_address
 from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -233,6 +233,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     """The waits that this command can see: in its repository or the one around `path`, and in `data_dir`."""
     from holdfast.locks.identity import calling_agent
     from holdfast.repository.waits import LockWaits, wait_context
+    from holdfast.store.approvals import data_directory
 
     if data_dir is None:
         with contextlib.suppress(Failure):  # no home directory

@@ -104,12 +104,13 @@ def _show_live(overviews: Iterator[Overview]) -> None:
 def _overview(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.overview import check_workspace, find_workspace, look_around
+    from holdfast.store.approvals import data_directory
 
     chosen, address = repo or os.environ.get(REPO), options.store_address(os.environ)
     root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
     if chosen and address is None:
         check_workspace(root)
-    locks = RepoLock(options.data_directory(data_dir, os.environ))
+    locks = RepoLock(data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=address)
 
 

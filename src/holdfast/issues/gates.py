@@ -17,9 +17,10 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_duration, format_instant
-from holdfast.errors import AlreadyExists, NotFound, PathEscape, SettingInvalid, TransitionRefused
+from holdfast.errors import AlreadyExists, Failure, NotFound, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
-from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name, split_relative
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, printable, safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.model import GATE_RUNS, GATES, Checker, Gate, GateRun, GateStatus, Issue, Registry
 from holdfast.issues.transactions import Draft, Transactions, check_dependents
@@ -68,7 +69,7 @@ class Gating:
 
     def __init__(self, transactions: Transactions, root: Path | None = None) -> None:
         self._transactions = transactions
-        self._root = root
+        self._directory = root or Path()
 
     def all(self) -> dict[str, Gate]:
         """All gates, by key."""
@@ -77,7 +78,7 @@ class Gating:
         return {key: model.gate_of(key, record) for key, record in gates.items()}
 
     def define(self, definition: Definition, *, replace: bool = False) -> Gate:
-        """Define a gate; raises `AlreadyExists` unless `replace` is set."""
+        """Define a gate; raises `AlreadyExists` unless `replace` is set. Its checker counts as approved."""
         key = safe_name(definition.key, what="gate")
         checked_text(definition.title, what="title")
         for what in ("description", "command", "working_dir"):
@@ -98,7 +99,22 @@ class Gating:
             return model.gate_of(key, record)
 
         self._transactions.check_initialised()
-        return self._transactions.change(body, also=[GATES])
+        gate = self._transactions.change(body, also=[GATES])
+        if gate.checker is not None:
+            self.approve([gate.checker])
+        return gate
+
+    def are_approved(self, checkers: Iterable[Checker]) -> list[bool]:
+        """Whether the user has approved each of these checkers on this machine."""
+        from holdfast.store.approvals import are_approved  # loaded late: few commands need it
+
+        return are_approved(self._directory, [each.as_text() for each in checkers])
+
+    def approve(self, checkers: Iterable[Checker]) -> None:
+        """Approve these checkers, exactly as they are, for this user on this machine."""
+        from holdfast.store.approvals import approve
+
+        approve(self._directory, commands=[each.as_text() for each in checkers])
 
     def require(self, issue_id: str, gates: Iterable[str]) -> Issue:
         """Require gates of an issue: it is done only once they pass."""
@@ -128,7 +144,8 @@ class Gating:
         return self._judge(issue_id, gate, status, self._transactions.actor, None)
 
     def check(self, issue_id: str, gate: str, environment: Mapping[str, str]) -> tuple[Issue, GateRun]:
-        """Run the checker of a gate and record the result. No lock is held while it runs."""
+        """Run the checker of a gate and record the result. No lock is held while it runs. `NotApproved` if the user
+        has not approved the checker: it may come from a stranger."""
         issue = self._transactions.need(issue_id)
         defined = self.all().get(gate)
         if defined is None or gate not in issue.gates_required:
@@ -140,9 +157,13 @@ class Gating:
                 hint=f"Decide it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
             )
         rules.check_changeable(issue, "its gates can no longer change")
+        from holdfast.store.approvals import require_command
+
+        shown = f"gate {gate}, {printable(defined.checker.command)!r},"
+        require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
-        outcome = run_checker(defined.checker, self._root or Path(), {**environment, **names})
+        outcome = run_checker(defined.checker, self._directory, {**environment, **names})
         run = GateRun(
             run_id=str(uuid.uuid4()),
             gate_key=gate,
@@ -220,9 +241,10 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
     directory = root
     if checker.working_dir:
         try:
-            directory = root.joinpath(*split_relative(checker.working_dir.removeprefix("./").rstrip("/")))
-        except PathEscape as failure:
-            return CheckerResult(False, None, f"working directory refused: {failure.message}", "", "", 0.0)
+            with Directory.open(root) as top, top.beneath(checker.working_dir.removeprefix("./").rstrip("/")) as below:
+                directory = below.path
+        except Failure as failure:
+            return CheckerResult(False, None, f"not started: {failure.message}", "", "", 0.0)
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -235,8 +257,8 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
             stderr=subprocess.PIPE,
             start_new_session=sys.platform != "win32",
         )
-    except OSError as error:
-        return CheckerResult(False, None, f"not started: {error.strerror}", "", "", 0.0)
+    except (OSError, ValueError) as error:
+        return CheckerResult(False, None, f"not started: {getattr(error, 'strerror', error)}", "", "", 0.0)
     assert process.stdout is not None
     assert process.stderr is not None
     outputs = [_Output(process.stdout), _Output(process.stderr)]

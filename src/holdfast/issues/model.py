@@ -259,6 +259,10 @@ class Checker(NamedTuple):
     working_dir: str | None
     env: dict[str, str]
 
+    def as_text(self) -> str:
+        """Everything that decides what runs, as one text for a user to approve."""
+        return msgspec.json.encode([self.command, self.working_dir, sorted(self.env.items())]).decode()
+
 
 class Gate(NamedTuple):
     """A gate of the registry."""

@@ -85,6 +85,7 @@ _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     errors.StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
     errors.StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
     errors.StoreUnavailable: ("store-away", "The server, or the network to it, is down."),
+    errors.NotApproved: ("store-unusable", "The address is not approved on this machine, so nobody was asked."),
     NotFound: ("store-empty", "The server runs, but has no records of this repository."),
 }
 """Code and meaning by the failure of the store; the first that fits."""

@@ -38,7 +38,7 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
-from holdfast.store.addresses import remember_secrets
+from holdfast.store.addresses import remember
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, View
 from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
@@ -78,7 +78,7 @@ def initialise(
     paths = RepositoryPaths(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), paths.root)
     if store is not None:
-        remember_secrets(store)
+        remember(store)
     known = _known_format(paths.root)
     if known is None:
         known = _require_free_directory(paths, nested=nested)

@@ -17,7 +17,7 @@ from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_fi
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Create, Decision, Store
-from holdfast.store.open import FILES, address_of, open_store, read_config
+from holdfast.store.open import FILES, address_of, open_store
 
 if TYPE_CHECKING:
     from holdfast.ledger.claim_files import ClaimFiles
@@ -52,8 +52,7 @@ class OpenLedger:
         from holdfast.repository.waits import LeaseGraph, locks_waited_for
 
         # Leases are in the configured store, wherever the ledger is.
-        configured = None if self._address is None else read_config(self._directory).store
-        leases = LeaseGraph(self._directory, self.ledger.store, configured)
+        leases = LeaseGraph(self._directory, self.ledger.store if self._address is None else None)
         others = (leases, partial(locks_waited_for, self._directory))
         return Claims(self.ledger, files=self.files, actor=self._actor, other_graphs=others)
 

@@ -37,7 +37,7 @@ from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.model import Store, Watch
-from holdfast.store.open import CONFIG, FILES, FailFastStore, open_address, read_config
+from holdfast.store.open import CONFIG, FILES, FailFastStore, approved_address, open_address, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -407,7 +407,7 @@ def _is_on_files(root: Path) -> bool:
 
 def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
     """The store of a repository, and its format; raises `NotFound` if the server has no records of it."""
-    address = read_config(root).store
+    address = approved_address(root)
     store = open_address(root, address, create=address == FILES)
     try:
         return store, checked_format(store, root)

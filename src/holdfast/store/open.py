@@ -1,7 +1,8 @@
 """Opening the store of a directory: plain files, PostgreSQL or etcd.
 
 An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
-`.holdfast/config.json`, then plain files. Secrets are never written there: they come with an explicit address
+`.holdfast/config.json`, which the user must have approved (`approvals`), then plain files. Secrets are never written
+there: they come with an explicit address
 or from the places that the server's own tools use (`.pgpass`, the environment, certificates).
 """
 
@@ -32,18 +33,20 @@ from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.store import model
 from holdfast.store.addresses import (
+    EXPECTED,
     accepting_unsafe_server,
+    is_remembered,
+    opened,
     parts_of,
-    remember_secrets,
+    remember,
     with_secrets,
     without_secrets,
 )
+from holdfast.store.addresses import FILES as FILES
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
 
 CONFIG = ".holdfast/config.json"
-FILES = "files"  # the address of the store in the plain files of the directory itself
-EXPECTED = "'files', file:///directory, postgresql://host/database?schema=name, or etcd://host:port,…/prefix"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,10 +76,10 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
     """Configure the store of a directory; return its address as written down, without secrets.
 
     With `check` the store is opened first, and its tables are created; if that fails, nothing changes.
-    Secrets are remembered for the rest of the process.
+    The address counts as approved, and its secrets are remembered for the rest of the process.
     """
-    kept = FILES if address == FILES else without_secrets(address)
-    remember_secrets(address)
+    kept = without_secrets(address)
+    remember(address)
     if check:
         store = open_address(root, address)
         try:
@@ -85,6 +88,10 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
             store.close()
     path = Path(os.path.abspath(root)) / CONFIG
     make_directories(path.parent)
+    if kept != FILES:
+        from holdfast.store.approvals import approve
+
+        approve(root, store=kept)
     durable.replace(path, msgspec.json.format(msgspec.json.encode(Config(1, kept)), indent=2) + b"\n")
     return kept
 
@@ -92,16 +99,26 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
 def open_store(
     root: str | os.PathLike[str], address: str | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store of a directory: the one at `address`, else the configured one. `timeout` limits waits for document
-    locks."""
-    return open_address(root, address or read_config(root).store, timeout=timeout)
+    """The store of a directory: the one at `address`, else the configured one, if it is approved. `timeout` limits
+    waits for document locks."""
+    return open_address(root, address or approved_address(root), timeout=timeout)
+
+
+def approved_address(root: str | os.PathLike[str]) -> str:
+    """The configured address; `NotApproved` if it leads elsewhere, and the user has neither named nor approved it."""
+    address = read_config(root).store
+    if address != FILES and not is_remembered(address):
+        from holdfast.store.approvals import require_store
+
+        require_store(root, address)
+    return address
 
 
 def open_address(
     root: str | os.PathLike[str], address: str, *, create: bool = True, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
     """The store at an address; `root` is the directory that `files` refers to. Without `create`, a missing store is
-    `NotFound`, now or at its first use. Remembered secrets are added (`remember_secrets`)."""
+    `NotFound`, now or at its first use. Remembered secrets are added (`remember`)."""
     if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
@@ -109,13 +126,14 @@ def open_address(
         return FileStore(path, timeout=timeout)
     address = with_secrets(address)
     scheme = address.partition(":")[0].lower()
+    opened.add(scheme)
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(address, create=create)
     if scheme == "etcd":
         from holdfast.store.etcd import EtcdStore
 
         return EtcdStore(address, create=create)
-    raise SettingInvalid("store", without_secrets(address), EXPECTED)
+    raise SettingInvalid("store", "…", EXPECTED)
 
 
 def _open_postgres(address: str, *, create: bool) -> Store:
@@ -132,9 +150,10 @@ def _open_postgres(address: str, *, create: bool) -> Store:
 
 def _path_of(address: str) -> Path:
     parts = parts_of(address)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise SettingInvalid("store", address, EXPECTED)
-    return Path(unquote(parts.path))
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise SettingInvalid("store", without_secrets(address), EXPECTED)
+    return Path(path)
 
 
 def open_read_only(root: str | os.PathLike[str], address: str) -> Store:
@@ -151,8 +170,7 @@ def open_read_only(root: str | os.PathLike[str], address: str) -> Store:
 
 def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
     """The address of a directory's store, for display."""
-    chosen = address or read_config(root).store
-    return chosen if chosen == FILES else without_secrets(chosen)
+    return without_secrets(address or read_config(root).store)
 
 
 def is_in_files(address: str) -> bool:

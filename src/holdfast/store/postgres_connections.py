@@ -13,9 +13,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl
 
 import psycopg
 from psycopg import sql
@@ -23,9 +22,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.clock import format_duration
 from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
+from holdfast.fs import calls
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
-from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
+from holdfast.store.addresses import has_secrets, is_local, joined, parts_of, query_of, without_secrets
 from holdfast.store.model import ServerVersion
 from holdfast.store.served import TIMEOUT, require_version
 
@@ -58,10 +58,10 @@ class PostgresAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """Parse `postgresql://…`, with libpq's parameters and `schema`. libpq looks up the rest as usual
+        """Parse `postgresql://…`, with parameters of libpq and `schema`. libpq looks up the rest as usual
         (service file, `.pgpass`, `PG…` in the environment)."""
         parts = parts_of(url)
-        query = parse_qsl(parts.query, keep_blank_values=True)
+        query = query_of(parts)
         schema = dict(query).get("schema", DEFAULT_SCHEMA)
         rest = joined(parts, [each for each in query if each[0] != "schema"])
         try:
@@ -69,9 +69,30 @@ class PostgresAddress(NamedTuple):
         except psycopg.ProgrammingError as error:
             reason = "libpq cannot read it" if has_secrets(url) else one_line(error)  # which may quote them
             raise SettingInvalid("store", without_secrets(url), f"a PostgreSQL address: {reason}") from None
+        except ValueError:
+            raise SettingInvalid("store", "postgresql://…", "a PostgreSQL address in UTF-8") from None
         if not schema or len(schema) > 63 or not schema.replace("_", "").isalnum() or not schema.isascii():
             raise SettingInvalid("schema", schema, "letters, digits and '_', at most 63 of them")
-        return cls(parameters, schema, without_secrets(url))
+        return cls({**_encryption(parameters), **parameters}, schema, without_secrets(url))
+
+
+def _encryption(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Another machine must prove its name by a certificate, unless the address, the environment or the service file
+    say otherwise."""
+    defaults = {each.keyword.decode(): each for each in psycopg.pq.Conninfo.get_defaults()}
+    known = {name: _text(each.val) for name, each in defaults.items() if each.val and each.val != each.compiled}
+    known |= parameters
+    hosts = known.get("hostaddr") or known.get("host") or ""
+    if "sslmode" in known or all(map(is_local, str(hosts).split(","))):
+        return {}
+    own = os.path.expanduser("~/.postgresql/root.crt")  # which libpq takes by default
+    return {"sslmode": "verify-full"} | (
+        {} if "sslrootcert" in known or calls.exists(own) else {"sslrootcert": "system"}
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist only if it is installed

@@ -1,0 +1,115 @@
+"""`holdfast trust`: approve the store and the checkers that a repository names."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli import REPO
+from holdfast.cli.options import repo_option_for, store_address, with_output
+from holdfast.cli.output import Output, printable
+from holdfast.cli.repository import current_directory
+from holdfast.errors import UsageFailure
+
+
+@click.command(short_help="Approve the store and the checkers that a repository brings.")
+@repo_option_for(f"The directory.  [default: {REPO}, else the nearest repository, tracker or ledger upwards]")
+@click.option("--show", is_flag=True, help="Only show what it names, and what is approved.")
+@click.option("--revoke", is_flag=True, help="Withdraw all approvals for it.")
+@click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
+@with_output
+def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bool) -> None:
+    """Show the store that a repository names and the commands of its gates, and approve them for you on this machine.
+
+    A repository from elsewhere may name a server of a stranger, and commands that would run under your name. Until you
+    approve them, Holdfast contacts no store and runs no checker that a repository names. The store that you name with
+    'init', 'migrate' or HOLDFAST_STORE and the gates that you define need no approval. A changed address or command
+    must be approved again, and so must a copy of the repository at another path.
+
+    Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are read from the store, once that
+    is approved.
+
+    \b
+    Examples:
+      holdfast trust --show
+      holdfast trust
+      holdfast trust --repo ~/project --yes
+    """
+    from holdfast.repository.overview import check_workspace, find_workspace
+    from holdfast.store import approvals
+
+    if (show and (revoke or yes)) or (revoke and yes):
+        raise UsageFailure("--show, --revoke and --yes exclude each other", hint="Use one of them.")
+    chosen = repo or os.environ.get(REPO)
+    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    check_workspace(root)
+    if revoke:
+        approvals.revoke(root)
+        output.result({"root": str(root), "revoked": True}, [f"Nothing of {root} is approved any more."])
+        return
+    store, known = _trust_store(output, root, show=show, yes=yes)
+    checkers = _trust_checkers(output, root, show=show, yes=yes) if known else []
+    record = {"root": str(root), "store": store, "store_approved": known, "checkers": checkers if known else None}
+    rest = "The checkers can be read once the store is approved." if not known else "" if show else "Approved."
+    output.result(record, [rest] if rest else [])
+
+
+def _trust_store(output: Output, root: Path, *, show: bool, yes: bool) -> tuple[str, bool]:
+    """The address of the configured store, and whether it is approved, perhaps just now."""
+    from holdfast.store.approvals import approve, approved
+    from holdfast.store.open import FILES, address_of
+
+    address = address_of(root)
+    known = address in (FILES, approved(root).store)
+    _say(output, f"Store: {address}" + ("" if address == FILES else _state(known)))
+    if not known and not show:
+        _confirm(output, root, "Let Holdfast contact this store for this repository?", yes=yes)
+        approve(root, store=address)
+        known = True
+    return address, known
+
+
+def _trust_checkers(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
+    """The checkers of the gates, and whether each is approved, perhaps just now: exactly as they were shown."""
+    from holdfast.repository.opening import open_tracker
+
+    tracker = open_tracker(root, actor="human:trust", address=store_address(os.environ))
+    try:
+        checkers = {key: gate.checker for key, gate in tracker.gates.all().items() if gate.checker is not None}
+        approved = tracker.gates.are_approved(checkers.values())
+        for (key, each), known in zip(checkers.items(), approved, strict=True):
+            _say(output, f"Checker of {key}: {each.command}{_state(known)}")
+            _say(output, *(f"  with {name}={value}" for name, value in each.env.items()))
+            _say(output, *([f"  in {each.working_dir}"] if each.working_dir else []))
+        if not all(approved) and not show:
+            _confirm(output, root, "Let 'holdfast gate check' run these commands?", yes=yes)
+            tracker.gates.approve(checkers.values())
+            approved = [True] * len(checkers)
+    finally:
+        tracker.transactions.store.close()
+    rows = zip(checkers.items(), approved, strict=True)
+    return [{"gate": key, **each._asdict(), "approved": known} for (key, each), known in rows]
+
+
+def _state(known: bool) -> str:
+    return " (approved)" if known else " (not approved)"
+
+
+def _say(output: Output, *lines: str) -> None:
+    for line in () if output.as_json else lines:
+        output.line(line)
+
+
+def _confirm(output: Output, root: Path, question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    command = f"holdfast trust --repo {shlex.quote(str(root))} --yes"
+    if output.as_json or sys.stdin is None or not sys.stdin.isatty():
+        hint = f"To approve it: '{command}'."
+        raise UsageFailure("approval needs a terminal, to ask on, or --yes", hint=hint)
+    click.confirm(printable(question), abort=True, err=True)
