@@ -26,7 +26,18 @@ from holdfast.errors import Failure, StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import served
 from holdfast.store.addresses import EtcdAddress
-from holdfast.store.etcd_gateway import Gateway, GatewayError, Messages, NotSent, decoded, encoded, end_of
+from holdfast.store.etcd_gateway import (
+    MISUNDERSTOOD,
+    NOT_ETCD,
+    Gateway,
+    GatewayError,
+    Messages,
+    NotSent,
+    decoded,
+    encoded,
+    end_of,
+    understanding,
+)
 from holdfast.store.model import Family, ServerVersion, Stream, Watch, Watched
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
@@ -63,11 +74,12 @@ class EtcdEngine:
             _last(self.keys.records(each.name)) if isinstance(each, Stream) else _get(self.keys.document(each.name))
             for each in named
         ]
-        clock, *rows = self._ranges(requests)
-        if len(first) > 1:
-            self._check_schema(rows.pop(0))
-        found = {each.name: _found(each, rows[0]) for each, rows in zip(named, rows, strict=True) if rows}
-        last_commit_at = float(decoded(clock[0]["value"])) if clock else 0.0
+        with understanding(self.address):
+            clock, *rows = self._ranges(requests)
+            if len(first) > 1:
+                self._check_schema(rows.pop(0))
+            found = {each.name: _found(each, rows[0]) for each, rows in zip(named, rows, strict=True) if rows}
+            last_commit_at = float(decoded(clock[0]["value"])) if clock else 0.0
         return Fetched(found, self.gateway.time.now(last_commit_at))
 
     def _ranges(self, requests: list[dict[str, Any]]) -> list[list[Any]]:
@@ -108,7 +120,11 @@ class EtcdEngine:
         }
         answer = self._send(request)
         if not answer.get("succeeded"):
-            if answer["responses"][0]["response_range"].get("kvs"):
+            try:
+                taken = answer["responses"][0]["response_range"].get("kvs")
+            except MISUNDERSTOOD as error:
+                raise served.AnswerLost(NOT_ETCD) from error
+            if taken:
                 raise served.IdTaken
             return False
         if CHANCE.randrange(_FORGET_EVERY) == 0:
@@ -159,11 +175,12 @@ class EtcdEngine:
     def fate_of(self, commit_id: str) -> Fate:
         note = {"outcome": _RULED_OUT, "at": self.gateway.time.now()}
         key, patience = self.keys.commit(commit_id), 3 * self.gateway.timeout
-        row = self._put_if_absent(key, msgspec.json.encode(note), patience=patience)
-        if row is None:
-            return Fate.RULED_OUT_NOW
-        made = msgspec.json.decode(decoded(row["value"]))["outcome"] == _MADE
-        return Fate.MADE if made else Fate.RULED_OUT
+        with understanding(self.address):
+            row = self._put_if_absent(key, msgspec.json.encode(note), patience=patience)
+            if row is None:
+                return Fate.RULED_OUT_NOW
+            made = msgspec.json.decode(decoded(row["value"]))["outcome"] == _MADE
+            return Fate.MADE if made else Fate.RULED_OUT
 
     def _put_if_absent(self, key: bytes, value: bytes, *, patience: float | None = None) -> Any:
         """Create a key, or return the existing row."""
@@ -181,14 +198,16 @@ class EtcdEngine:
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start = self.keys.document(f"{family}/")
-        rows = self._range(start + after.encode() + (b"\0" if after else b""), end_of(start), limit)
-        return [(_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows]
+        with understanding(self.address):
+            rows = self._range(start + after.encode() + (b"\0" if after else b""), end_of(start), limit)
+            return [(_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows]
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:
             return []
-        rows = self._range(self.keys.record(stream, after + 1), end_of(self.keys.records(stream)), limit)
-        return [(_number(row), _value(row)) for row in rows]
+        with understanding(self.address):
+            rows = self._range(self.keys.record(stream, after + 1), end_of(self.keys.records(stream)), limit)
+            return [(_number(row), _value(row)) for row in rows]
 
     def _range(self, start: bytes, end: bytes, limit: int) -> list[Any]:
         request = {"key": encoded(start), "range_end": encoded(end), "limit": limit}
@@ -247,7 +266,7 @@ class EtcdWatch(Watch):
         try:
             changed = self._receive(left)
             self._away_since = 0.0
-        except (OSError, HTTPException, NotSent) as error:
+        except (OSError, HTTPException, NotSent, *MISUNDERSTOOD) as error:
             self.close()
             self._away_since = self._away_since or time.monotonic()
             if time.monotonic() - self._away_since > self._gateway.timeout:
@@ -295,7 +314,8 @@ class EtcdWatch(Watch):
     def _revision(self) -> int:
         """The current revision; later commits are reported."""
         answer = self._gateway.ask("/v3/kv/range", {"key": encoded(self._keys.clock), "count_only": True})
-        return int(answer["header"]["revision"])
+        with understanding(self._gateway.address.display):
+            return int(answer["header"]["revision"])
 
 
 class Keys:

@@ -1,7 +1,8 @@
 """Requests to etcd through the gateway of its members: JSON over HTTP, with the standard library.
 
 The member that answers first is kept; if it stops answering, the next one is asked. Idempotent requests are
-repeated; a commit is not, unless it cannot have been sent.
+repeated; a commit is not, unless it cannot have been sent. The size of an answer and the time of a whole exchange are
+limited, however slowly its bytes arrive.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import base64
 import calendar
 import contextlib
 import errno
+import io
 import os
 import socket
 import ssl
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from email.utils import parsedate
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
 import msgspec
@@ -26,6 +30,7 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     Failure,
+    NotEncrypted,
     SettingInvalid,
     StoreAccessRefused,
     StoreUnavailable,
@@ -34,12 +39,18 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.locks.retry import CHANCE
-from holdfast.store.addresses import EtcdAddress
+from holdfast.store.addresses import EtcdAddress, is_local
 from holdfast.store.model import ServerVersion
 from holdfast.store.served import TIMEOUT
 
 MARGIN = 5.0
 MOST_IDLE = 4
+MOST_ANSWER = 256 << 20  # bytes: twice the largest page, of 64 documents as large as etcd accepts, in base64
+MOST_MESSAGES = 64 << 20  # of a watch, that wait to be read
+_BLOCK = 1 << 20
+MISUNDERSTOOD = (LookupError, TypeError, AttributeError, ValueError, msgspec.DecodeError, RecursionError)
+"""How reading an answer fails that does not have the form of etcd's."""
+NOT_ETCD = "its answer is not that of etcd, or its records are damaged"
 _UNSAFE = (
     ("3.5.0", "3.5.2", "can lose acknowledged data when it is killed under load (etcd issue 13766)"),
     ("3.5.3", "3.5.5", "has known defects after which its members disagree"),
@@ -64,11 +75,15 @@ class ServerTime:
 
     def heard(self, date: str | None) -> None:
         """Note the date of an answer, a lower bound on the current time."""
-        fields = parsedate(date) if date else None
-        if fields is None:
+        try:
+            fields = parsedate(date) if date else None
+            heard = None if fields is None else calendar.timegm(fields)
+        except (ValueError, OverflowError):  # not a date
+            heard = None
+        if heard is None:
             return
         here = self._clock.boot()
-        bound = calendar.timegm(fields) - here
+        bound = heard - here
         with self._lock:
             if here >= self._window_ends:
                 self._bounds = [None, self._bounds[0] if here < self._window_ends + _WINDOW else None]
@@ -128,6 +143,13 @@ class Gateway:
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
         self.server: ServerVersion | None = None  # of the member that was connected to last
+        if (
+            self._tls is None
+            and address.display not in _warned
+            and not all(is_local(host) for host, _ in self._members)
+        ):
+            _warned.add(address.display)
+            warnings.warn(NotEncrypted(address.display), stacklevel=2)
 
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
@@ -181,22 +203,42 @@ class Gateway:
         return self._exchange(connection, path, request)
 
     def _exchange(self, connection: HTTPConnection, path: str, request: object) -> Any:
-        body = msgspec.json.encode(request)
+        status, content = self._ask_member(connection, "POST", path, msgspec.json.encode(request))
         try:
-            connection.request("POST", path, body, self.headers())
+            answer = msgspec.json.decode(content, type=dict[str, Any]) if content else {}
+        except MISUNDERSTOOD:
+            said = content[:100].decode("ascii", "replace").strip()
+            raise GatewayError(0, f"{status} {said}: this does not look like the gateway of etcd") from None
+        if status == 200 and "error" not in answer:
+            return answer
+        code = answer.get("code")
+        raise GatewayError(code if isinstance(code, int) else 0, str(answer.get("message") or answer.get("error")))
+
+    def _ask_member(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """The status and the content of an answer, which must be complete within the time and size limits."""
+        deadline = time.monotonic() + self._answer_within
+        connection.response_class = partial(_TimedResponse, deadline)  # type: ignore[assignment]
+        if connection.sock is not None:
+            connection.sock.settimeout(self._answer_within)
+        try:
+            connection.request(method, path, body, self.headers() if body is not None else {})
             response = connection.getresponse()
-            content = response.read()
+            blocks, size = [], 0
+            while block := response.read(_BLOCK):
+                blocks.append(block)
+                size += len(block)
+                if size > MOST_ANSWER:
+                    raise HTTPException(f"the answer of {connection.host}:{connection.port} is too large")
+            if response.length:  # the connection ended before the content
+                raise HTTPException(f"the answer of {connection.host}:{connection.port} is incomplete")
         except TimeoutError as error:
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} in time") from error
+        except OSError:
+            raise
+        except ValueError as error:  # of `http.client`, for a length that is no number
+            raise HTTPException(_reason(error)) from error
         self.time.heard(response.getheader("Date"))
-        try:
-            answer = msgspec.json.decode(content) if content else {}
-        except msgspec.DecodeError:
-            said = content[:100].decode("ascii", "replace").strip()
-            answer = {"message": f"{response.status} {said}: this does not look like the gateway of etcd"}
-        if response.status == 200 and "error" not in answer:
-            return answer
-        raise GatewayError(int(answer.get("code", 0)), str(answer.get("message") or answer.get("error")))
+        return response.status, b"".join(blocks)
 
     def headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
@@ -249,7 +291,7 @@ class Gateway:
                 if self.address.user and not self._token:
                     self._authenticate(connection)
                 return connection
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 connection.close()
                 reason = f"{host}:{port}: {_reason(error)}"
                 untrusted += _is_untrusted(error)
@@ -278,14 +320,7 @@ class Gateway:
         member = (connection.host, connection.port)
         version = _versions.get(member)
         if version is None:
-            try:
-                connection.request("GET", "/version")
-                response = connection.getresponse()
-                content = response.read()
-            except HTTPException as error:
-                raise ConnectionError(_reason(error)) from error
-            self.time.heard(response.getheader("Date"))
-            version = _version_in(content)
+            version = _version_in(self._ask_member(connection, "GET", "/version", None)[1])
         self.server = server = server_version(version)
         if server.risk and not self.address.accepts_unsafe:
             reason = f"{connection.host}:{connection.port} runs {server}, which {server.risk}"
@@ -297,7 +332,11 @@ class Gateway:
         request = {"name": self.address.user, "password": self.address.password}
         self._token = ""
         try:
-            self._token = self._exchange(connection, "/v3/auth/authenticate", request)["token"]
+            self._token = str(self._exchange(connection, "/v3/auth/authenticate", request)["token"])
+            if not self._token.isascii() or not self._token.isprintable():
+                raise KeyError
+        except KeyError:
+            raise HTTPException("the answer has no token") from None
         except GatewayError as error:
             if "not enabled" not in str(error):  # the user may be that of a certificate
                 raise self.failure(error) from error
@@ -318,15 +357,53 @@ class Gateway:
         _close_all(self._idle)
 
 
+@contextlib.contextmanager
+def understanding(place: str) -> Iterator[None]:
+    """Raise `StoreUnavailable` if the block cannot make sense of an answer."""
+    try:
+        yield
+    except MISUNDERSTOOD as error:
+        raise StoreUnavailable(place, NOT_ETCD) from error
+
+
+class _TimedResponse(HTTPResponse):
+    """A response that ends with `TimeoutError` at a deadline, even if a byte arrives now and then."""
+
+    def __init__(self, deadline: float, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp = io.BufferedReader(_UntilDeadline(self.fp.detach(), sock, deadline))
+
+
+class _UntilDeadline(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
+        self._raw, self._sock, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the answer takes too long")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 _versions: dict[tuple[str, int], str] = {}
 """The versions of the members that this process has connected to."""
+_warned: set[str] = set()
+"""The addresses that this process has warned of, because their connections are not encrypted."""
 
 
 def _version_in(content: bytes) -> str:
     """The version in the answer to `/version`; "" if a proxy answers something else."""
     try:
         return str(msgspec.json.decode(content, type=dict[str, Any]).get("etcdserver", ""))
-    except msgspec.DecodeError:
+    except MISUNDERSTOOD:
         return ""
 
 
@@ -337,7 +414,7 @@ def server_version(version: str) -> ServerVersion:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.partition("-")[0].split(".") if part.isdecimal())
+    return tuple(int(part) for part in version[:50].partition("-")[0].split(".") if part.isdecimal())
 
 
 def _close_all(idle: list[HTTPConnection]) -> None:
@@ -382,7 +459,7 @@ def encoded(content: bytes) -> str:
 
 
 def decoded(text: str) -> bytes:
-    return base64.b64decode(text)
+    return base64.b64decode(text, validate=True)
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -402,9 +479,11 @@ class Messages:
 
     def wait(self, timeout: float) -> Iterator[Any]:
         """The messages that arrive in time, at least one if one does; `OSError` if the response ends."""
-        deadline = time.monotonic() + timeout
+        deadline, received = time.monotonic() + timeout, b""
         while b"\n" not in self._body:
             left = deadline - time.monotonic()
+            if received and left <= 0:
+                return
             try:
                 self._connection.sock.settimeout(max(0.001, left))
                 received = self._connection.sock.recv(1 << 16)
@@ -414,6 +493,8 @@ class Messages:
                 raise ConnectionError("etcd has ended the watch")
             self._raw += received
             self._unwrap()
+            if len(self._raw) + len(self._body) > MOST_MESSAGES:
+                raise ConnectionError("etcd sends a message that is too large")
         *lines, self._body = self._body.split(b"\n")
         yield from (msgspec.json.decode(line) for line in lines if line.strip())
 
@@ -431,7 +512,7 @@ class Messages:
             if not line:
                 return
             length = int(size.split(b";")[0], 16)
-            if length == 0:
+            if length <= 0:
                 raise ConnectionError("etcd has ended the watch")
             if len(rest) < length + 2:
                 return
