@@ -68,7 +68,7 @@ class Site:
     def _url(self, places: list[str]) -> str:
         if isinstance(self.servers[0], Etcd):
             return f"etcd://{','.join(places)}/storm"
-        return f"postgresql://holdfast@{places[0]}/postgres?schema=storm"
+        return f"postgresql://holdfast@{places[0]}/postgres?schema=storm&sslmode=disable"
 
     def open(self, *, via_detour: bool = False, timeout: float = TIMEOUT) -> ServedStore:
         url = self.url_via_detour if via_detour else self.url

@@ -219,7 +219,8 @@ class Postgres(Server):
 
     def store_url(self, schema: str) -> str:
         """The address of a store."""
-        return f"{self.url}?schema={schema}"
+        plain = "" if self.machine.address == "127.0.0.1" else "&sslmode=disable"  # it has no certificate
+        return f"{self.url}?schema={schema}{plain}"
 
     def command(self) -> Sequence[str]:
         settings = {

@@ -45,7 +45,7 @@ from holdfast.store.served import TIMEOUT
 
 MARGIN = 5.0
 MOST_IDLE = 4
-MOST_ANSWER = 256 << 20  # bytes: twice the largest page, of 64 documents as large as etcd accepts, in base64
+MOST_ANSWER = 384 << 20  # bytes: more than a page of 64 records of the largest size, in base64
 MOST_MESSAGES = 64 << 20  # of a watch, that wait to be read
 _BLOCK = 1 << 20
 MISUNDERSTOOD = (LookupError, TypeError, AttributeError, ValueError, msgspec.DecodeError, RecursionError)
