@@ -245,3 +245,23 @@ def test_the_name_of_a_draft_is_reserved(repo: Path) -> None:
     for command in (["worktree", "create", name], ["worktree", "rename", "dev", name], ["restore", snapshot, name]):
         assert error(holdfast(*command, "--json", cwd=repo))["code"] == "E_NAME_INVALID"
     assert holdfast("worktree", "create", ".a-0123456789ab.tm", cwd=repo).returncode == 0
+
+
+RESERVED = (".jvs", ".JIT", ".holdfast", ".Git", "-x", "--force")
+
+
+@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.sampled(2)
+def test_a_new_worktree_cannot_have_a_reserved_name_but_an_old_one_can_be_removed(
+    repo: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast("worktree", "create", "spare", cwd=repo)
+    for line in (("create", "--", name), ("rename", "--", "spare", name)):
+        refused = holdfast("worktree", *line[:1], "--json", *line[1:], cwd=repo)
+        assert (refused.returncode, error(refused)["code"]) == (2, "E_NAME_INVALID"), line
+    with monkeypatch.context() as before:  # as former versions made them
+        before.setattr("holdfast.repository.worktrees.worktree_name", lambda text, new=False: text)
+        for each in (name, f"{name}2"):
+            Repository(repo).worktrees.create(each)
+    assert holdfast("worktree", "rename", "--", f"{name}2", "plain", cwd=repo).returncode == 0
+    assert holdfast("worktree", "remove", "--", name, cwd=repo).returncode == 0

@@ -148,6 +148,27 @@ def test_a_link_out_of_the_project_is_not_followed(project: Path, tmp_path_facto
     assert outside.read_text() == "theirs"
 
 
+@pytest.mark.parametrize("target", [Target.CLAUDE, Target.CODEX, Target.CURSOR])
+def test_a_linked_directory_is_followed_inside_the_project_only(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, target: Target
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    linked = tmp_path / f".{target}"
+    linked.symlink_to(outside)
+    with pytest.raises(Refused, match="leads out of the project"):
+        set_up(tmp_path, target)
+    assert everything(outside) == {}
+    assert not (tmp_path / "AGENTS.md").exists()
+
+    linked.unlink()
+    (tmp_path / "kept").mkdir()
+    linked.symlink_to("kept")
+    set_up(tmp_path, target)
+    assert everything(tmp_path / "kept")
+    undo(tmp_path, target)
+    assert everything(tmp_path / "kept") == {}
+
+
 # --- Git ---------------------------------------------------------------------------------------------
 
 
@@ -213,3 +234,52 @@ def test_a_disabled_hook_stays_disabled(project: Path) -> None:
     assert commit(project, guard_status=0).returncode == 0
 
     assert (project / "hook.log").read_text() == "guard hook pre-commit\n"
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", "-C", directory, *identity, *arguments], check=True, capture_output=True)
+
+
+def test_the_hooks_of_a_linked_worktree_of_git_are_those_of_its_repository(project: Path, tmp_path: Path) -> None:
+    (project / ".git/hooks/pre-commit").unlink()
+    git(project, "commit", "--allow-empty", "-m", "x")
+    linked = tmp_path.parent / f"{tmp_path.name}-linked"
+    git(project, "worktree", "add", str(linked))
+
+    set_up(linked, Target.GIT)
+
+    assert (project / ".git/hooks/pre-commit").exists()
+
+
+def test_no_file_of_a_project_leads_to_the_hooks_of_another_repository(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A `.git` that names another repository, and one with the common directory of another."""
+    before = everything(project)
+    for way in ("gitdir", "commondir"):
+        hostile = tmp_path_factory.mktemp("hostile")
+        if way == "gitdir":
+            (hostile / ".git").write_text(f"gitdir: {project}/.git\n")
+        else:
+            git(hostile, "init")
+            (hostile / ".git/commondir").write_text(f"{project}/.git\n")
+            (hostile / ".git/gitdir").write_text(f"{hostile}/.git\n")
+        with pytest.raises(Refused, match="leads out of the project"):
+            set_up(hostile, Target.GIT)
+    assert everything(project) == before
+
+
+def test_hooks_go_where_the_users_own_configuration_says(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path_factory.mktemp("own")
+    (own / "config").write_text(f"[core]\n\thooksPath = {own}/hooks\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(own / "config"))
+    set_up(project, Target.GIT)
+    assert (own / "hooks/pre-commit").exists()
+
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL")
+    git(project, "config", "core.hooksPath", f"{own}/hooks")
+    with pytest.raises(Refused, match="leads out of the project"):
+        undo(project, Target.GIT)

@@ -53,7 +53,7 @@ _NEXT_STEPS = {
 )
 @with_output
 def setup(output: Output, *, program: str, remove: bool, dry_run: bool, project: Path) -> None:
-    target, project = Target(program), Path(os.path.abspath(project))
+    target, project = Target(program), Path(calls.realpath(project))
     changes = edits(project, target, remove=remove)
     if not dry_run:
         apply(project, changes)

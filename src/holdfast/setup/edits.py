@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import failing_to, make_directories
 
 MOST_BYTES = 4 << 20
 _OUR_DIRECTORIES = (".claude", ".codex", ".cursor")
@@ -35,8 +35,9 @@ class FileEdit(NamedTuple):
 
 def read_unchanged(path: Path) -> FileEdit:
     try:
-        mode = stat.S_IMODE(calls.stat(path).st_mode)
-        content = durable.read(path, limit=MOST_BYTES)
+        with failing_to("read", path):
+            content = durable.read(path, limit=MOST_BYTES)
+            mode = stat.S_IMODE(calls.stat(path).st_mode)
     except (FileNotFoundError, NotFound):
         return FileEdit(path, None, None)
     return FileEdit(path, content, content, mode)

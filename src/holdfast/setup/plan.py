@@ -5,15 +5,15 @@ All edits are planned before the first is applied: if one is refused, nothing ha
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 import subprocess
 from pathlib import Path
 
-from holdfast.errors import NotFound, Refused
-from holdfast.fs import calls
+from holdfast.errors import Failure, NotFound, Refused
+from holdfast.fs import calls, durable
 from holdfast.setup import targets
-from holdfast.setup.edits import HASH, FileEdit, find_block, read_unchanged, with_block, without_block
+from holdfast.setup.edits import HASH, MOST_BYTES, FileEdit, find_block, read_unchanged, with_block, without_block
 from holdfast.setup.json_entries import with_entry, without_entry
 from holdfast.setup.targets import HOOK, PARTS, VERSION, Part, Target, TextPart
 
@@ -21,10 +21,12 @@ SHEBANG = b"#!/bin/sh\n"
 MOVED_HOOK = "pre-commit.before-holdfast"
 _SHELLS = (b"sh", b"bash", b"dash", b"ash", b"ksh", b"zsh")
 _EXECUTABLE = 0o755
+_SUPERPROJECT = "superproject-working-tree"
 
 
 def edits(project: Path, target: Target, *, remove: bool) -> list[FileEdit]:
-    """The edits that set `target` up in this project, or that undo it. Changes nothing."""
+    """The edits that set `target` up in this project, or that undo it. Changes nothing. All paths are real ones."""
+    project = Path(calls.realpath(project))
     if target is Target.GIT:
         planned = _git_edits(project, remove=remove)
     else:
@@ -44,22 +46,21 @@ def _parts_by_file(project: Path, target: Target) -> dict[Path, Part]:
 
 
 def _resolve(project: Path, relative: str) -> Path:
-    """The file behind symbolic links (`CLAUDE.md` often is one); `Refused` outside the project."""
-    path = project / relative
-    for _ in range(8):
-        try:
-            if not stat.S_ISLNK(calls.stat(path, follow_symlinks=False).st_mode):
-                break
-        except FileNotFoundError:
-            break
-        path = Path(os.path.normpath(path.parent / os.fsdecode(calls.readlink(path))))
+    """The file behind symbolic links (`CLAUDE.md` often is one); `Refused` outside the project. Its directory may be a
+    link too."""
+    path = Path(calls.realpath(project / relative))
     if not path.is_relative_to(project):
-        raise Refused(
-            f"{project / relative} cannot be changed: it is a link that leads out of the project, to {path}",
-            hint="Holdfast changes only files of the project. Add the text by hand.",
-            path=str(path),
-        )
+        raise _leads_out(project / relative, path)
     return path
+
+
+def _leads_out(path: Path, target: Path) -> Refused:
+    return Refused(
+        f"{path} cannot be changed: a link or a setting leads out of the project, to {target}",
+        hint="Holdfast changes only files of the project. Replace the link by a file or directory of the project, or "
+        "add the text by hand.",
+        path=str(target),
+    )
 
 
 def _edit(part: Part, edit: FileEdit, *, remove: bool) -> FileEdit:
@@ -110,6 +111,9 @@ def _is_set_up(part: Part, edit: FileEdit) -> bool:
 def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
     """A block in the pre-commit hook. A hook that cannot take one is moved aside and called by ours."""
     directory = _hooks_directory(project)
+    for name in ("pre-commit", MOVED_HOOK):
+        if (real := Path(calls.realpath(directory / name))) != directory / name:
+            raise _leads_out(directory / name, real)
     hook, moved = read_unchanged(directory / "pre-commit"), read_unchanged(directory / MOVED_HOOK)
     where = str(hook.path)
     if remove:
@@ -127,19 +131,35 @@ def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
 
 
 def _hooks_directory(project: Path) -> Path:
-    """Where git looks for the hooks of this project, whatever its configuration says."""
-    command = ["git", "-C", str(project), "rev-parse", "--path-format=absolute", "--git-path", "hooks"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise NotFound("git is not installed", hint="Install git.") from None
-    if found.returncode != 0:
+    """Where git looks for the hooks of this project: in its working tree or that of its superproject, in the repository
+    that has it as a linked worktree, or where the user's own configuration says. `Refused` if the project itself, whose
+    files may be a stranger's, leads anywhere else."""
+    asked = _git(project, "rev-parse", "--path-format=absolute", "--git-path", "hooks", "--git-common-dir", "--git-dir")
+    if asked.returncode != 0:
         raise NotFound(
-            f"{project} is not in a git repository: {found.stderr.strip()}",
+            f"{project} is not in a git repository: {asked.stderr.strip()}",
             hint="Run 'git init' first, or name the project with --project.",
             path=str(project),
         )
-    return Path(found.stdout.strip())
+    hooks, common, own = (Path(calls.realpath(line)) for line in asked.stdout.splitlines())
+    trees = [_git(project, "rev-parse", f"--show-{each}").stdout.strip() for each in ("toplevel", _SUPERPROJECT)]
+    trusted = [project, *(Path(calls.realpath(each)) for each in trees if each)]
+    if trees[0] and own.parent == common / "worktrees":  # the repository must know this linked worktree
+        with contextlib.suppress(Failure):
+            linked = durable.read(own / "gitdir", limit=MOST_BYTES).decode("utf-8", "surrogateescape").strip()
+            if calls.realpath(own / linked) == calls.realpath(os.path.join(trees[0], ".git")):
+                trusted.append(common)
+    scope = _git(project, "config", "--show-scope", "--get", "core.hooksPath").stdout.partition("\t")[0]
+    if scope not in ("global", "system") and not any(hooks.is_relative_to(each) for each in trusted):
+        raise _leads_out(project / ".git/hooks", hooks)
+    return hooks
+
+
+def _git(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(["git", "-C", str(project), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotFound("git is not installed", hint="Install git.") from None
 
 
 def _script(content: bytes | None, where: str, *, chained: bool) -> bytes:
