@@ -34,7 +34,7 @@ WRITERS = (1, 8, 32)
 BATCH = 100
 TIMEOUT = 60.0
 EVENT = {
-    "type": "lock_acquired",
+    "type": "node_measured",
     "timestamp": "2024-01-15T10:30:00.000000Z",
     "node_id": "1.2.3",
     "owner": "agent-uuid-1234",

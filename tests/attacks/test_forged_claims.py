@@ -35,7 +35,8 @@ def test_an_event_of_the_locks_cannot_be_appended_by_hand(kind: str, victim: Vic
 
 
 def _claims(text: str) -> list[object]:
-    found: list[object] = [(each["node_id"], each["owner"]) for each in json.loads(text)["data"]["claims"]]
+    found: list[object] = [(each["node_id"], each["actor"]) for each in json.loads(text)["data"]["active"]]
+    assert found, "there is a claim to lose"
     return found
 
 

@@ -22,7 +22,7 @@ import pytest
 from holdfast.cli.entry import run
 from tests.cli import commands
 from tests.cli.commands import HOLDFAST, PATIENCE, Result, Running, data, environment, error
-from tests.ledger.ledgers import acquired, open_ledger
+from tests.ledger.ledgers import acquired, append_raw, open_ledger
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix terminals and lock holders")
 
@@ -166,7 +166,8 @@ def test_events_are_shown_as_they_arrive(proof: Path) -> None:
 
 
 def test_the_state_of_a_ledger_is_shown(proof: Path) -> None:
-    append(proof, {"type": "a"}, acquired("1", "gone", expires_in=-1), acquired("2", "me", expires_in=60))
+    append(proof, {"type": "a"})
+    append_raw(open_ledger(proof), acquired("1", "gone", expires_in=-1), acquired("2", "me", expires_in=60))
     state = data(holdfast("ledger", "status", "--repo", proof, "--json"))
     assert (state["sequence"], state["active_claims"], state["expired_claims"]) == (3, 1, 1)
     assert (state["lock"], state["lock_timeout"]) == (None, 300.0)
@@ -272,7 +273,7 @@ def test_waiting_ends_with_the_claim_or_with_a_timeout(proof: Path) -> None:
 
 @pytest.mark.req("LG-10")
 def test_expired_claims_are_reaped(proof: Path) -> None:
-    append(proof, acquired("1", "gone", expires_in=-5), acquired("2", "me", expires_in=60))
+    append_raw(open_ledger(proof), acquired("1", "gone", expires_in=-5), acquired("2", "me", expires_in=60))
     assert "expired" in holdfast("ledger", "claims", "--repo", proof).stdout
     preview = holdfast("ledger", "reap", "--dry-run", "--repo", proof)
     assert preview.stdout.startswith("Would reap 1, which gone held")

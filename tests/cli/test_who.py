@@ -26,6 +26,7 @@ from tests.cli.commands import (
     python,
     wait_until,
 )
+from tests.ledger.ledgers import append_raw, open_ledger
 
 if sys.platform == "win32":
     pytest.skip("needs a POSIX shell", allow_module_level=True)
@@ -323,7 +324,7 @@ def test_records_of_earlier_versions_have_unknown_liveness(busy: Path) -> None:
     record.write_text(json.dumps(old))
     event = {"type": "lock_acquired", "node_id": "1", "owner": "bob", "expires_at": "2999-01-01T00:00:00Z"}
     for strange in ({}, {"holder": "somebody", "purpose": 3}, {"holder": {"pid": 1}}):
-        assert holdfast("ledger", "append", json.dumps({**event, **strange}), cwd=busy).returncode == 0
+        append_raw(open_ledger(busy), {**event, **strange})
         assert (the_only(busy, "claim")["who"], the_only(busy, "claim")["liveness"]) == ("bob", "unknown")
 
     assert the_only(busy, "issue")["liveness"] == "unknown"

@@ -11,11 +11,11 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import EVENTS, Ledger
 from holdfast.ledger.projection import ACQUIRED
 from holdfast.ledger.service import Claims
 from holdfast.store.files import FileStore
-from holdfast.store.model import Store
+from holdfast.store.model import Append, Decision, Store
 
 PATIENCE = 60.0
 _opened: list[FileStore] = []
@@ -54,6 +54,12 @@ def acquired(node: str, owner: str, *, expires_in: float, at: float | None = Non
         "owner": owner,
         "expires_at": format_instant(now + expires_in),
     }
+
+
+def append_raw(ledger: Ledger, *events: Mapping[str, Any]) -> None:
+    """Append events in one commit as another program may write them, without our checks."""
+    changes = [Append(EVENTS, dict(each)) for each in events]
+    ledger.store.transact([EVENTS], lambda view, now: Decision(changes, None))
 
 
 def event_files(root: Path) -> list[Path]:

@@ -27,8 +27,8 @@ from holdfast.locks.identity import current_holder, described
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.model import Append, Create, Decision, Store
-from tests.ledger.ledgers import acquired, claims_on
+from holdfast.store.model import Create, Decision, Store
+from tests.ledger.ledgers import acquired, append_raw, claims_on
 from tests.locks.workers import wait_until
 
 
@@ -131,7 +131,7 @@ def test_an_expired_claim_is_not_active_and_can_be_taken_over(claims: Claims, cl
 
 
 def test_the_claim_of_another_program_counts_like_ours(claims: Claims, clock: ManualClock) -> None:
-    claims.ledger.append(acquired("1.4", "go-tool", expires_in=60, at=clock.wall()))
+    append_raw(claims.ledger, acquired("1.4", "go-tool", expires_in=60, at=clock.wall()))
     with pytest.raises(NodeLocked, match="go-tool"):
         claims.claim("1.4", "a")
     assert claims.extend("1.4", "go-tool", ttl=30).claim_id == ""
@@ -146,7 +146,7 @@ def test_a_release_or_reap_that_names_another_owner_ends_the_claim_as_in_the_rep
 ) -> None:
     held = claims.claim("1", "a")
     stamp = format_instant(clock.wall())
-    claims.ledger.append({"type": kind, "timestamp": stamp, "node_id": "1", "owner": "b"})
+    append_raw(claims.ledger, {"type": kind, "timestamp": stamp, "node_id": "1", "owner": "b"})
     assert claims.active() == []
     with pytest.raises(LockNotHeld):
         held.extend()
@@ -177,11 +177,6 @@ def test_a_claim_of_another_program_counts_even_if_its_timestamp_is_no_instant(
             claims.claim(node, "a")
         append_raw(claims.ledger, {"type": "lock_released", "node_id": node})
         assert claims.claim(node, "a").owner == "a"
-
-
-def append_raw(ledger: Ledger, event: dict[str, Any]) -> None:
-    """Append an event as another program may write it, without our checks."""
-    ledger.store.transact([EVENTS], lambda view, now: Decision([Append(EVENTS, event)], None))
 
 
 @pytest.mark.req("LG-10")

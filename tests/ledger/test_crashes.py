@@ -27,7 +27,7 @@ from holdfast.store.files import FileStore
 from proof.crash import Attempt, Outcome, error_points, interposed, kill_points
 from proof.effort import SHARE
 from proof.powercut import power_cuts
-from tests.ledger.ledgers import acquired, close_all, event_files, open_claims, open_ledger
+from tests.ledger.ledgers import acquired, append_raw, close_all, event_files, open_claims, open_ledger
 from tests.store.commit_operations import determined
 from tests.store.commit_scenarios import break_torn_lock
 
@@ -117,7 +117,7 @@ class Claiming(Appending):
 
     def prepare(self, directory: Path) -> None:
         ledger = open_ledger(directory, clock=CLOCK)
-        ledger.append({**acquired("1", "gone", expires_in=-5, at=CLOCK.wall()), "id": "old"})
+        append_raw(ledger, {**acquired("1", "gone", expires_in=-5, at=CLOCK.wall()), "id": "old"})
 
     def operate(self, directory: Path) -> None:
         open_claims(directory, clock=CLOCK, files=True).claim("1", "new", ttl=60)

@@ -108,6 +108,8 @@ BAD: dict[str, Any] = {
     "a timestamp without a zone": {"type": "note", "timestamp": "2024-01-15T10:30:00"},
     "a timestamp that is none": {"type": "note", "timestamp": 5},
     "an id that is no text": {"type": "note", "id": 5},
+    "a type of claims": {"type": "lock_released", "node_id": "1", "owner": "a"},
+    "a type that claims may get": {"type": "lock_"},
     "not an object": ["type"],
 }
 

@@ -12,6 +12,7 @@ from holdfast.errors import Failure, SequenceMismatch
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.projection import ACQUIRED
 from holdfast.ledger.service import Claims
+from tests.ledger.ledgers import append_raw
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
@@ -67,7 +68,7 @@ def test_exactly_one_concurrent_claimer_wins_and_one_concurrent_reaper_reaps(tmp
             assert answers == {"me": 1, "E_NODE_LOCKED": PROCESSES - 1}
             stamp = "2024-01-15T10:30:00Z"
             expired = {"type": ACQUIRED, "timestamp": stamp, "node_id": f"2.{number}", "owner": "gone"}
-            claims.ledger.append({**expired, "expires_at": stamp})
+            append_raw(claims.ledger, {**expired, "expires_at": stamp})
             assert Counter(run_all("reap", "")) == {1: 1, 0: PROCESSES - 1}
     assert [each.sequence for each in claims.ledger.events()] == list(range(1, 3 * ROUNDS + 1))
 

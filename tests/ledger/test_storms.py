@@ -20,7 +20,7 @@ from holdfast.errors import Failure, LockNotHeld
 from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED
 from holdfast.ledger.service import Claims, Rule
 from proof.effort import rounds
-from tests.ledger.ledgers import acquired, open_claims, open_ledger, raw_events
+from tests.ledger.ledgers import acquired, append_raw, open_claims, open_ledger, raw_events
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
@@ -220,7 +220,7 @@ class Careless(Claims):
         now = self.ledger.store.now()
         ruling = self._projection.query(lambda book: rule(book, now))
         if ruling.event is not None:
-            self.ledger.append(ruling.event)
+            append_raw(self.ledger, ruling.event)
         return ruling.result
 
 
@@ -236,7 +236,7 @@ def reap_in_rounds(root: Path, workers: Workers, open_: Callable[[Path], Claims]
     reapers = workers.start_many(REAPERS, work)
     ledger = open_ledger(root)
     for number in range(1, rounds + 1):
-        ledger.append(acquired(f"1.{number}", "gone", expires_in=-1))
+        append_raw(ledger, acquired(f"1.{number}", "gone", expires_in=-1))
         reaped = sorted(itertools.chain(*deal(reapers, "reap")))
         if reaped != [f"1.{number}"]:
             yield reaped
@@ -271,7 +271,7 @@ def test_either_the_release_or_one_reaper_ends_a_claim(scratch: Path, workers: W
     ledger = open_ledger(scratch)
     won: Counter[str] = Counter()
     for _ in range(ROUNDS):
-        ledger.append(acquired("1", "owner", expires_in=-1))
+        append_raw(ledger, acquired("1", "owner", expires_in=-1))
         answers = deal(running, "release", "reap")
         ends = answers.count("released") + sum(each for each in answers if isinstance(each, int))
         assert ends == 1, answers

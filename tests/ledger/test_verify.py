@@ -16,7 +16,7 @@ from holdfast.ledger.log import CHECKPOINTS, Ledger
 from holdfast.ledger.projection import VERSION, ClaimState
 from holdfast.ledger.verify import LedgerReport, verify
 from holdfast.store.memory import MemoryStore
-from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger, put_event
+from tests.ledger.ledgers import acquired, append_raw, fill, open_claims, open_ledger, put_event
 
 Damage = Callable[[Path], object]
 NOW = 1_700_000_000.0
@@ -120,11 +120,11 @@ def test_many_gaps_are_summarised(scratch: Path) -> None:
 @pytest.mark.req("LG-17")
 def test_overlapping_claims_and_releases_without_a_claim_are_found(scratch: Path) -> None:
     ledger = open_ledger(scratch)
-    ledger.append(acquired("1", "a", expires_in=10, at=NOW))
-    ledger.append(acquired("1", "b", expires_in=10, at=NOW + 5))
-    ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has expired
-    ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
-    ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
+    append_raw(ledger, acquired("1", "a", expires_in=10, at=NOW))
+    append_raw(ledger, acquired("1", "b", expires_in=10, at=NOW + 5))
+    append_raw(ledger, acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has expired
+    append_raw(ledger, {"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
+    append_raw(ledger, {"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
     report = verified(scratch)
     assert [(each.severity, each.code, each.subject) for each in report.findings] == [
         ("error", "overlap", "event 2"),
@@ -133,10 +133,37 @@ def test_overlapping_claims_and_releases_without_a_claim_are_found(scratch: Path
     ]
 
 
+FORGED = {
+    "a claim that lasts for centuries": {"type": "lock_acquired", "node_id": "2", "expires_at": "2999-01-01T00:00:00Z"},
+    "a release without the id of the claim": {"type": "lock_released", "node_id": "1"},
+    "a reap before the claim expired": {"type": "lock_reaped", "node_id": "1", "claim_id": "held"},
+}
+
+
+@pytest.mark.req("LG-17")
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_an_event_that_no_holder_and_no_reaper_can_have_written_is_found(scratch: Path, forged: dict[str, str]) -> None:
+    ledger = open_ledger(scratch)
+    append_raw(ledger, {**acquired("1", "a", expires_in=60, at=NOW), "claim_id": "held"})
+    append_raw(ledger, {"timestamp": STAMP, "owner": "a", **forged})
+    report = verified(scratch)
+    assert not report.sound
+    assert [(each.code, each.subject) for each in report.findings] == [("forged", "event 2")]
+
+
+def test_what_other_programs_do_by_the_specification_is_no_forgery(scratch: Path) -> None:
+    ledger = open_ledger(scratch)
+    late = format_instant(NOW + 60)
+    append_raw(ledger, acquired("1", "a", expires_in=3600, at=NOW), acquired("2", "a", expires_in=10, at=NOW))
+    append_raw(ledger, {"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
+    append_raw(ledger, {"type": "lock_reaped", "timestamp": late, "node_id": "2", "owner": "a"})
+    assert verified(scratch).findings == []
+
+
 def test_a_wrong_checkpoint_is_found(scratch: Path) -> None:
     fill(scratch, 100)
     ledger = Ledger(MemoryStore(), checkpoint_root=scratch)
-    ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
+    append_raw(ledger, *[acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
     ledger.save_checkpoint("claims", VERSION, last, ClaimState().as_record())
     assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]

@@ -14,7 +14,7 @@ from holdfast.ledger.service import Claims
 from holdfast.locks.identity import current_holder, holder_with_pid
 from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
-from tests.ledger.ledgers import acquired
+from tests.ledger.ledgers import acquired, append_raw
 
 LONG = 3600.0
 OTHER = holder_with_pid(os.getppid()) or current_holder()._replace(host="elsewhere")
@@ -70,6 +70,6 @@ def test_a_claim_records_its_actor_and_its_process() -> None:
 
 def test_a_claim_of_another_program_is_held_by_its_owner_and_by_no_process() -> None:
     claims = Claims(Ledger(MemoryStore()))
-    claims.ledger.append(acquired("1", "theirs", expires_in=LONG))
+    append_raw(claims.ledger, acquired("1", "theirs", expires_in=LONG))
     [hold] = claims.wait_graph().holds
     assert (hold.holder.owner, hold.holder.processes) == ("theirs", frozenset())

@@ -114,8 +114,8 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
     Lines are appended all or none. An event without a "timestamp" or an "id" gets one; if the outcome of an append is
-    unknown, look the event up with 'ledger show ID'. Events over 1 MiB are refused. The events are on disk when the
-    command returns.
+    unknown, look the event up with 'ledger show ID'. Events over 1 MiB are refused, and so are types that begin with
+    "lock_", which are those of claims. The events are on disk when the command returns.
 
     \b
     Examples:

@@ -39,6 +39,7 @@ from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCod
 
 MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
+RESERVED = "lock_"  # how the types of claims begin: only the rules of claims append them
 UNLOCKED = "ledger_unlocked"  # the type of the event that records a broken lock: see `OpenLedger.break_lock`
 
 Event: TypeAlias = dict[str, Any]
@@ -134,6 +135,10 @@ def checked(event: Mapping[str, Any]) -> Checked:
     kind, identity, timestamp = copy.get("type"), copy.get("id"), copy.get("timestamp")
     if not isinstance(kind, str) or not 0 < len(kind) <= LONGEST_TYPE:
         raise UsageFailure(f"an event needs a `type`: a text of 1 to {LONGEST_TYPE} characters", type=kind)
+    if kind.startswith(RESERVED):
+        hint = "Use 'holdfast ledger claim', 'extend', 'release' and 'reap', or choose another type."
+        message = f"the type {kind!a} is reserved: types that begin with {RESERVED!r} are the claims of the ledger"
+        raise UsageFailure(message, hint=hint, type=kind)
     if identity is None:
         copy["id"] = unique_id()
     elif not isinstance(identity, str) or not 0 < len(identity) <= LONGEST_ID:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import parse_instant
+from holdfast.clock import SKEW, parse_instant
 from holdfast.errors import Failure, NotFound
 from holdfast.findings import Check, Finding, Severity, examine
 from holdfast.fs import durable
@@ -22,7 +22,19 @@ from holdfast.fs.names import counted
 from holdfast.fs.strictjson import MAX_BYTES
 from holdfast.ledger.claim_files import UNREADABLE, ClaimFiles
 from holdfast.ledger.log import CODEC, MOST_BYTES, UNLOCKED, Event, Ledger, Recorded
-from holdfast.ledger.projection import ACQUIRED, ENDING, KINDS, NAME, VERSION, ClaimState, form_problem, has_effect
+from holdfast.ledger.projection import (
+    ACQUIRED,
+    ENDING,
+    KINDS,
+    NAME,
+    REAPED,
+    VERSION,
+    Claim,
+    ClaimState,
+    form_problem,
+    has_effect,
+)
+from holdfast.ledger.rules import LONGEST_TTL
 from holdfast.store.streams import RECEIPTS, read_receipts
 
 DIRECTORY = "ledger"
@@ -40,6 +52,10 @@ _WRONG_NAME = (
     "('holdfast ledger append'); then move the file away."
 )
 _FORM = "Other programs may understand it differently. Find out which program wrote this invalid event."
+_FORGED = (
+    "It counts nevertheless, as the specification has it. Find out which program wrote it; ask the owner what it did. "
+    "'holdfast ledger release NODE --actor OWNER' ends a claim that nobody has."
+)
 _KEPT = (
     f"Its content is in the file {RECEIPTS} of the ledger, before its number. If its file is missing or damaged, put "
     "it back; if another event has its number, append it again with its id ('holdfast ledger append')."
@@ -220,7 +236,9 @@ def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Fin
     if event.get("type") not in KINDS or not has_effect(event):
         return
     held, now = state.claims.get(event["node_id"]), _instant(event)
-    if event["type"] == ACQUIRED:
+    if (forgery := _forgery(event, held, now)) is not None:
+        yield _error("forged", where, forgery, _FORGED)
+    elif event["type"] == ACQUIRED:
         other = held is not None and held.owner != event["owner"]
         if held is not None and other and now is not None and not held.is_expired(now):
             message = f"{event['owner']} took {held.node_id} while {held.owner} had it (event {held.sequence})"
@@ -235,6 +253,19 @@ def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Fin
         message = f"a {event['type']} in the name of {event.get('owner')} ended the claim of {held.owner}"
         remedy = "By the specification it ends the claim, whoever holds it. Find out which program wrote it."
         yield _warning("ended-by-another", where, message, remedy)
+
+
+def _forgery(event: Event, held: Claim | None, now: float | None) -> str | None:
+    """Why no program that follows the rules of claims can have written an event; None if one can."""
+    if event["type"] == ACQUIRED:
+        if now is not None and parse_instant(event["expires_at"]) - now > LONGEST_TTL + SKEW:
+            return f"{event['owner']} claimed {event['node_id']} until {event['expires_at']}: no claim lasts that long"
+    elif event["type"] in ENDING and held is not None and event.get("owner") == held.owner:
+        if event["type"] == REAPED and now is not None and not held.is_expired(now + SKEW):
+            return f"the claim of {held.owner} on {held.node_id} was reaped before it expired"
+        if held.claim_id and not event.get("claim_id"):
+            return f"the claim of {held.owner} on {held.node_id} was ended without its id, which its holder knows"
+    return None
 
 
 def _instant(event: Event) -> float | None:
