@@ -11,8 +11,8 @@ _GC_THRESHOLD = 50_000
 def main() -> int:
     """Run the command line of this process and return its exit status."""
     arguments = sys.argv[1:]
-    if arguments == ["--version"]:
-        return _show_version()
+    if arguments == ["--version"] and _show_version():
+        return 0
     if arguments[:1] in (["guard"], ["hook"]):
         from holdfast.cli.quick import answer
 
@@ -27,17 +27,15 @@ def main() -> int:
         gc.freeze()  # no collection at exit either
 
 
-def _show_version() -> int:
+def _show_version() -> bool:
+    """Print the version; False if it cannot be written, which the command parser reports."""
     from holdfast import __version__
 
     try:
         print(f"holdfast {__version__}", flush=True)  # noqa: T201 (a face)
     except OSError:
-        from holdfast.cli.output import discard_output
-
-        discard_output(sys.stdout)
-        return 1
-    return 0
+        return False
+    return True
 
 
 if __name__ == "__main__":

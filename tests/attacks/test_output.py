@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -18,8 +19,9 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\r\n\u202eevil\u2028\x9b31m"
 def judge(outcome: Outcome) -> None:
     """A command whose output is lost says so: with a status, and on standard error."""
     assert not outcome.problem, outcome
-    if outcome.err:
-        assert outcome.status != 0, outcome
+    if outcome.status == 0:
+        assert "standard output" not in outcome.err, outcome
+    else:
         assert "No space left on device" in outcome.err or outcome.code, outcome
 
 
@@ -73,6 +75,45 @@ def test_a_claim_whose_id_cannot_be_written_is_given_back(victim: Victim, runner
     assert again.status == 0, again
 
 
+def test_a_claim_of_a_named_issue_or_node_whose_id_cannot_be_written_is_given_back(
+    victim: Victim, runner: Runner
+) -> None:
+    made = runner.run(victim.job("issue", "create", "another", "--field", "id")).out.strip()
+    for line in (("issue", "claim", made), ("ledger", "claim", "1.3", "--actor", "agent:me")):
+        outcome = runner.run(victim.job(*line, stdout=FULL))
+        again = runner.run(victim.job(*line))
+        assert outcome.status != 0, outcome
+        assert "cannot write to standard output" in outcome.err, outcome
+        assert again.status == 0, again
+
+
+def test_completions_and_the_version_that_cannot_be_written_are_reported(victim: Victim, runner: Runner) -> None:
+    env = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": "holdfast wor", "COMP_CWORD": "1"}
+    for job in (victim.job(env=env, stdout=FULL), victim.job("--version", stdout=FULL)):
+        outcome = runner.run(job)
+        assert not outcome.problem, outcome
+        assert outcome.status != 0, outcome
+        assert "cannot write to standard output" in outcome.err, outcome
+
+
+def test_a_server_whose_answers_cannot_be_written_ends_with_one_failure(victim: Victim, runner: Runner) -> None:
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    said = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}) + "\n"
+    outcome = runner.run(victim.job("mcp", stdin=said, stdout=FULL))
+
+    assert not outcome.problem, outcome
+    assert outcome.status != 0, outcome
+    assert outcome.code == "E_IO", outcome
+
+
+@pytest.mark.parametrize("program", ["claude", "cursor"])
+def test_a_refusal_counts_even_if_it_cannot_be_written(program: str, victim: Victim, runner: Runner) -> None:
+    request = json.dumps({"tool_input": {"file_path": "worktrees/side/mine"}})
+    outcome = runner.run(victim.job("hook", "before-write", "--from", f"{program}@1", stdin=request, stdout=FULL))
+
+    assert outcome.status == 2, outcome
+
+
 # --- Names and texts --------------------------------------------------------------------------------
 
 UNSAFE = ("$(touch pwned)", "`touch pwned`", "a;touch pwned", "a\nb", "a b", "-rf", "'", '"', "a|b", "~root", "\x1b[2J")
@@ -101,7 +142,7 @@ def test_completion_offers_only_names_that_no_shell_would_run(words: str, victim
     outcome = runner.run(victim.job(env=env))
 
     assert not verdict(victim, before, [((words,), outcome)])
-    offered = [each.partition(",")[2] for each in outcome.out.splitlines()]
+    offered = [each.partition(",")[2] for each in outcome.out.splitlines() if each]
     assert [each for each in offered if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", each)] == []
 
 

@@ -16,6 +16,7 @@ import click
 from holdfast.cli import REPO
 from holdfast.cli.output import printable
 from holdfast.fs import calls
+from holdfast.fs.names import is_safe_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -45,7 +46,7 @@ def source_of(path: str, parameter: click.Parameter) -> Source | None:
 
 
 class Offered(click.types.StringParamType):
-    """A text with completions."""
+    """A text with completions. Only safe names are offered: a shell would run others, or take them for options."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -60,7 +61,7 @@ class Offered(click.types.StringParamType):
         return [
             CompletionItem(name, help=printable(text)[:LONGEST_HELP] or None)
             for name, text in names.items()
-            if name.startswith(incomplete) and name.isprintable()
+            if name.startswith(incomplete) and is_safe_name(name) and name[0] not in ".-"
         ]
 
 
@@ -131,8 +132,9 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(calls.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
-    except (OSError, ValueError):
+        path = os.path.join(root, directory, f"{name}.json")
+        record = json.loads(calls.read_small(path, _MOST_BYTES, follow=False))
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

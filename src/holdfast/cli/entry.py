@@ -19,7 +19,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli import STORE
-from holdfast.cli.output import CommandFailed, Output, discard_output
+from holdfast.cli.output import CommandFailed, Output, discard_output, lost_output
 from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, NameInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -338,6 +338,8 @@ def _complete(instruction: str) -> int:
     try:
         return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
     except Exception:  # the user is in the middle of typing
+        if (lost := lost_output()) is not None:
+            raise lost from None
         return ExitStatus.UNEXPECTED
 
 
@@ -397,6 +399,8 @@ def _as_failure(error: BaseException) -> CommandFailed:
         return CommandFailed(Interrupted())
     if isinstance(error, click.UsageError):
         return _usage(error)
+    if isinstance(error, OSError) and (lost := lost_output()) is not None:
+        return CommandFailed(lost)
     if isinstance(error, FileNotFoundError):  # making a path absolute needs the current directory
         from holdfast.cli.repository import current_directory
 

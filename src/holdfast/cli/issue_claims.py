@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from holdfast.cli.options import (
     ISSUE_FIELDS,
     Command,
     field_option,
+    given_back,
     print_record,
     purpose_option,
     ttl_option,
@@ -26,6 +28,7 @@ from holdfast.issues.model import ClaimId, State
 from holdfast.issues.reading import SHORT, claimed_issue_to_json, issue_claim_to_json, unreadable_issues_to_json
 
 if TYPE_CHECKING:
+    from holdfast.issues.claims import Claimed
     from holdfast.issues.model import Issue
     from holdfast.issues.tracker import Tracker
 
@@ -63,7 +66,7 @@ def claim(
     with view.tracking(repo, actor) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
         claimed = tracker.claims.claim(tracker.find_id(issue_id), requested)
-        print_record(output, field, claimed_issue_to_json(claimed), list(view.claimed_lines(claimed)))
+        _print_claimed(output, tracker, claimed, field, claimed_issue_to_json(claimed))
 
 
 @click.command()
@@ -97,8 +100,17 @@ def claim_next(
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
         claimed = tracker.claims.take_next(requested, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
-        print_record(output, field, record, list(view.claimed_lines(claimed)))
+        _print_claimed(output, tracker, claimed, field, record)
         view.warn_of_broken(output, claimed.broken)
+
+
+def _print_claimed(
+    output: Output, tracker: Tracker, claimed: Claimed, field: str | None, record: Mapping[str, Any]
+) -> None:
+    """Print a new claim, or give it back."""
+    held = ClaimId.parse(claimed.claim.claim_id)
+    with given_back(lambda: tracker.claims.release(held.issue_id, held, reason="its id could not be printed")):
+        print_record(output, field, record, list(view.claimed_lines(claimed)))
 
 
 @click.command()

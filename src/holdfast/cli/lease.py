@@ -219,7 +219,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 
 def _print_granted(output: Output, opened: OpenedLease, lease: Lease, *, field: str | None, export: bool) -> None:
-    """Print a new lease. If that fails, release it: its id is unknown, and all others would wait for it."""
+    """Print a new lease, or give it back."""
     lines = [
         f"{lease.subject}: leased for {format_duration(lease.ttl)}, unless renewed",
         f"  expires   {lease.lease_expires_at}",
@@ -231,11 +231,8 @@ def _print_granted(output: Output, opened: OpenedLease, lease: Lease, *, field: 
         variables = (LOCK_ID, TOKEN, WORKTREE) if opened.name is None else (LEASE_ID, LEASE_TOKEN, LEASE_NAME)
         values = lease.lock_id, lease.fencing_token, lease.subject
         lines = [f"export {name}={value}" for name, value in zip(variables, values, strict=True)]
-    try:
+    with options.given_back(lambda: opened.service.release(opened.subject, lease.lock_id)):
         options.print_record(output, field, lease_to_json(lease), lines)
-    except BaseException:
-        opened.service.release(opened.subject, lease.lock_id)
-        raise
 
 
 def _holder(pid: int | None) -> Holder:

@@ -67,8 +67,9 @@ def claim(
 
     claims = open_at(repo).claims
     held = claims.claim(node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent())
-    now = claims.ledger.store.now()
-    options.print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
+    now, made = claims.ledger.store.now(), held.claim
+    with options.given_back(lambda: claims.release(made.node_id, made.owner, claim_id=made.claim_id)):
+        options.print_record(output, field, claim_to_json(made, now), _claim_lines("Claimed", made, now))
 
 
 @click.command(short_help="Release a claim.")

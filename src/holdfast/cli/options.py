@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from holdfast.cli import LOCK_ID as LOCK_ID
 from holdfast.cli import REPO as REPO
 from holdfast.cli import STORE
 from holdfast.cli import WORKTREE as WORKTREE
-from holdfast.errors import SettingInvalid, UsageFailure
+from holdfast.errors import Failure, SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.output import Output
@@ -195,6 +196,17 @@ def field_option(*names: str) -> Callable[[Command], Command]:
         f"Print only this field{some if names else ', such as id or context.branch'}: one value per line, for scripts."
     )
     return click.option("--field", metavar="NAME", callback=checked, help=help)
+
+
+@contextlib.contextmanager
+def given_back(give_back: Callable[[], object]) -> Iterator[None]:
+    """Print what was granted. If that fails, give it back: its id is unknown, and all others would wait for it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Failure):  # it expires; why it could not be printed matters more
+            give_back()
+        raise
 
 
 def print_record(

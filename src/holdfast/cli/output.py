@@ -124,6 +124,20 @@ def _write(stream: TextIO | None, text: str, name: str) -> None:
         raise IoFailure("write to", name, error) from error
 
 
+def lost_output() -> IoFailure | None:
+    """The failure to write what another library has printed, such as help; None if standard output has taken all."""
+    if sys.stdout is None:
+        return None
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output(sys.stdout)
+        return IoFailure("write to", "standard output", error)
+    return None
+
+
 def discard_output(stream: TextIO | None) -> None:
     """Redirect a broken stream to the null device, so that flushing it at exit does not fail again."""
     if stream is None:

@@ -201,8 +201,9 @@ READING = (
 # --- Questions about one path -------------------------------------------------------------------------
 # The guard asks them before every write, and loads no other module of this package for it.
 
-_KIND, _DIRECTORY = 0o170000, 0o040000  # `stat` is one of our calls here, not the module
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_KIND, _DIRECTORY, _REGULAR = 0o170000, 0o040000, 0o100000  # `stat` is one of our calls here, not the module
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -218,14 +219,17 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a directory, not a link to one; False also if this user may not see it."""
     try:
         return (stat(path, follow_symlinks=False).st_mode & _KIND) == _DIRECTORY
-    except OSError:
+    except (OSError, ValueError):  # a NUL or a lone surrogate: no path has one
         return False
 
 
-def read_small(path: str, limit: int) -> bytes:
-    """The first `limit` bytes of a file; raises the system's own `OSError`."""
-    descriptor = open(path, _FLAGS)
+def read_small(path: str, limit: int, *, follow: bool = True) -> bytes:
+    """The first `limit` bytes of a regular file; raises the system's own `OSError`. Never waits: a fifo or a device is
+    refused, and so is a link unless `follow`."""
+    descriptor = open(path, _FLAGS if follow else _FLAGS | _NOFOLLOW)
     try:
+        if (fstat(descriptor).st_mode & _KIND) != _REGULAR:
+            raise OSError(errno.EINVAL, "it is not a regular file")
         content = b""
         while len(content) < limit and (more := read(descriptor, limit - len(content))):
             content += more

@@ -20,6 +20,7 @@ from mcp.server.stdio import stdio_server
 from pydantic import ValidationError
 
 from holdfast import __version__
+from holdfast.errors import IoFailure
 from holdfast.mcp import arguments, calls, tools
 from holdfast.mcp.calls import Answer, Call, Record, Step, carry_out
 from holdfast.mcp.held import ClientHoldings, ServerSettings
@@ -87,7 +88,15 @@ Context = ServerRequestContext[Any]
 
 def serve(settings: ServerSettings) -> None:
     """Serve the client on standard input and output until it disconnects."""
-    anyio.run(_serve, settings)
+    try:
+        anyio.run(_serve, settings)
+    except BaseExceptionGroup as group:  # of the tasks that were writing
+        lost = group.subgroup(lambda each: isinstance(each, OSError))
+        while isinstance(lost, BaseExceptionGroup):
+            lost = lost.exceptions[0]
+        if not isinstance(lost, OSError):
+            raise
+        raise IoFailure("write to", "standard output", lost) from None
 
 
 async def _serve(settings: ServerSettings) -> None:
