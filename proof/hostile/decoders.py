@@ -240,10 +240,8 @@ def _hook(content: bytes) -> object:
         request = quick.read_request()
     finally:
         sys.stdin = before
-    paths = [os.path.join(quick.working_directory(request), each) for each in quick._written_paths(request)]  # noqa: SLF001
-    for path in paths:
-        guard.worktree_of(path)
-    return paths
+    base, paths = quick.working_directory(request or {}), quick.written_paths(request or {})
+    return [guard.worktrees_at(base), *(guard.worktrees_of(os.path.join(base, each)) for each in paths or ())]
 
 
 def _address(text: str) -> object:

@@ -233,6 +233,46 @@ def test_other_writes_are_allowed(root: Path, theirs: Running, said: dict[str, A
     assert hook("before-write", said, root).returncode == 0
 
 
+@pytest.mark.parametrize("text", ["not json", "[]", '{"tool_input":' * 50_000, '{"tool_input":{"file_path":"main/a"'])
+@pytest.mark.sampled(2)
+def test_a_request_that_cannot_be_understood_may_be_about_any_worktree(root: Path, theirs: Running, text: str) -> None:
+    assert holdfast("hook", "before-write", cwd=root, stdin=text).returncode == 2
+    assert holdfast("hook", "before-write", cwd=root / "worktrees/theirs", stdin=text).returncode == 2
+    assert holdfast("hook", "before-write", cwd=root / "main", stdin=text).returncode == 0
+
+
+def test_a_request_with_unknown_fields_or_very_many_paths_is_judged_too(root: Path, theirs: Running) -> None:
+    leased = str(root / "worktrees/theirs/a")
+    for given in ({"destination": leased}, {"to": [{"name": leased}]}, {"paths": ["a"] * 2000}):
+        assert hook("before-write", {"tool_input": given}, root).returncode == 2, str(given)[:80]
+    assert hook("before-write", {"tool_input": {"destination": "a"}}, root / "main").returncode == 0
+    content = {"file_path": str(root / "main/a"), "content": leased}
+    assert hook("before-write", {"tool_input": content}, root).returncode == 0, "content is no path"
+
+
+def test_an_agent_in_a_deleted_directory_is_refused_by_its_absolute_paths(root: Path, theirs: Running) -> None:
+    gone = root / "main/gone"
+    gone.mkdir()
+    said = json.dumps({"tool_input": {"file_path": str(root / "worktrees/theirs/a")}})
+    program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m holdfast hook before-write"
+
+    result = subprocess.run(["sh", "-c", program], input=said, capture_output=True, text=True, env=environment())
+
+    assert result.returncode == 2, result.stderr
+
+
+def test_a_write_is_refused_if_the_store_that_knows_the_leases_cannot_be_asked(root: Path) -> None:
+    (root / ".holdfast").mkdir(exist_ok=True)
+    config = {"schema_version": 1, "store": "gopher://nobody/knows"}
+    (root / ".holdfast/config.json").write_text(json.dumps(config))
+
+    refused = hook("before-write", {"tool_input": {"file_path": "main/a"}}, root)
+
+    assert refused.returncode == 2
+    assert refused.stderr.strip()
+    assert hook("session-end", {}, root).returncode == 0
+
+
 def test_hooks_do_nothing_outside_a_repository(tmp_path: Path) -> None:
     for event in ("session-start", "before-write", "after-tool", "session-end", "pre-commit"):
         result = holdfast("hook", event, cwd=tmp_path, stdin="not json")

@@ -23,7 +23,15 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
 from holdfast.repository.agent import own_leases
-from holdfast.repository.guard import WorktreePath, check, full_check, holds_nothing, quick_check, worktree_of
+from holdfast.repository.guard import (
+    WorktreePath,
+    check,
+    full_check,
+    holds_nothing,
+    quick_check,
+    worktrees_at,
+    worktrees_of,
+)
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
@@ -208,10 +216,27 @@ def test_a_record_of_an_earlier_version_is_understood(place: WorktreePath, stran
     assert (answer["holder_id"], answer["actor"]) == (stranger.holder_id, "")
 
 
-def test_an_unreadable_lease_is_left_to_the_full_check(place: WorktreePath) -> None:
-    for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}'):
+def test_a_lease_that_cannot_be_understood_counts_as_held(place: WorktreePath) -> None:
+    for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}', "[" * 60_000):
         write_lease(place, content)
-        assert quick_check(place, None) is None, content
+        assert isinstance(quick_check(place, None), LockConflict), content
+
+
+def test_a_path_that_no_system_accepts_belongs_to_the_worktree_that_it_would_be_in(root: Path) -> None:
+    theirs = [WorktreePath(str(root.resolve()), "theirs")]
+
+    for name in ("a\0b", "\ud800", "\udcff\udfff", "x" * 300, "x/" * 20_000):
+        assert worktrees_of(str(root / "worktrees/theirs" / name)) == theirs, ascii(name)[:40]
+
+
+def test_a_write_to_an_unknown_place_may_go_to_every_worktree_of_the_repository(root: Path, tmp_path: Path) -> None:
+    real = str(root.resolve())
+    main, theirs = WorktreePath(real, "main"), WorktreePath(real, "theirs")
+
+    assert worktrees_at(str(root / "main")) == [main]
+    assert worktrees_at(str(root / "worktrees/theirs/deep")) == [theirs]
+    assert worktrees_at(str(root)) == worktrees_at(str(root / ".jvs")) == [main, theirs]
+    assert worktrees_at(str(tmp_path)) == []
 
 
 # --- Real leases --------------------------------------------------------------------------------------
@@ -291,24 +316,22 @@ def test_a_path_belongs_to_the_worktree_that_its_symlinks_lead_to(root: Path, tm
     theirs = WorktreePath(str(root.resolve()), "theirs")
     main = WorktreePath(str(root.resolve()), "main")
 
-    assert worktree_of(str(root / "main/link/new/file")) == theirs
-    assert worktree_of(str(outside / "into/file")) == theirs
-    assert worktree_of(str(root / "worktrees/theirs/../../main/x")) == main
-    assert worktree_of(str(root / "main/link/../../main/x")) == main
+    assert worktrees_of(str(root / "main/link/new/file")) == [theirs]
+    assert worktrees_of(str(outside / "into/file")) == [theirs]
+    assert worktrees_of(str(root / "worktrees/theirs/../../main/x")) == [main]
+    assert worktrees_of(str(root / "main/link/../../main/x")) == [main]
     for elsewhere in (root / "main/away/x", outside / "x", root, root / "worktrees", root / ".jvs/x"):
-        assert worktree_of(str(elsewhere)) is None, elsewhere
+        assert worktrees_of(str(elsewhere)) == [], elsewhere
 
 
-def test_a_nested_repository_is_independent_of_leases_on_the_outer_one(root: Path, stranger: Holder) -> None:
+def test_a_write_into_a_nested_repository_needs_the_worktree_around_it_too(root: Path, stranger: Holder) -> None:
     inner = root / "worktrees/theirs/inner"
     initialise(inner, nested=True)
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
 
-    nested = worktree_of(str(inner / "main/x"))
+    nested, around = worktrees_of(str(inner / "main/x"))
 
     assert nested == WorktreePath(str(inner.resolve()), "main")
-    assert nested is not None
     assert both(nested) is True
-    around = worktree_of(str(inner.parent / "x"))
-    assert around is not None
+    assert [around] == worktrees_of(str(inner.parent / "x"))
     assert both(around) is not True

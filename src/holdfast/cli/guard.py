@@ -21,19 +21,20 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
     """Check whether PATHs may be written to. Status 4 if one is in a worktree that another holder has leased.
 
     A lease is yours if you name its id, or if its holder is this process or an ancestor of it. If HOLDFAST_ACTOR is
-    set, the lease of another actor is not yours: that distinguishes the agents of one process. Paths outside all
-    worktrees are not guarded. Changes nothing. Meant for hooks that run before every write.
+    set, the lease of another actor is not yours: that distinguishes the agents of one process. Every repository around
+    a path is asked, and a lease that cannot be read counts as held. Paths outside all worktrees are not guarded.
+    Changes nothing. Meant for hooks that run before every write.
 
     \b
     Examples:
       holdfast guard src/main.py
       holdfast guard worktrees/experiment || echo "leased by somebody else"
     """
-    from holdfast.repository.guard import check, worktree_of
+    from holdfast.repository.guard import check, worktrees_of
 
     own = known_lock_id(lock_id)
-    worktrees = {path: worktree_of(os.path.abspath(path)) for path in paths}
-    for found in dict.fromkeys(each for each in worktrees.values() if each is not None):
-        check(found, own, os.environ.get(ACTOR))
-    records = [{"path": path, "worktree": found.worktree if found else None} for path, found in worktrees.items()]
+    worktrees = {path: worktrees_of(os.path.abspath(path)) for path in paths}
+    for place in dict.fromkeys(each for found in worktrees.values() for each in found):
+        check(place, own, os.environ.get(ACTOR))
+    records = [{"path": path, "worktree": found[0].worktree if found else None} for path, found in worktrees.items()]
     output.result({"allowed": True, "paths": records})

@@ -32,7 +32,7 @@ def _session_end(output: Output, request: Mapping[str, Any], program: str) -> in
     return 0
 
 
-_EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
+_EVENTS: dict[str, Callable[[Output, Any, str], int]] = {
     "session-start": _session_start,
     "before-write": quick.before_write,
     "after-tool": quick.after_tool,
@@ -48,4 +48,5 @@ _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
 def hook(output: Output, *, event: str, program: str) -> int:
     """Answer the hook of a program; 'holdfast setup' installs the hooks."""
     request = {} if event == "pre-commit" else quick.read_request()
-    return quick.answer_hook(output, lambda output: _EVENTS[event](output, request, program.partition("@")[0]))
+    said = request if event == "before-write" else request or {}
+    return quick.answer_hook(output, lambda output: _EVENTS[event](output, said, program.partition("@")[0]))

@@ -1,8 +1,9 @@
 """The guard before a write: whether another holder has leased the worktree that a path is in.
 
 A hook asks before every write of an agent, so importing this module loads next to nothing. A few small files almost
-always suffice. Otherwise (a store that is not files, a commit in progress, an unreadable record) `check` opens the
-repository, which takes longer.
+always suffice. Otherwise (a store that is not files, a commit in progress) `check` opens the repository, which takes
+longer. A lease that cannot be read or understood counts as held. The answer to each case is in the table of
+`docs/protocols/leases.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.locks.identity import Holder, Liveness
 
 MOST_BYTES = 1 << 16
+LONGEST_PATH = 1 << 14  # several times what any system accepts
+_NOT_A_LEASE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class WorktreePath:
@@ -42,18 +45,39 @@ class WorktreePath:
         return f"WorktreePath({self.root!r}, {self.worktree!r})"
 
 
-def worktree_of(path: str) -> WorktreePath | None:
-    """The worktree that a path is in after following links, or None."""
-    real = calls.realpath(path)
-    root = find_repository_root(os.path.dirname(real))
-    if root is None:
-        return None
-    below = real[len(root) :].strip(os.sep).split(os.sep)
-    if below[0] == "main":
-        return WorktreePath(root, "main")
-    if below[0] == "worktrees" and len(below) > 1:
-        return WorktreePath(root, below[1])
-    return None
+def worktrees_of(path: str) -> list[WorktreePath]:
+    """The worktrees that a path is in after following links, the innermost first: one for each repository around it."""
+    real = calls.realpath(possible_path(path))
+    found, root = list[WorktreePath](), find_repository_root(os.path.dirname(real))
+    while root is not None:
+        below = real[len(root) :].strip(os.sep).split(os.sep)
+        if below[0] == "main":
+            found.append(WorktreePath(root, "main"))
+        elif below[0] == "worktrees" and len(below) > 1:
+            found.append(WorktreePath(root, below[1]))
+        above = os.path.dirname(root)
+        root = None if above == root else find_repository_root(above)
+    return found
+
+
+def worktrees_at(directory: str) -> list[WorktreePath]:
+    """The worktrees that a write from this directory may go to: those it is in, else all of its repository."""
+    real = calls.realpath(possible_path(directory))
+    found, root = worktrees_of(real), find_repository_root(real)
+    if root is not None and not any(each.root == root for each in found):
+        names = ["main", *sorted(_names(os.path.join(root, "worktrees")))]
+        found += [WorktreePath(root, name) for name in names]
+    return found
+
+
+def possible_path(path: str) -> str:
+    """The path, with a question mark for each character that no path can have: the directories before it stay."""
+    usable = path[:LONGEST_PATH].replace("\0", "?")
+    try:
+        os.fsencode(usable)
+    except UnicodeEncodeError:
+        usable = "".join("?" if "\ud800" <= each < "\udc80" or "\udcff" < each <= "\udfff" else each for each in usable)
+    return usable
 
 
 def find_repository_root(start: str) -> str | None:
@@ -80,12 +104,16 @@ def quick_check(
     try:
         if not _files_tell_all(place.root):
             return None
-        path = os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json")
-        content = calls.read_small(path, MOST_BYTES)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
+    except OSError:
         return None
+    leases = os.path.join(place.root, ".jvs", "locks")
+    try:
+        content = calls.read_small(os.path.join(leases, f"{place.worktree}.json"), MOST_BYTES, follow=False)
+    except FileNotFoundError:
+        is_link = not calls.is_directory(leases) and calls.exists(leases)
+        return _unreadable(place, f"{leases} is a link") if is_link else True
+    except (OSError, ValueError) as error:
+        return _unreadable(place, str(error))
     import json
 
     try:
@@ -93,8 +121,8 @@ def quick_check(
         if lock_id and lease["lock_id"] == lock_id:
             return True
         return _judge(place, lease, actor)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not as we write it
-        return None
+    except (OSError, *_NOT_A_LEASE) as error:
+        return _unreadable(place, f"{type(error).__name__}: {error}")
 
 
 def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
@@ -155,6 +183,19 @@ def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, li
     )
 
 
+def _unreadable(place: WorktreePath, problem: str) -> LockConflict:
+    """A lease that may be anybody's."""
+    from holdfast.errors import LockConflict
+
+    return LockConflict(
+        f"do not write into {place.worktree}: its lease cannot be read, so it counts as held ({problem[:160]})",
+        hint="'holdfast doctor' says what is wrong with it, and 'holdfast doctor --fix' what can be repaired.",
+        worktree=place.worktree,
+        root=place.root,
+        problem=problem[:160],
+    )
+
+
 def _judge(place: WorktreePath, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
     from holdfast.clock import SYSTEM_CLOCK, BootMark, ClockReading
     from holdfast.locks.identity import acts_under, boot_clock_id, liveness_behind
@@ -176,13 +217,13 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     from holdfast.locks.identity import acts_under
 
     try:
-        lease = json.loads(calls.read_small(path, MOST_BYTES))
+        lease = json.loads(calls.read_small(path, MOST_BYTES, follow=False))
         return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
             _holders(lease, "holder_id"), lease.get("actor"), actor
         )
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *_NOT_A_LEASE):
         return True
 
 
@@ -196,7 +237,8 @@ def _files_tell_all(root: str) -> bool:
     """Whether the store is files, and no commit waits to be carried out."""
     ours = os.path.join(root, ".holdfast")
     return "config.json" not in _names(ours) and all(
-        name.endswith(".done") for name in _names(os.path.join(ours, "intents"))
+        name.endswith((".done", ".tmp"))
+        for name in _names(os.path.join(ours, "intents"))  # a draft decides nothing
     )
 
 
