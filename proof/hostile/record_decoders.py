@@ -307,8 +307,13 @@ def records() -> list[Decoder]:
         ),
         _coded("the policy", retention.RETENTION.codec, {"keep_last": 1, "keep_for": 2.5, "max_bytes": None}),
         _coded("a plan", retention.PLANS.codec, _PLAN, use=_use_plan),
-        _coded("a lease", leases.LEASES.codec, LEASE, use=_use_lease),
-        _coded("a queue", leases.QUEUES.codec, {"worktree_id": "a", "waiters": [_WAITER, _WAITER]}, use=_use_queue),
+        _coded("a lease", leases.WORKTREE_LEASES.leases.codec, LEASE, use=_use_lease),
+        _coded(
+            "a queue",
+            leases.WORKTREE_LEASES.queues.codec,
+            {"worktree_id": "a", "waiters": [_WAITER, _WAITER]},
+            use=_use_queue,
+        ),
         _coded("a counter", leases.LeaseKeys.of("a").counter.codec, {"worktree_id": "a", "fencing_token": 1}),
         _coded(
             "a scratch",
@@ -317,7 +322,7 @@ def records() -> list[Decoder]:
             | {"uses": ["00bb"], "identity": IDENTITY},
             use=_use_scratch,
         ),
-        _coded("an intent", intents._CODEC, {"id": "x", "steps": [_STEP], "drafts": "y"}, use=_use_intent),  # noqa: SLF001
+        _coded("an intent", intents._CODEC, {"id": "x", "steps": [_STEP], "drafts": "00aa"}, use=_use_intent),  # noqa: SLF001
         _coded("the configuration", stores._CODEC, {"schema_version": 1, "store": "files"}),  # noqa: SLF001
         _coded("an audit entry", trail, _AUDIT),
         _coded("the index", issues.INDEX.codec, {"schema_version": 2, "all_ids": ["i"], "more": 1}),

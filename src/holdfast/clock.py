@@ -119,6 +119,16 @@ def format_instant(instant: float) -> str:
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+_MONTH_AND_DAY = "(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31"
+_LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
+INSTANT = (
+    rf"\A(?=19|[2-8])(?:[0-9]{{4}}-(?:{_MONTH_AND_DAY})|(?:{_LEAP_YEAR})-02-29)"
+    r"[Tt ](?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:[.,][0-9]+)?"
+    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])\Z"
+)
+"""Matches instants of RFC 3339 from 1900 to 8999, all of which `parse_instant` reads and `format_instant` writes."""
+
+
 def parse_instant(text: str) -> float:
     """Read an ISO 8601 instant with a time zone; raise ValueError for anything else. As in RFC 3339, `t` and `z` may be
     small; a leap second is the beginning of the next minute."""

@@ -162,7 +162,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORE
 def parse_size(text: str, *, setting: str = "size") -> int:
     """Read `4096`, `500M`, `1.5GiB` as bytes; the units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    if match is None or len(text) > 40:  # longer ones are infinite as a float
         raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G")
     return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))
 

@@ -38,6 +38,12 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
 
 
+def not_a_path(path: object) -> PathEscape:
+    """The failure for a path with a NUL or a lone surrogate, which no file can have."""
+    shown = ascii(str(path))[:160]
+    return PathEscape(f"{shown} cannot be the path of a file", path=shown)
+
+
 @contextlib.contextmanager
 def failing_to(action: str, path: object) -> Iterator[None]:
     """Raise the `io_failure` of `action` on `path` for an `OSError` of the block."""
@@ -65,6 +71,8 @@ def entry_exists(path: str | os.PathLike[str]) -> bool:
         return False
     except OSError as error:
         raise io_failure("examine", path, error) from error
+    except ValueError:
+        raise not_a_path(path) from None
     return True
 
 
@@ -129,6 +137,8 @@ class Directory(Closing):
             return cls(where, None)
         try:
             return cls(where, calls.open(where, _OPEN))
+        except ValueError:
+            raise not_a_path(where) from None
         except FileNotFoundError:
             raise _no_directory(where) from None
         except OSError as error:
@@ -165,6 +175,8 @@ class Directory(Closing):
             return Directory(where, None)
         try:
             return Directory(where, calls.open(name, _ENTER, dir_fd=self.fd))
+        except ValueError:
+            raise not_a_path(where) from None
         except FileNotFoundError:
             raise _no_directory(where) from None
         except OSError as error:
@@ -199,6 +211,8 @@ class Directory(Closing):
         """The status of `name` (a link is not followed), or None if it does not exist."""
         try:
             return calls.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False)
+        except ValueError:
+            raise not_a_path(self.where(name)) from None
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -31,7 +31,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, failing_to, io_failure, write_all
+from holdfast.fs.directory import Directory, close_quietly, failing_to, io_failure, not_a_path, write_all
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -44,6 +44,10 @@ _GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
 """How reading an open file fails after another machine has replaced it: NFS and JuiceFS answer differently."""
 _MOST_LOOKUPS = 100
 _CHUNK = 1 << 20
+LARGEST = 257 << 20
+"""What is read whole has at most this many bytes: the largest is an index of some millions of issues."""
+LONGEST_LINE = 16 << 20
+"""A log may have any size; one line of it, not more bytes than this."""
 
 T = TypeVar("T")
 
@@ -102,7 +106,8 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     fd = _open(directory, name, flags, mode, action="append to")
     try:
         with failing_to("read", directory.where(name)):
-            end, torn = _end_of_lines(fd)  # 1. where the last whole line ends
+            _require_regular(fd, directory.where(name))
+            end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
         line, offset = record + b"\n", end
         if torn != record and _is_record(torn):
             end, torn, line, offset = end + len(torn), b"", b"\n" + line, end + len(torn) + 1
@@ -126,42 +131,35 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     return Appended(offset, torn)
 
 
-def read(path: Path, *, limit: int | None = None) -> bytes:
+def read(path: Path, *, limit: int = LARGEST) -> bytes:
     with Directory.open(path.parent) as directory:
         return read_in(directory, path.name, limit=limit)
 
 
-def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
+def read_in(directory: Directory, name: str, *, limit: int = LARGEST) -> bytes:
     """The content of the regular file `name`; `TooLarge` if it has more than `limit` bytes.
 
     On some network filesystems an open file vanishes when another machine replaces it; its name is looked up again.
     """
-    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
 
-    def whole(fd: int) -> bytes:
-        status = calls.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise Refused(
-                f"cannot read {directory.where(name)}: it is not a regular file",
-                hint="Name a regular file, not a directory, pipe or device.",
-                path=directory.where(name),
-            )
-        if limit is not None and status.st_size > limit:
-            raise TooLarge(directory.where(name), status.st_size, limit)
-        return _read_all(fd, limit, directory.where(name), expected=status.st_size)
+    def whole(fd: int, size: int) -> bytes:
+        if size > limit:
+            raise TooLarge(directory.where(name), size, limit)
+        return _read_all(fd, limit, directory.where(name), expected=size)
 
     try:
-        return _read_found(directory, name, flags | _NOATIME, whole)
+        return _read_found(directory, name, whole, flags=_NOATIME)
     except NotWritable:  # O_NOATIME is for the owner only
-        return _read_found(directory, name, flags, whole)
+        return _read_found(directory, name, whole)
 
 
-def _read_found(directory: Directory, name: str, flags: int, read_open: Callable[[int], T]) -> T:
-    """The result of `read_open` on the file `name`, which is looked up again while it vanishes."""
+def _read_found(directory: Directory, name: str, read_open: Callable[[int, int], T], *, flags: int = 0) -> T:
+    """The result of `read_open` on the descriptor and the size of the regular file `name`, which is looked up again
+    while it vanishes. Opening anything else does not wait, and it is not read."""
     for _ in range(_MOST_LOOKUPS):
-        fd = _open(directory, name, flags, 0, action="read")
+        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK | flags, 0, action="read")
         try:
-            return read_open(fd)
+            return read_open(fd, _require_regular(fd, directory.where(name)))
         except OSError as error:
             if error.errno not in _GONE:
                 raise io_failure("read", directory.where(name), error) from error
@@ -170,15 +168,18 @@ def _read_found(directory: Directory, name: str, flags: int, read_open: Callable
     raise io_failure("read", directory.where(name), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
 
 
-def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int | None = None) -> bytes:
+def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int = LONGEST_LINE) -> bytes:
     """The complete lines of the file `name` after an offset, at most `limit` bytes; b"" if there is none."""
 
-    def rest(fd: int) -> bytes:
+    def rest(fd: int, size: int) -> bytes:
+        wanted = min(limit, max(0, size - after))
+        if wanted > LARGEST:
+            raise TooLarge(directory.where(name), wanted, LARGEST)
         calls.lseek(fd, after, os.SEEK_SET)
-        return _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
+        return _read_exactly(fd, wanted)
 
     try:
-        content = _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, rest)
+        content = _read_found(directory, name, rest)
     except NotFound:
         return b""
     return content[: content.rfind(b"\n") + 1]
@@ -188,7 +189,7 @@ def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
     """The offset at which the complete lines of the file `name` end, 0 if there is none; and the record after it that
     lacks only its newline, most often b""."""
     try:
-        end, tail = _read_found(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, _end_of_lines)
+        end, tail = _read_found(directory, name, lambda fd, size: _end_of_lines(fd, directory.where(name)))
     except NotFound:
         return 0, b""
     return end, tail if _is_record(tail) else b""
@@ -202,6 +203,8 @@ def last_line_in(directory: Directory, name: str) -> tuple[int, bytes] | None:
         return end + len(unended) + 1, unended
     size = 4096
     while end:
+        if size > LONGEST_LINE:
+            raise line_too_long(directory.where(name))
         start = max(0, end - size)
         block = read_lines_in(directory, name, after=start, limit=end - start)[:-1]
         cut = block.rfind(b"\n")
@@ -402,16 +405,32 @@ def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str
         if error.errno == errno.ELOOP:
             raise PathEscape(f"cannot {action} {where}: it is a symbolic link", path=where) from None
         raise io_failure(action, where, error) from error
+    except ValueError:
+        raise not_a_path(directory.where(name)) from None
 
 
-def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:
+def _require_regular(fd: int, where: str) -> int:
+    """The size of an open file, if it is a regular one."""
+    status = calls.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        hint = "Name a regular file, not a directory, pipe or device."
+        raise Refused(f"cannot read {where}: it is not a regular file", hint=hint, path=where)
+    return status.st_size
+
+
+def line_too_long(where: str) -> Corrupt:
+    """The failure for a log of which one line is longer than any record."""
+    return Corrupt(f"{where} has a line of more than {LONGEST_LINE} bytes", path=where)
+
+
+def _read_all(fd: int, limit: int, where: str, *, expected: int = 0) -> bytes:
     """Read to the end; with the `expected` size right, in one call."""
     chunks: list[bytes] = []
     size, most = 0, min(expected, _CHUNK) + 1
     while chunk := calls.read(fd, most):
         chunks.append(chunk)
         size += len(chunk)
-        if limit is not None and size > limit:
+        if size > limit:
             raise TooLarge(where, size, limit)
         if expected and len(chunk) < most:
             break  # a regular file returns less only at its end
@@ -453,18 +472,22 @@ def _cut_back(fd: int, end: int, where: str) -> None:
         raise NotDurable("take back a failed append to", where, error) from error
 
 
-def _end_of_lines(fd: int) -> tuple[int, bytes]:
+def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
     """The offset at which the last complete line ends, and the torn bytes after it."""
-    start, tail = calls.lseek(fd, 0, os.SEEK_END), b""
+    end = start = calls.lseek(fd, 0, os.SEEK_END)
+    tail: list[bytes] = []
     while start > 0:
-        size = min(4096, start)
+        size = min(4096 << min(8, len(tail)), start)
         start -= size
         calls.lseek(fd, start, os.SEEK_SET)
-        tail = _read_exactly(fd, size) + tail
-        cut = tail.rfind(b"\n")
-        if cut >= 0:
-            return start + cut + 1, tail[cut + 1 :]
-    return 0, tail
+        block = _read_exactly(fd, size)
+        cut = block.rfind(b"\n") + 1
+        tail.insert(0, block[cut:])
+        if cut:
+            return start + cut, b"".join(tail)
+        if end - start > LONGEST_LINE:
+            raise line_too_long(where)
+    return 0, b"".join(tail)
 
 
 def _read_exactly(fd: int, size: int) -> bytes:

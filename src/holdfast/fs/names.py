@@ -18,6 +18,10 @@ LONGEST_ACTOR = 200
 LONGEST_DESCRIPTION = 100_000
 
 _SAFE = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+SAFE_NAME = r"\A(?!\.\Z)(?!.*\.\.)[a-zA-Z0-9._-]+\Z"
+"""Matches what `is_safe_name` accepts, apart from the length."""
+SAFE_PATH = r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z"
+"""Matches what `split_relative` accepts, where `/` separates the parts."""
 _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 
 

@@ -17,7 +17,7 @@ from holdfast.clock import BootMark, Deadline, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES, Family, Key, Stream, StructCodec
+from holdfast.store.model import MOST_BYTES, Family, Instant, Key, Stream, StructCodec
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
@@ -230,8 +230,9 @@ class IssueCodec(OpenCodec[Issue]):
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         value = super()._lenient(value)
-        if value.get("state") in _OLD_STATES:
-            value["state"] = _OLD_STATES[value["state"]]
+        state = value.get("state")
+        if isinstance(state, str) and state in _OLD_STATES:
+            value["state"] = _OLD_STATES[state]
         return {name: each for name, each in value.items() if each is not None or name not in _NULLS}
 
 
@@ -296,7 +297,7 @@ def _checker_of(record: dict[str, Any]) -> Checker | None:
     env, timeout = record.get("env"), record.get("timeout_seconds")
     return Checker(
         command=record["command"],
-        timeout=float(timeout) if isinstance(timeout, int | float) and timeout > 0 else DEFAULT_CHECK_SECONDS,
+        timeout=float(min(timeout, 1e9)) if isinstance(timeout, int | float) and timeout > 0 else DEFAULT_CHECK_SECONDS,
         working_dir=record.get("working_dir") if isinstance(record.get("working_dir"), str) else None,
         env={str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {},
     )
@@ -360,9 +361,9 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     assignee: str
     token: int
     ttl: float
-    claimed_at: str
-    renewed_at: str
-    expires_at: str
+    claimed_at: Instant
+    renewed_at: Instant
+    expires_at: Instant
     purpose: str = ""
     holder: dict[str, str] = msgspec.field(default_factory=dict)  # if known; see `locks.identity.described`
     boot_expires_at: BootMark | None = None
@@ -396,8 +397,8 @@ INDEX = Key("jit/index", OpenCodec(Index, limit=LARGEST_INDEX))
 UNLISTED = Key("jit/unlisted", OpenCodec(Unlisted))
 GRAPH = Key("jit/graph", OpenCodec(Graph))
 GATES = Key("jit/gates", OpenCodec(Registry))
-GATE_RUNS = Family("jit/gate-runs", StructCodec(GateRun))
-ISSUES = Family("jit/issues", IssueCodec())
-CLAIMS = Family("jit/claims", StructCodec(ClaimRecord))
-DEPENDENTS = Family("jit/dependents", OpenCodec(Dependents))
+GATE_RUNS = Family("jit/gate-runs", StructCodec(GateRun), id_field="run_id")
+ISSUES = Family("jit/issues", IssueCodec(), id_field="id")
+CLAIMS = Family("jit/claims", StructCodec(ClaimRecord), id_field="issue_id")
+DEPENDENTS = Family("jit/dependents", OpenCodec(Dependents), id_field="issue_id")
 EVENTS = Stream("jit/events", IssueEventCodec())

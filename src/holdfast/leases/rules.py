@@ -29,7 +29,7 @@ from holdfast.clock import (
 )
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
 from holdfast.locks.identity import Holder
-from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
+from holdfast.store.model import Change, Create, Delete, Family, Instant, Key, Replace, Stream, StructCodec, View
 
 WAITER_TTL = 30.0  # a waiter without a heartbeat for this long has left the queue
 WAITER_HEARTBEAT = 5.0
@@ -59,9 +59,9 @@ class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     lock_id: str
     worktree_id: str
     holder_id: str
-    created_at: str
-    last_renewed_at: str
-    lease_expires_at: str
+    created_at: Instant
+    last_renewed_at: Instant
+    lease_expires_at: Instant
     fencing_token: int
     ttl: float
     purpose: str = ""
@@ -113,8 +113,8 @@ class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
     ticket: str
     holder_id: str
     priority: int
-    since: str
-    seen_at: str
+    since: Instant
+    seen_at: Instant
     purpose: str = ""
     identity: Identity = Identity()
     on_behalf_of: str = ""  # the future holder of the lease, if that is not the process that waits
@@ -146,14 +146,14 @@ class LeaseFamilies(NamedTuple):
     queues: Family[LeaseQueue]
 
 
-def _families(word: str, prefix: str, lease: type[Lease]) -> LeaseFamilies:
+def _families(word: str, prefix: str, lease: type[Lease], id_field: str) -> LeaseFamilies:
     counters, queues = StructCodec(TokenCounter), StructCodec(LeaseQueue)
-    leases: Family[Lease] = Family(f"{prefix}leases", StructCodec(lease))
+    leases: Family[Lease] = Family(f"{prefix}leases", StructCodec(lease), id_field=id_field)
     return LeaseFamilies(word, leases, Family(f"{prefix}tokens", counters), Family(f"{prefix}queues", queues))
 
 
-WORKTREE_LEASES = _families("lease", "jvs/", Lease)
-NAMED_LEASES = _families("named lease", "jvs/named-", NamedLease)
+WORKTREE_LEASES = _families("lease", "jvs/", Lease, "worktree_id")
+NAMED_LEASES = _families("named lease", "jvs/named-", NamedLease, "name")
 
 
 class LeaseKeys(NamedTuple):

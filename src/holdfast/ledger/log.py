@@ -96,7 +96,7 @@ class EventCodec:
             event: Event = _DECODER.decode(content)
             if _ENCODER.encode(event) + b"\n" == content and content.count(b"{") + content.count(b"[") < 50:
                 return event
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             pass  # the full check says what is wrong
         try:
             value = strictjson.decode(content, source=source)

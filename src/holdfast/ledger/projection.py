@@ -25,6 +25,7 @@ import msgspec
 from holdfast.clock import Deadline, TimedRight, parse_instant
 from holdfast.errors import NotFound
 from holdfast.ledger.log import CHECKPOINT_EVERY, UNLOCKED, Event, Ledger, Recorded, is_node_id
+from holdfast.store.model import Instant
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
@@ -41,8 +42,8 @@ class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
 
     node_id: str
     owner: str
-    acquired_at: str
-    expires_at: str
+    acquired_at: Instant
+    expires_at: Instant
     sequence: int
     claim_id: str = ""
     holder: dict[str, str] = msgspec.field(default_factory=dict)
@@ -61,7 +62,7 @@ class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
     ticket: str
     priority: int
     sequence: int
-    until: str
+    until: Instant
     holder: dict[str, str] = {}
     since: str = ""
 
@@ -89,7 +90,7 @@ class ClaimState:
         kind = event.get("type")
         if kind == UNLOCKED:
             self.unlocked += (recorded.sequence,)
-        if kind not in KINDS or not has_effect(event):
+        if not isinstance(kind, str) or kind not in KINDS or not has_effect(event):
             return
         if kind == ACQUIRED:
             self._acquired(recorded)

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly, io_failure
+from holdfast.fs.directory import close_quietly, io_failure, not_a_path
 
 if sys.platform == "win32":
     import ctypes
@@ -263,6 +263,8 @@ def _open(key: str) -> int:
             message = f"cannot lock {key}: its directory does not exist"
             raise NotFound(message, path=key, hint="Create the directory first.") from None
         raise io_failure("open the lock file", key, error) from None
+    except ValueError:
+        raise not_a_path(key) from None
 
 
 if sys.platform != "win32":

@@ -24,13 +24,13 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure
+from holdfast.fs.directory import io_failure, not_a_path
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Append, Family, Key, Store, StructCodec, View
+from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePath, Store, StructCodec, View
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
@@ -62,11 +62,11 @@ class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one record of a worktree: `config.json`. `worktree_id` is its name."""
 
-    worktree_id: str
+    worktree_id: SafeName
     isolation: Isolation
     created_at: str
-    base_snapshot_id: str | None
-    head_snapshot_id: str | None
+    base_snapshot_id: SafeName | None
+    head_snapshot_id: SafeName | None
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
 
@@ -79,10 +79,10 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a snapshot. A snapshot is visible when it has one and its tree has `.READY`."""
 
-    snapshot_id: str
-    worktree_id: str
-    parent_id: str | None
-    created_at: str
+    snapshot_id: SafeName
+    worktree_id: SafeName
+    parent_id: SafeName | None
+    created_at: Instant
     consistency_level: Consistency
     engine: str
     payload_hash: str
@@ -92,10 +92,10 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str = ""
     lock_id: str | None = None
     fencing_token: int | None = None
-    restored_from: str | None = None  # the snapshot whose content this is, if a restore in place published it
+    restored_from: SafeName | None = None  # the snapshot whose content this is, if a restore in place published it
     not_preserved: tuple[str, ...] = ()
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
-    doomed_by: str | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
+    doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
 
 
 class OperationKind(StrEnum):
@@ -114,29 +114,29 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     finishes it: the process that began it is gone.
     """
 
-    operation_id: str
+    operation_id: SafeName
     kind: OperationKind
-    worktree_id: str
-    begun_at: str
+    worktree_id: SafeName
+    begun_at: Instant
     holder_id: str
     identity: Identity = Identity()
-    counterpart: str | None = None  # the other name of a rename
+    counterpart: SafeName | None = None  # the other name of a rename
     becomes: bool = False  # whether this is a rename's record under the new name
     inode: str | None = None  # identifies the directory when another one exists at its path
     isolation: Isolation | None = None  # of the worktree to create, like the label
     label: str | None = None
-    snapshot_id: str | None = None  # the snapshot to create from or to restore; of a removal, that of unsaved work
-    path: str | None = None  # the part of the tree to restore, if not all of it
+    snapshot_id: SafeName | None = None  # the snapshot to create from or to restore; of a removal, that of unsaved work
+    path: SafePath | None = None  # the part of the tree to restore, if not all of it
     reason: str = ""
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
-    pinned_until: str | None = None  # of a removal: how long a pin protects the last snapshot; None: there is no pin
+    pinned_until: Instant | None = None  # of a removal: how long a pin protects the last snapshot; None: no pin
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """A name for a snapshot, which protects it from collection."""
 
-    name: str
-    snapshot_id: str
+    name: SafeName
+    snapshot_id: SafeName
     created_at: str
     note: str = ""
 
@@ -144,20 +144,20 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """Protects a snapshot from collection, perhaps for a limited time. A snapshot can have several."""
 
-    pin_id: str
-    snapshot_id: str
+    pin_id: SafeName
+    snapshot_id: SafeName
     created_at: str
     reason: str = ""
-    until: str | None = None
+    until: Instant | None = None
     holder_id: str = ""
 
 
 FORMAT: Key[RepositoryFormat] = Key("jvs/format", StructCodec(RepositoryFormat))
-WORKTREES: Family[WorktreeConfig] = Family("jvs/worktrees", StructCodec(WorktreeConfig))
-OPERATIONS: Family[Operation] = Family("jvs/operations", StructCodec(Operation))
-DESCRIPTORS: Family[Descriptor] = Family("jvs/descriptors", StructCodec(Descriptor))
-REFERENCES: Family[Reference] = Family("jvs/refs", StructCodec(Reference))
-PINS: Family[Pin] = Family("jvs/pins", StructCodec(Pin))
+WORKTREES: Family[WorktreeConfig] = Family("jvs/worktrees", StructCodec(WorktreeConfig), id_field="worktree_id")
+OPERATIONS: Family[Operation] = Family("jvs/operations", StructCodec(Operation), id_field="worktree_id")
+DESCRIPTORS: Family[Descriptor] = Family("jvs/descriptors", StructCodec(Descriptor), id_field="snapshot_id")
+REFERENCES: Family[Reference] = Family("jvs/refs", StructCodec(Reference), id_field="name")
+PINS: Family[Pin] = Family("jvs/pins", StructCodec(Pin), id_field="pin_id")
 
 
 def worktree_keys(name: str) -> list[Key[Any]]:
@@ -278,6 +278,8 @@ def status_at(path: Path) -> os.stat_result | None:
         return None
     except OSError as error:
         raise io_failure("look at", path, error) from error
+    except ValueError:
+        raise not_a_path(path) from None
 
 
 # --- The state of a worktree, for decide functions ----------------------------------------------------

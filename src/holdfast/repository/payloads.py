@@ -48,7 +48,7 @@ from holdfast.repository.context import (
     WorktreeConfig,
     operation_pending,
 )
-from holdfast.store.model import StructCodec
+from holdfast.store.model import SafeName, StructCodec
 
 _RESERVED = (".jvs", ".jit", ".holdfast", ".git")  # in any case: not all filesystems tell the cases apart
 
@@ -262,12 +262,12 @@ _ATTEMPTS = 100
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
     """The purpose of a scratch directory, and the snapshots that it uses, which are gc roots."""
 
-    scratch_id: str
+    scratch_id: SafeName
     purpose: str
     begun_at: str
     holder_id: str
-    worktree_id: str | None = None
-    uses: tuple[str, ...] = ()
+    worktree_id: SafeName | None = None
+    uses: tuple[SafeName, ...] = ()
     identity: Identity = Identity()
 
 

@@ -25,7 +25,7 @@ import msgspec
 from holdfast.clock import format_duration, parse_instant
 from holdfast.repository.context import Descriptor, Operation, Pin, Reference
 from holdfast.store.audit import AuditEntry
-from holdfast.store.model import Family, Key, StructCodec
+from holdfast.store.model import Family, Instant, Key, SafeName, StructCodec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +52,12 @@ class PlanState(StrEnum):
 class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshots to be deleted."""
 
-    plan_id: str
+    plan_id: SafeName
     created_at: str
-    expires_at: str
+    expires_at: Instant
     holder_id: str
     policy: Policy
-    snapshots: tuple[str, ...]
+    snapshots: tuple[SafeName, ...]
     bytes: int  # the reclaimable size
     state: PlanState = PlanState.PROPOSED
 
@@ -67,7 +67,7 @@ class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RETENTION: Key[Policy] = Key("jvs/retention", StructCodec(Policy))
-PLANS: Family[GcPlan] = Family("jvs/plans", StructCodec(GcPlan))
+PLANS: Family[GcPlan] = Family("jvs/plans", StructCodec(GcPlan), id_field="plan_id")
 
 
 class Protection(StrEnum):

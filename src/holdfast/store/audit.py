@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AuditChainBroken, Corrupt
-from holdfast.store.model import Append, Entry, Key, Store, Stream, StructCodec, View
+from holdfast.store.model import Append, Entry, Instant, Key, Store, Stream, StructCodec, View
 
 START = "0" * 64  # the previous hash of the first entry
 
@@ -27,7 +27,7 @@ class AuditEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One recorded event. `number` counts from 1; `hash` covers all other fields."""
 
     number: int
-    at: str
+    at: Instant
     event: str
     actor: str
     facts: dict[str, object]

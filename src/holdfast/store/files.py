@@ -25,6 +25,7 @@ from typing import Any, Self, cast
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     AlreadyExists,
+    Corrupt,
     Failure,
     IoFailure,
     LockTimeout,
@@ -33,6 +34,7 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     Refused,
+    TooLarge,
     UsageFailure,
 )
 from holdfast.fs import durable
@@ -158,14 +160,14 @@ class FileStore:
                         content = self._load(location.directory, location.file, opened)
                     else:
                         content = self._load(directory, f"{start}{name}{end}", opened)
-            except (IoFailure, Refused) as failure:
+            except (IoFailure, Refused, Corrupt) as failure:
                 if not isinstance(family.codec, model.TolerantCodec):
                     raise
                 yield name, Document(cast("Record", model.Unreadable(failure)), "")
                 continue
             if content is not None:
                 where = self._root.where(f"{directory}/{start}{name}{end}")
-                yield name, Document(family.codec.decode(content, where), digest(content))
+                yield name, Document(family.codec_of(name).decode(content, where), digest(content))
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         location = self._locate(stream)
@@ -450,6 +452,8 @@ class FileStore:
             return durable.read_in(opened.get(directory), file)
         except NotFound:
             return None  # perhaps not even its directory exists yet
+        except TooLarge as failure:
+            raise model.not_understood(self._root.where(f"{directory}/{file}"), failure.message) from None
 
     def _document(self, key: Key[Record], location: Location, content: bytes | None) -> Document[Record] | None:
         if content is None:

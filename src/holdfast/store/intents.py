@@ -18,7 +18,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -26,9 +26,12 @@ from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.layout import INTENTS, Kind, Layout, Location, OpenDirectories
-from holdfast.store.model import StructCodec
+from holdfast.store.model import SafeName, StructCodec, not_understood
 
 MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
+
+
+Mark = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)]
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,9 +55,9 @@ class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A commit that may not be applied yet. Its steps are in the order in which they are applied. `drafts` is the
     suffix of the names of its drafts, which were written before the commit point."""
 
-    id: str
+    id: SafeName
     steps: tuple[Step, ...]
-    drafts: str = ""
+    drafts: Mark = ""
 
 
 _PENDING, _DONE, _ASIDE = ".json", ".done", ".aside"
@@ -136,7 +139,11 @@ class Intents:
                 content = durable.read_in(directory, name)
         except NotFound:
             return None  # applied since it was listed
-        return _CODEC.decode(content, os.path.join(self._path, name))
+        where = os.path.join(self._path, name)
+        intent = _CODEC.decode(content, where)
+        if name not in (intent.id + _PENDING, intent.id + _DONE):
+            raise not_understood(where, f"its id is {intent.id}")
+        return intent
 
     def write_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
         """Step 1."""

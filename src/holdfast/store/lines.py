@@ -8,12 +8,12 @@ of a commit sees all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import NotFound, UsageFailure
+from holdfast.errors import Corrupt, NotFound, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.store.layout import Location
@@ -47,7 +47,7 @@ def read(
             _check_boundary(directory, location, after)
     begun = position
     while True:
-        position = yield from _published_lines(directory, location, position)
+        position = yield from published_lines(directory, location, position)
         waiting = find_waiting(directory, location, pending())
         if directory is None or (position == begun and not waiting.lines):
             yield from waiting.announced(position)
@@ -83,9 +83,9 @@ class Waiting(NamedTuple):
         shown by then; None if it is no such position."""
         if directory is not None and self.start < position <= self.end + sum(self.lengths):
             sums = list(accumulate(self.lengths))
-            block = durable.read_lines_in(directory, location.file, after=self.start, limit=self.end - self.start)
-            ends = accumulate((len(line) + 1 for line in block.split(b"\n")[:-1]), initial=self.start)
-            for boundary in (*ends, self.end):  # the last line may lack its newline
+            ends = (end for end, _ in published_lines(directory, location, self.start))
+            whole = takewhile(lambda end: end <= self.end, ends)
+            for boundary in chain((self.start,), whole, (self.end,)):  # the last line may lack its newline
                 if position - boundary in sums:
                     return boundary, sums.index(position - boundary) + 1
         return None
@@ -96,8 +96,7 @@ def find_waiting(directory: Directory | None, location: Location, pending: Seque
     other programs' lines may be in between. Each is recognised by its content."""
     start = end = pending[0][0] if pending else 0
     left = [content for _, content in pending]
-    published = durable.read_lines_in(directory, location.file, after=start) if directory and left else b""
-    for line in published.split(b"\n")[:-1]:
+    for _, line in published_lines(directory if left else None, location, start):
         end += len(line) + 1
         if left and line == left[0]:
             start = end
@@ -116,14 +115,18 @@ def moved_lines(root: Directory, location: Location) -> list[Waiting]:
             content = durable.read_lines_in(directory, moved_name(location))
     except NotFound:
         return []
-    return [msgspec.json.decode(line, type=Waiting) for line in content.splitlines()]
+    try:
+        return [msgspec.json.decode(line, type=Waiting) for line in content.splitlines()]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        where = root.where(f"{MOVED}/{moved_name(location)}")
+        raise Corrupt(f"{where} cannot be understood: {error}", source=where, problem=str(error)) from None
 
 
 def moved_name(location: Location) -> str:
     return location.name.replace("/", "-") + ".jsonl"
 
 
-def _published_lines(
+def published_lines(
     directory: Directory | None, location: Location, position: int
 ) -> Generator[tuple[int, bytes], None, int]:
     """The published lines from `position` on; return their end."""
@@ -144,6 +147,8 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
             return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
         if durable.end_of_lines_in(directory, location.file)[0] <= after:
             return b""
+        if limit >= durable.LONGEST_LINE:
+            raise durable.line_too_long(directory.where(location.file))
         limit *= 2  # a line longer than the chunk
 
 

@@ -15,15 +15,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
+from holdfast.clock import INSTANT
 from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.fs import strictjson
-from holdfast.fs.names import is_safe_name, safe_name, split_relative
+from holdfast.fs.names import MAX_NAME, SAFE_NAME, SAFE_PATH, is_safe_name, safe_name, split_relative
 
 MOST_BYTES = 4 << 20  # the size limit of an encoded record
+
+# Types of fields that become paths or times. Everything in a file may be forged, so a record with a name that leads
+# elsewhere, or a time that is none, is not decoded.
+SafeName = Annotated[str, msgspec.Meta(pattern=SAFE_NAME, max_length=MAX_NAME)]
+SafePath = Annotated[str, msgspec.Meta(pattern=SAFE_PATH, max_length=4096)]
+Instant = Annotated[str, msgspec.Meta(pattern=INSTANT, max_length=64)]
+_PATTERN_PROBLEM = re.compile(r"Expected `str` matching regex .* - at", re.DOTALL)
 
 Record = TypeVar("Record")
 Result = TypeVar("Result")
@@ -102,7 +110,8 @@ class StructCodec(Generic[Record]):
             value = strictjson.decode(text, source=source, limit=self._limit)
             return msgspec.convert(value, self._kind, str_keys=True)
         except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
-            raise Corrupt(f"{source} cannot be understood: {error}", source=source, problem=str(error)) from None
+            problem = _PATTERN_PROBLEM.sub("Not a safe name or a valid time - at", str(error))
+            raise not_understood(source, problem) from None
 
     def _render(self, record: Record) -> bytes:
         content = _JSON(record)
@@ -117,6 +126,10 @@ class StructCodec(Generic[Record]):
         return f"a record of the type {self._kind.__name__}"
 
 
+def not_understood(source: str, problem: str) -> Corrupt:
+    return Corrupt(f"{source} cannot be understood: {problem}", source=source, problem=problem)
+
+
 class Unreadable(NamedTuple):
     """Stands for a record that cannot be read or decoded."""
 
@@ -127,16 +140,36 @@ class TolerantCodec(Generic[Record]):
     """Decodes as another codec does, but returns `Unreadable` where that raises `Corrupt`. Cannot encode."""
 
     def __init__(self, codec: Codec[Record]) -> None:
-        self._codec = codec
+        self.codec = codec
 
     def encode(self, record: Record | Unreadable) -> bytes:
         raise UsageFailure("a record that may be unreadable cannot be stored")
 
     def decode(self, content: bytes, source: str) -> Record | Unreadable:
         try:
-            return self._codec.decode(content, source)
+            return self.codec.decode(content, source)
         except Corrupt as failure:
             return Unreadable(failure)
+
+
+class MemberCodec(Generic[Record]):
+    """Decodes as another codec does; a record that carries the id of another member is `Corrupt`."""
+
+    __slots__ = ("_codec", "_id_field", "_member")
+
+    def __init__(self, codec: Codec[Record], id_field: str, member: str) -> None:
+        self._codec = codec
+        self._id_field = id_field
+        self._member = member
+
+    def encode(self, record: Record) -> bytes:
+        return self._codec.encode(record)
+
+    def decode(self, content: bytes, source: str) -> Record:
+        record = self._codec.decode(content, source)
+        if (found := getattr(record, self._id_field)) != self._member:
+            raise not_understood(source, f"its {self._id_field} is {ascii(found)[:160]}, not {self._member}")
+        return record
 
 
 @functools.lru_cache(maxsize=4096)
@@ -177,17 +210,31 @@ class Key(_Named[Record]):
 
 
 class Family(_Named[Record]):
-    """All documents of one kind, such as `jit/issues`."""
+    """All documents of one kind, such as `jit/issues`. The field `id_field` of each record, if named, repeats the name
+    of the member: a record that was moved or forged is not read under another name."""
 
-    __slots__ = ()
+    __slots__ = ("id_field",)
+
+    def __init__(self, name: str, codec: Codec[Record], *, id_field: str = "") -> None:
+        super().__init__(name, codec)
+        self.id_field = id_field
 
     def key(self, member: str) -> Key[Record]:
         """The key of a member; unsafe names are refused."""
-        return Key(f"{self.name}/{safe_name(member, what='key')}", self.codec)
+        name = safe_name(member, what="key")
+        return Key(f"{self.name}/{name}", self.codec_of(name))
+
+    def codec_of(self, member: str) -> Codec[Record]:
+        """The codec of one member's record."""
+        if not self.id_field:
+            return self.codec
+        if isinstance(self.codec, TolerantCodec):
+            return TolerantCodec(MemberCodec(self.codec.codec, self.id_field, member))
+        return MemberCodec(self.codec, self.id_field, member)
 
     def tolerant(self) -> Family[Record | Unreadable]:
         """The same documents; scanning them yields `Unreadable` for damaged ones instead of raising."""
-        return Family(self.name, TolerantCodec(self.codec))
+        return Family(self.name, TolerantCodec(self.codec), id_field=self.id_field)
 
 
 class Stream(_Named[Record]):

@@ -40,7 +40,7 @@ from holdfast.store.intents import (
     read_if_exists,
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
-from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name
+from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name, published_lines
 
 _EVENTS = "jit/events"
 _INDEX = "jit/index"
@@ -153,8 +153,10 @@ class Recovery:
         for line in waiting.lines:
             durable.append_in(directory, location.file, line)
         if location.name == _EVENTS and self._events:
-            told = durable.read_lines_in(directory, location.file, after=first.at)
-            for line in (line for key, line in self._events.items() if key.encode() not in told):
+            untold = {key.encode(): line for key, line in self._events.items()}
+            for _, line in published_lines(directory, location, first.at):
+                untold = {key: each for key, each in untold.items() if key not in line}
+            for line in untold.values():
                 durable.append_in(directory, location.file, line)
 
 

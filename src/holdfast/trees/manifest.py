@@ -48,6 +48,7 @@ ENTRY = struct.Struct("<cxHIIqQHI")
 _LENGTHS = struct.Struct("<HI")  # at the end of the head of an entry
 _SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
 _FILE = ord("f")
+_KINDS = frozenset((b"f", b"l", b"p", b"s", b"c", b"b"))
 _EXTRA = struct.Struct("<cI")
 _XATTR = struct.Struct("<HI")
 _DEVICE = struct.Struct("<Q")
@@ -211,7 +212,10 @@ class Manifest:
                 if length == _END:
                     break
                 start = at + length
-                self._bodies[content[at:start]] = (start, start + size)
+                path = content[at:start]
+                if path and not is_safe_path(path):
+                    raise self._broken(f"it has the path {path[:100]!r}, which could lead elsewhere")
+                self._bodies[path] = (start, start + size)
                 at = start + size
         except struct.error:
             raise self._broken("it is cut off") from None
@@ -229,27 +233,41 @@ class Manifest:
         return Corrupt(f"{self.where} is not a manifest: {why}", path=self.where)
 
 
+_NOT_NAMES = frozenset((b"", b".", b".."))
+
+
+def is_safe_path(path: bytes) -> bool:
+    """Whether a path of a tree leads to something in it: no part is empty, `.` or `..`."""
+    return _NOT_NAMES.isdisjoint(path.split(b"/")) and b"\0" not in path
+
+
+def _broken_record(directory: bytes, why: object) -> Corrupt:
+    where = escaped(directory) or "the top"
+    return Corrupt(f"the manifest has a broken record of {where}: {why}", hint="Run 'holdfast verify'.", path=where)
+
+
 def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
     """Every entry of a tree: each directory, its other entries, then its subdirectories."""
-    manifest = Manifest.read(tree)
-    for path, body in manifest.records():
-        try:
-            yield directory_of(path, body)
-            for raw in raw_entries(body).values():
-                yield decode_entry(path, raw)
-        except (struct.error, ValueError):
-            raise Corrupt(f"{manifest.where} has a broken record", path=manifest.where) from None
+    for path, body in Manifest.read(tree).records():
+        yield directory_of(path, body)
+        for raw in raw_entries(body).values():
+            yield decode_entry(path, raw)
 
 
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:
     (kind, mode, uid, gid, mtime), xattrs = meta_of_directory(body)
+    if kind not in (b"d", b"m"):
+        raise _broken_record(path, f"a directory of the kind {kind!r}")
     return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, xattrs=xattrs)
 
 
 def meta_of_directory(body: bytes) -> tuple[Meta, Xattrs]:
-    *meta, extras, _ = BODY.unpack_from(body)
-    found = decode_extras(body[BODY.size : BODY.size + extras]) if extras else {}
-    return Meta(*meta), decode_xattrs(found.get(b"X", b""))
+    try:
+        *meta, extras, _ = BODY.unpack_from(body)
+        found = decode_extras(body[BODY.size : BODY.size + extras]) if extras else {}
+        return Meta(*meta), decode_xattrs(found.get(b"X", b""))
+    except struct.error as error:
+        raise _broken_record(b"", error) from None
 
 
 def mtime_of_directory(body: bytes) -> int:
@@ -258,31 +276,44 @@ def mtime_of_directory(body: bytes) -> int:
 
 
 def raw_entries(body: bytes) -> dict[bytes, bytes]:
-    """The encoded entries of a body, by name, in order. Raises `ValueError` or `struct.error`."""
-    extras, count = BODY.unpack_from(body)[-2:]
-    at, found, lengths, head = BODY.size + extras, {}, _LENGTHS.unpack_from, ENTRY.size
-    for _ in range(count):
-        length, extras = lengths(body, at + _NAME_LENGTH_AT)
-        start = at + head
-        after = start + length
-        end = after + extras + (DIGEST if body[at] == _FILE else 0)
-        found[body[start:after]] = body[at:end]
-        at = end
+    """The encoded entries of a body, by name, in order. Raises `Corrupt`, also for a name that could lead elsewhere."""
+    found: dict[bytes, bytes] = {}
+    try:
+        extras, count = BODY.unpack_from(body)[-2:]
+        at, lengths, head = BODY.size + extras, _LENGTHS.unpack_from, ENTRY.size
+        for _ in range(count):
+            length, extras = lengths(body, at + _NAME_LENGTH_AT)
+            start = at + head
+            after = start + length
+            end = after + extras + (DIGEST if body[at] == _FILE else 0)
+            found[body[start:after]] = body[at:end]
+            at = end
+    except struct.error as error:
+        raise _broken_record(b"", error) from None
     if at != len(body):
-        raise ValueError("the body does not end where its entries do")
+        raise _broken_record(b"", "the body does not end where its entries do")
+    names = b"".join(found)  # all at once: there may be many
+    if b"/" in names or b"\0" in names or b"" in found or b"." in found or b".." in found:
+        raise _broken_record(b"", "it has a name that could lead elsewhere")
     return found
 
 
 def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
-    kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
-    end = ENTRY.size + length
-    name = raw[ENTRY.size : end]
-    path = directory + b"/" + name if directory else name
-    digest = raw[end : end + DIGEST].hex() if kind == b"f" else ""
-    found = decode_extras(raw[len(raw) - extras :]) if extras else {}
-    device = _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0
-    others = found.get(b"L", b""), found.get(b"H", b""), device, decode_xattrs(found.get(b"X", b""))
-    return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, size, digest, *others)
+    """The entry of a directory, of which `raw_entries` has checked the name. Raises `Corrupt`."""
+    try:
+        kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
+        end = ENTRY.size + length
+        name = raw[ENTRY.size : end]
+        path = directory + b"/" + name if directory else name
+        digest = raw[end : end + DIGEST].hex() if kind == b"f" else ""
+        found = decode_extras(raw[len(raw) - extras :]) if extras else {}
+        device = _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0
+        target, first, xattrs = found.get(b"L", b""), found.get(b"H", b""), decode_xattrs(found.get(b"X", b""))
+    except struct.error as error:
+        raise _broken_record(directory, error) from None
+    if kind not in _KINDS or b"\0" in target or (first and not is_safe_path(first)):
+        raise _broken_record(directory, f"{escaped(name)} is of an unknown kind, or leads elsewhere")
+    return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, size, digest, target, first, device, xattrs)
 
 
 def decode_extras(extras: bytes) -> dict[bytes, bytes]:

@@ -28,7 +28,17 @@ from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Closing, opened, write_all
 from holdfast.fs.names import is_safe_name
-from holdfast.trees.manifest import HOMES, KEPT_MODE, MANIFEST, PAYLOAD, READY, REMNANTS, Manifest, directory_of
+from holdfast.trees.manifest import (
+    HOMES,
+    KEPT_MODE,
+    MANIFEST,
+    PAYLOAD,
+    READY,
+    REMNANTS,
+    Manifest,
+    directory_of,
+    is_safe_path,
+)
 from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, writing
 
 _MAGIC = b"holdfast homes 1\n"
@@ -105,13 +115,14 @@ def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes,
     while at < end:
         number, length, there = unpack(content, at)
         start = at + size
-        path = content[start : start + length]
+        path = stored = content[start : start + length]
         at = start + length
-        if there == _SAME:
-            yield path, SharedDirectory(names[number], path)
-        else:
-            yield path, SharedDirectory(names[number], content[at : at + there])
+        if there != _SAME:
+            stored = content[at : at + there]
             at += there
+        if (path and not is_safe_path(path)) or (stored and stored is not path and not is_safe_path(stored)):
+            raise ValueError("it has a path that could lead elsewhere")
+        yield path, SharedDirectory(names[number], stored)
 
 
 def write_shared_directories(tree: Path, shared: Iterable[tuple[bytes, SharedDirectory]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -53,9 +53,7 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     `what` is `ready` (the `.READY` file), `manifest`, `homes` (the list of shared directories), `missing`,
     `extra`, `unreadable`, `kind`, `content`, `target`, `mode` or `mtime`.
     """
-    manifest = yield from _check_manifest(tree, payload_hash)
-    if manifest is not None:
-        yield from _check_payload(tree, manifest)
+    yield from _verified(tree, payload_hash, _check_payload)
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
@@ -63,9 +61,18 @@ def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Pro
 
     Checks `.READY`, the manifest, the entries at the top, and the trees that store shared directories.
     """
+    yield from _verified(tree, payload_hash, _check_top)
+
+
+def _verified(
+    tree: Path, payload_hash: str | None, check: Callable[[Path, Manifest], Iterator[Problem]]
+) -> Iterator[Problem]:
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
-        yield from _check_top(tree, manifest)
+        try:
+            yield from check(tree, manifest)
+        except Corrupt as failure:
+            yield Problem("manifest", "manifest", failure.message)
 
 
 def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, None, Manifest | None]:
@@ -77,9 +84,6 @@ def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, 
             raw_entries(body)
     except Failure as failure:
         yield Problem("manifest", "manifest", failure.message)
-        return None
-    except Exception as error:
-        yield Problem("manifest", "manifest", f"the manifest has a broken record: {error}")
         return None
     found = manifest.payload_hash
     if payload_hash is not None and found != payload_hash:

@@ -11,7 +11,7 @@ from itertools import count
 
 from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, Directory, close_quietly, failing_to, io_failure, opened
+from holdfast.fs.directory import Closing, Directory, close_quietly, failing_to, io_failure, not_a_path, opened
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
@@ -24,6 +24,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
 DIRECTORY: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
 _BLOCK = 512
+_LARGEST = 2 << 30  # bytes: the manifest of some ten million files
 _CLOSED = -1
 _ALL_OPEN = 64  # levels of which every descriptor stays open
 _DEEP = 4096
@@ -68,6 +69,8 @@ def open_directory(path: str) -> int:
         raise NotFound(f"there is no directory {path}", path=path) from None
     except OSError as error:
         raise unreadable(path, error) from error
+    except ValueError:
+        raise not_a_path(path) from None
 
 
 def _open_root(path: str) -> int:
@@ -75,8 +78,13 @@ def _open_root(path: str) -> int:
 
 
 def read_whole(path: str) -> bytes:
-    """All of a file that fits into memory. Raises `OSError`."""
+    """All of a regular file that fits into memory. Raises `OSError`."""
     with opened(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as descriptor:
+        status = calls.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        if status.st_size > _LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         parts = []
         while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
             parts.append(chunk)
