@@ -20,8 +20,8 @@ from holdfast.errors import Corrupt, Failure, PathEscape, Refused, TooLarge
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, entry_exists
 from holdfast.fs.names import SAFE_NAME, SAFE_PATH, is_safe_name, split_relative
-from holdfast.ledger.log import CODEC
-from holdfast.ledger.projection import ClaimState, Recorded
+from holdfast.ledger.log import CODEC, Recorded
+from holdfast.ledger.projection import ClaimState
 from holdfast.repository.context import OPERATIONS, REFERENCES
 from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore

@@ -78,8 +78,13 @@ def _open_root(path: str) -> int:
 
 
 def read_whole(path: str) -> bytes:
-    """All of a regular file that fits into memory. Raises `OSError`."""
-    with opened(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as descriptor:
+    """All of a regular file that fits into memory; neither it nor its directory is a link. Raises `OSError`."""
+    with contextlib.ExitStack() as stack:
+        above, name, directory = *os.path.split(path), None
+        if above and sys.platform != "win32":
+            directory = stack.enter_context(opened(above, DIRECTORY))
+        flags = os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
+        descriptor = stack.enter_context(opened(path if directory is None else name, flags, dir_fd=directory))
         status = calls.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", path)
