@@ -157,6 +157,8 @@ def test_what_other_programs_do_by_the_specification_is_no_forgery(scratch: Path
     append_raw(ledger, acquired("1", "a", expires_in=3600, at=NOW), acquired("2", "a", expires_in=10, at=NOW))
     append_raw(ledger, {"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
     append_raw(ledger, {"type": "lock_reaped", "timestamp": late, "node_id": "2", "owner": "a"})
+    append_raw(ledger, {**acquired("3", "a", expires_in=10, at=NOW), "claim_id": "ours"})
+    append_raw(ledger, {"type": "lock_reaped", "timestamp": late, "node_id": "3", "owner": "a"})
     assert verified(scratch).findings == []
 
 

@@ -28,6 +28,7 @@ from holdfast.ledger.projection import (
     KINDS,
     NAME,
     REAPED,
+    RELEASED,
     VERSION,
     Claim,
     ClaimState,
@@ -263,8 +264,8 @@ def _forgery(event: Event, held: Claim | None, now: float | None) -> str | None:
     elif event["type"] in ENDING and held is not None and event.get("owner") == held.owner:
         if event["type"] == REAPED and now is not None and not held.is_expired(now + SKEW):
             return f"the claim of {held.owner} on {held.node_id} was reaped before it expired"
-        if held.claim_id and not event.get("claim_id"):
-            return f"the claim of {held.owner} on {held.node_id} was ended without its id, which its holder knows"
+        if event["type"] == RELEASED and held.claim_id and not event.get("claim_id"):
+            return f"the claim of {held.owner} on {held.node_id} was released without its id, which its holder knows"
     return None
 
 
