@@ -221,7 +221,8 @@ def load_everything() -> None:
         if not module.name.startswith("holdfast.testing"):
             with contextlib.suppress(ImportError):  # an extra that is not installed
                 import_module(module.name)
-    for codec in pkgutil.iter_modules(encodings.__path__, "encodings."):  # another user may not read the library
+    import_module("mmap")  # another user may not read the library
+    for codec in pkgutil.iter_modules(encodings.__path__, "encodings."):
         with contextlib.suppress(ImportError):
             import_module(codec.name)
     gc.collect()

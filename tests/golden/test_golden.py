@@ -45,6 +45,7 @@ def recorded() -> Iterator[dict[str, str]]:
     mask = os.umask(0o022)
     with tempfile.TemporaryDirectory(dir=where) as directory, pytest.MonkeyPatch.context() as patch:
         root = Path(directory).resolve()
+        root.chmod(0o755)  # so that modes differ from those of a private directory
         for name in [each for each in os.environ if each.startswith(_OURS)]:
             patch.delenv(name)
         patch.setenv("XDG_DATA_HOME", str(root / "data"))

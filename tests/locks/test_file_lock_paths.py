@@ -216,6 +216,7 @@ def test_a_lock_file_without_read_permission_fails_clearly(public: Path, workers
 
 
 def test_a_new_lock_file_has_the_mode_that_the_umask_allows(path: Path) -> None:
+    path.parent.chmod(0o755)
     before = os.umask(0o027)
     try:
         FileLocker(0).lock_exclusive(path)

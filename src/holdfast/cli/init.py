@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://…, for several machines.")
 @accept_unsafe_server_option
 @click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
+@click.option("--shared", is_flag=True, help="Let the group of DIRECTORY use the repository like its owner.")
 @json_option
 @click.pass_obj
 def init(
@@ -31,12 +32,14 @@ def init(
     store: str | None,
     accept_unsafe_server: bool,
     nested: bool,
+    shared: bool,
 ) -> None:
     """Create a repository in DIRECTORY, which must be empty; it is created if it is missing.
 
     An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
     The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
-    refused too, because commands there would use the new repository.
+    refused too, because commands there would use the new repository. Other users cannot read its records and snapshots,
+    unless it is --shared with a group.
 
     \b
     Examples:
@@ -50,7 +53,7 @@ def init(
 
     if store is not None and accept_unsafe_server:
         store = accepting_unsafe_server(store)
-    made = initialise(directory, source=source, consistency=consistency, store=store, nested=nested)
+    made = initialise(directory, source=source, consistency=consistency, store=store, nested=nested, shared=shared)
     main = made.root / "main"
     record: dict[str, object] = {
         "root": str(made.root),

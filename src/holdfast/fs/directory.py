@@ -29,6 +29,10 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _FULL_HINT = "The disk or your quota is full. 'holdfast gc plan' shows what a repository can free."
 _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+_MOST_ATTEMPTS = 100
+_SHARED = stat.S_ISGID | stat.S_IWGRP
+_PRIVATE = frozenset([".jvs", ".holdfast"])
+"""Our own directories: other users than the owner, or the group that shares them, may not even enter."""
 
 
 def io_failure(action: str, path: object, error: OSError) -> IoFailure:
@@ -113,11 +117,12 @@ witness: Callable[[Directory], object] | None = None
 class Directory(Closing):
     """One open directory. Lookups go through the descriptor, on Windows through the path."""
 
-    __slots__ = ("fd", "shown")
+    __slots__ = ("_own_status", "fd", "shown")
 
     def __init__(self, path: str, fd: int | None) -> None:
         self.shown = path
         self.fd = fd
+        self._own_status: os.stat_result | None = None
         if witness is not None:
             witness(self)
 
@@ -144,7 +149,7 @@ class Directory(Closing):
         except OSError as error:
             raise io_failure("open the directory", where, error) from error
 
-    def beneath(self, relative: str, *, create: bool = False, mode: int = 0o777) -> Directory:
+    def beneath(self, relative: str, *, create: bool = False, mode: int | None = None) -> Directory:
         """Open the directory `relative` below this one, refusing every symbolic link in it."""
         here: Directory = self
         for name in split_relative(relative):
@@ -156,7 +161,7 @@ class Directory(Closing):
             here = below
         return here
 
-    def enter(self, name: str, *, create: bool = False, mode: int = 0o777) -> Directory:
+    def enter(self, name: str, *, create: bool = False, mode: int | None = None) -> Directory:
         """Open the directory `name` in this one, refusing a symbolic link; `create` makes a missing one."""
         try:
             return self._enter(name)
@@ -185,23 +190,97 @@ class Directory(Closing):
                 raise PathEscape(f"{where} {problem}", path=where) from None
             raise io_failure("open the directory", where, error) from error
 
-    def make(self, name: str, *, mode: int = 0o777) -> bool:
-        """Make the directory `name` durably; False if it already exists.
+    def make(self, name: str, *, mode: int | None = None, durable: bool = True) -> bool:
+        """Make the directory `name` durably; False if it already exists. Without a `mode`, it is at most as open as
+        this one.
 
         The process that made an existing directory may have died before its name was durable: a caller that relies on
         it syncs this directory too.
         """
+        wanted = self.mode_of_new(0o700 if name in _PRIVATE else 0o777) if mode is None else self._widened(mode)
         try:
-            calls.mkdir(self.at(name), mode, dir_fd=self.fd)
+            calls.mkdir(self.at(name), wanted, dir_fd=self.fd)
+            if self.adopts():
+                with opened(name, _ENTER, dir_fd=self.fd) as made:
+                    self.adopt(made, wanted)
         except FileExistsError:
             return False
         except OSError as error:
             raise io_failure("make the directory", self.where(name), error) from error
-        try:
-            self.sync()
-        except OSError as error:
-            raise NotDurable("sync the directory", self.shown, error) from error
+        if durable:
+            try:
+                self.sync()
+            except OSError as error:
+                raise NotDurable("sync the directory", self.shown, error) from error
         return True
+
+    # --- Owner, group and mode of what is made here
+    # A directory is *shared* by a group if it is setgid and the group may write to it. Then the group may do the same
+    # with everything that we make in it, whatever the umask of whoever makes it. Elsewhere the umask counts, and nobody
+    # gets rights that the directory does not give. What root makes belongs to the owner of the directory, who would
+    # otherwise be unable to change it.
+
+    def mode_of_new(self, mode: int) -> int:
+        """The mode of a new file or directory here, for which `mode` would be right in an open place."""
+        here = self._status_here()
+        return mode if here is None else self._widened(mode) & (here.st_mode | stat.S_IRWXU)
+
+    def _widened(self, mode: int) -> int:
+        """The mode with the rights of the owner for the group too, and for others those that they have here, if a group
+        shares this directory: then no umask applies."""
+        here = self._status_here()
+        if here is None or here.st_mode & _SHARED != _SHARED:
+            return mode
+        return (mode | (mode & stat.S_IRWXU) >> 3) & (here.st_mode | stat.S_IRWXU)
+
+    def is_shared(self) -> bool:
+        """Whether a group shares this directory."""
+        here = self._status_here()
+        return here is not None and here.st_mode & _SHARED == _SHARED
+
+    def adopts(self) -> bool:
+        """Whether `adopt` has anything to do here."""
+        here = self._status_here()
+        return here is not None and (here.st_mode & _SHARED == _SHARED or (here.st_uid != 0 and _is_root()))
+
+    def adopt(self, made: int, mode: int) -> None:
+        """Give an open file or directory that we have just made here its owner, group and mode. Raises `OSError`."""
+        here, found = self._status_here(), calls.fstat(made)
+        if here is None or found.st_uid != os.geteuid():
+            return  # replaced meanwhile
+        if _is_root() and (here.st_uid, here.st_gid) != (found.st_uid, found.st_gid):
+            calls.chown(made, here.st_uid, here.st_gid)
+        if here.st_mode & _SHARED == _SHARED:
+            calls.chmod(made, mode | (stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0))
+
+    def create(self, name: str, flags: int, mode: int | None = None) -> int:
+        """Open a new file; without a `mode`, see `mode_of_new`. Raises `OSError`."""
+        wanted = self.mode_of_new(0o666) if mode is None else mode
+        fd = calls.open(self.at(name), flags | os.O_CREAT | os.O_EXCL, wanted, dir_fd=self.fd)
+        if self.adopts():
+            try:
+                self.adopt(fd, wanted)
+            except BaseException:
+                close_quietly(fd)
+                raise
+        return fd
+
+    def open_or_create(self, name: str, flags: int) -> int:
+        """Open a file that other processes may create at the same time. Raises `OSError`."""
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                return calls.open(self.at(name), flags, dir_fd=self.fd)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):
+                    return self.create(name, flags)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(name))
+
+    def _status_here(self) -> os.stat_result | None:
+        """The status of this directory, asked for once; None on Windows."""
+        if self._own_status is None and self.fd is not None:
+            with failing_to("examine", self.shown):
+                self._own_status = calls.fstat(self.fd)
+        return self._own_status
 
     def at(self, name: str) -> str:
         """The first argument of a system call on `name` with `dir_fd=self.fd`."""
@@ -271,7 +350,11 @@ class Directory(Closing):
         return f"Directory({self.shown!r})"
 
 
-def make_directories(path: Path, *, mode: int = 0o777) -> None:
+def _is_root() -> bool:
+    return sys.platform != "win32" and os.geteuid() == 0
+
+
+def make_directories(path: Path, *, mode: int | None = None) -> None:
     """Make `path` and its missing parents, each name durable before the next is made."""
     missing = list(takewhile(lambda each: not entry_exists(each), (path, *path.parents)))
     for each in reversed(missing):

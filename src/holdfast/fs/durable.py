@@ -59,12 +59,14 @@ class Appended(NamedTuple):
     torn: bytes
 
 
-def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
+def create(path: Path, content: bytes, *, mode: int | None = None, durable: bool = True) -> None:
     with Directory.open(path.parent) as directory:
         create_in(directory, path.name, content, mode=mode, durable=durable)
 
 
-def create_in(directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
+def create_in(
+    directory: Directory, name: str, content: bytes, *, mode: int | None = None, durable: bool = True
+) -> None:
     """Create `name` with all of `content`; raise `AlreadyExists` if it exists.
 
     Commit point: the link, which never replaces anything. Durable when this returns, except with
@@ -92,7 +94,7 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int | N
     sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None) -> Appended:
+def append_in(directory: Directory, name: str, record: bytes, *, at: int | None = None) -> Appended:
     """Add `record` as one line to the file `name`, whose lock the caller holds.
 
     A line exists once it has its newline: readers ignore the bytes after the last one, and an append cuts off and
@@ -103,7 +105,7 @@ def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o6
     if b"\n" in record:
         raise Refused(f"cannot append to {directory.where(name)}: the record contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
-    fd = _open(directory, name, flags, mode, action="append to")
+    fd = _open(directory, name, flags, action="append to")
     try:
         with failing_to("read", directory.where(name)):
             _require_regular(fd, directory.where(name))
@@ -157,7 +159,7 @@ def _read_found(directory: Directory, name: str, read_open: Callable[[int, int],
     """The result of `read_open` on the descriptor and the size of the regular file `name`, which is looked up again
     while it vanishes. Opening anything else does not wait, and it is not read."""
     for _ in range(_MOST_LOOKUPS):
-        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK | flags, 0, action="read")
+        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK | flags, action="read")
         try:
             return read_open(fd, _require_regular(fd, directory.where(name)))
         except OSError as error:
@@ -255,17 +257,18 @@ def write_draft(
     """Write and sync `content` under a private name beside `name`, and return that name.
 
     In the same directory, because a rename cannot cross filesystems. One writer's drafts share a `mark`. Without a
-    `mode`, the draft of an existing file gets its mode and, as far as the system allows, its owner and group.
+    `mode`, the draft of an existing file gets its mode and, as far as the system allows, its owner and group; in a
+    directory that a group shares, the mode of a new one.
     """
     draft = draft_name(name, mark or new_mark())
     replaced = directory.status(name) if mode is None else None
-    if replaced is not None:
+    if replaced is not None and not directory.is_shared():
         mode = replaced.st_mode & 0o777  # from the start: others must not read what they could not read before
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
-    fd = _open(directory, draft, flags, 0o666 if mode is None else mode, action="write")
+    fd = _open(directory, draft, flags, mode, action="write")
     try:
         try:
-            if replaced is not None:
+            if replaced is not None and not directory.is_shared():
                 _keep_owner_and_mode(fd, replaced)
             write_all(fd, content)
             if durable:
@@ -286,11 +289,11 @@ def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], ma
     There may be thousands, so each costs only its system calls.
     """
     drafts: list[str] = []
-    fd, at, flags = directory.fd, directory.at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
+    create, flags = directory.create, os.O_WRONLY | _NOFOLLOW | _CLOEXEC
     try:
         for name, content in contents:
             draft = draft_name(name, mark)
-            file = calls.open(at(draft), flags, 0o666, dir_fd=fd)
+            file = create(draft, flags)
             drafts.append(draft)
             try:
                 write_all(file, content)
@@ -384,7 +387,7 @@ def sync_names(directory: Directory, name: str = "") -> None:
 def sync_in(directory: Directory, name: str) -> None:
     """Sync the file `name`, whoever wrote it, if it exists."""
     try:
-        fd = _open(directory, name, os.O_RDWR | _NOFOLLOW | _CLOEXEC, 0, action="sync")
+        fd = _open(directory, name, os.O_RDWR | _NOFOLLOW | _CLOEXEC, action="sync")
     except NotFound:
         return
     try:
@@ -395,9 +398,13 @@ def sync_in(directory: Directory, name: str) -> None:
         close_quietly(fd)
 
 
-def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str) -> int:
+def _open(directory: Directory, name: str, flags: int, mode: int | None = None, *, action: str) -> int:
     try:
-        return calls.open(directory.at(name), flags, mode, dir_fd=directory.fd)
+        if not flags & os.O_CREAT:
+            return calls.open(directory.at(name), flags, dir_fd=directory.fd)
+        if flags & os.O_EXCL:
+            return directory.create(name, flags, mode)
+        return directory.open_or_create(name, flags & ~os.O_CREAT)
     except OSError as error:
         where = directory.where(name)
         if error.errno == errno.ENOENT:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from holdfast.errors import Failure, IoFailure, NotDurable
 from holdfast.fs import calls
-from holdfast.fs.directory import NO_SPACE, close_quietly, write_all
+from holdfast.fs.directory import NO_SPACE, Directory, close_quietly, write_all
 
 FILES = 64
 """For a disk without free inodes: twice what a collection needs at once."""
@@ -25,7 +25,7 @@ LARGE_BYTES = 256 << 10
 """The large files hold 2 MiB together, several times what the largest commit of a collection writes. The
 others are empty."""
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 Result = TypeVar("Result")
 
@@ -46,12 +46,12 @@ class Reserve:
     def fill(self) -> bool:
         """Create the missing files as far as there is room; return whether all exist. Never raises."""
         try:
-            with contextlib.suppress(FileExistsError):
-                calls.mkdir(self.directory)
+            with Directory.open(self.directory.parent) as parent:
+                parent.make(self.directory.name, durable=False)
             content = os.urandom(LARGE_BYTES)  # random, so that no filesystem can compress it
             for number in range(FILES):
                 self._fill(self.directory / str(number), content if number < LARGE else b"")
-        except OSError:
+        except (OSError, Failure):
             return False
         return True
 
@@ -65,7 +65,8 @@ class Reserve:
         with contextlib.suppress(FileNotFoundError):
             if calls.stat(path, follow_symlinks=False).st_size >= len(content):
                 return
-        descriptor = calls.open(path, _FLAGS, 0o600)
+        with Directory.open(self.directory) as directory:
+            descriptor = directory.open_or_create(path.name, _FLAGS)
         try:
             write_all(descriptor, content)
         except OSError:

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly, io_failure, not_a_path
+from holdfast.fs.directory import Directory, close_quietly, io_failure, not_a_path
 
 if sys.platform == "win32":
     import ctypes
@@ -250,7 +250,15 @@ def held_by(owner: object, description: OpenFileDescription) -> bool:
 def _open(key: str) -> int:
     """Open a lock file, creating a missing one, and never follow a symbolic link."""
     try:
-        return calls.open(key, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+        try:
+            return calls.open(key, os.O_RDWR | _FLAGS)
+        except FileNotFoundError:
+            directory, name = os.path.split(key)
+            with Directory.open(directory or ".") as parent:
+                return parent.open_or_create(name, os.O_RDWR | _FLAGS)
+    except NotFound:
+        message = f"cannot lock {key}: its directory does not exist"
+        raise NotFound(message, path=key, hint="Create the directory first.") from None
     except OSError as error:
         if error.errno in _DENIED:
             # A directory can be locked too, and a lock needs no right to write into an existing file.
@@ -259,9 +267,6 @@ def _open(key: str) -> int:
         if error.errno == errno.ELOOP:
             message = f"cannot lock {key}: it is a symbolic link, whose target may be another file"
             raise PathEscape(message, path=key) from None
-        if error.errno == errno.ENOENT:
-            message = f"cannot lock {key}: its directory does not exist"
-            raise NotFound(message, path=key, hint="Create the directory first.") from None
         raise io_failure("open the lock file", key, error) from None
     except ValueError:
         raise not_a_path(key) from None

@@ -127,7 +127,7 @@ class LockFile:
     def replace_own(self, field: str, value: str, record: Mapping[str, object]) -> bool:
         with suppress(NotFound), self._lock_document(), self._directory() as directory:
             if self._says(directory, field, value):
-                durable.replace_in(directory, self._name, content_of(record), mode=0o600)
+                durable.replace_in(directory, self._name, content_of(record), mode=_mode_in(directory))
                 return True
         return False
 
@@ -170,7 +170,7 @@ class LockFile:
             return False  # saves the draft; the link decides
         self._make_sidecar(directory)
         try:
-            durable.create_in(directory, self._name, record.content, mode=0o600, durable=synced)
+            durable.create_in(directory, self._name, record.content, mode=_mode_in(directory), durable=synced)
         except AlreadyExists:
             return False
         return True
@@ -369,7 +369,7 @@ class KeptDraft:
             return None
         draft = durable.draft_name(self._name, durable.new_mark())
         try:
-            fd = calls.open(draft, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory.fd)
+            fd = directory.create(draft, _FLAGS, _mode_in(directory))
         except BaseException:
             directory.close()
             raise
@@ -388,6 +388,11 @@ class KeptDraft:
         if self._finalizer is not None:
             self._finalizer()
         self._file, self._finalizer = None, None
+
+
+def _mode_in(directory: Directory) -> int:
+    """0600; a group that shares the directory may read who holds the lock, and so whether that process is dead."""
+    return 0o640 if directory.is_shared() else 0o600
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

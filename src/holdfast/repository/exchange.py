@@ -310,7 +310,7 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
     for above in reversed((whole / path).parents[: path.count("/")]):
         if _kind(above) != stat.S_IFDIR:
             remove_tree(above)  # it was of another kind
-    make_directories((whole / path).parent)
+    make_directories((whole / path).parent, mode=0o777)
     remove_tree(whole / path)
     materialise(part, whole / path, only=os.fsencode(path))
     return whole

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, entry_exists, io_failure, make_directories, move
+from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure, make_directories, move
 from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
@@ -66,13 +66,14 @@ def initialise(
     consistency: Consistency | None = None,
     store: str | None = None,
     nested: bool = False,
+    shared: bool = False,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
     """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it, and a file that
     changes meanwhile is `ConsistencyUnavailable`, unless `consistency` is best_effort.
 
     An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
-    `nested` is true. `store` is the address of a server for the records, instead of files. `probe` returns the
+    `nested` is true. If it is `shared`, the group of `root` may do everything that its owner may. `store` is the address of a server for the records, instead of files. `probe` returns the
     capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
     """
     paths = RepositoryPaths(Path(os.path.abspath(root)))
@@ -85,7 +86,9 @@ def initialise(
     if known is None and store is not None:
         known = _require_free_store(paths.root, store)
     if known is None:
-        make_directories(paths.root)
+        make_directories(paths.root, mode=0o777)
+        if shared:
+            share_directory(paths.root)  # what is made below it follows
         served = not is_in_files(address_of(paths.root, store))
         capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
@@ -106,16 +109,22 @@ def initialise(
     return Initialised(paths.root, known, False, None)
 
 
+def share_directory(path: Path) -> None:
+    """Share a directory with its group: new files and directories in it belong to the group, which may change them."""
+    with failing_to("share", path):
+        calls.chmod(path, stat.S_IMODE(calls.stat(path).st_mode) | stat.S_ISGID | stat.S_IRWXG)
+
+
 def _initialise(
     paths: RepositoryPaths, source: Path | None, capabilities: Capabilities, *, quiesced: bool
 ) -> Initialised:
     store = open_store(paths.root)
     trail = AuditTrail()
     context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
-    make_directories(paths.worktrees)  # 3
+    make_directories(paths.worktrees, mode=0o777)  # 3
     make_directories(paths.snapshots)
     if source is None:
-        make_directories(paths.payload(MAIN))
+        make_directories(paths.payload(MAIN), mode=0o777)
     files = None if source is None else _import(context, source, quiesced=quiesced)
     record = _commit(context, source)  # 4
     paths.reserve.fill()

@@ -333,7 +333,7 @@ def scratch(
 def _create_locked(path: Path) -> LockGuard:
     """Create and lock a scratch directory; a sweep may remove it in between, as abandoned."""
     while True:
-        make_directories(path)
+        make_directories(path, mode=0o700)  # it may get the content of private directories
         with contextlib.suppress(NotFound):
             return FileLocker().lock_exclusive(path / LOCK)
 

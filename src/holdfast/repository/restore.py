@@ -186,7 +186,7 @@ def _prepare(
             for top in (context.paths.payload(worktree), room.path / REPLACED):
                 inode_at(top / path)  # refuse an impossible path before anything is decided
             for each in rest:
-                make_directories(new)
+                make_directories(new, mode=0o777)
                 new = new / each
             materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
     facts: dict[str, Any] = {"inode": inode_at(room.path / NEW), "snapshot_id": source.snapshot_id, "path": path}

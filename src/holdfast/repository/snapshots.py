@@ -24,7 +24,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, ConsistencyUnavailable, Failure, NotDurable, NotFound, OutcomeUnknown
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure, make_directories, move
+from holdfast.fs.directory import failing_to, io_failure, make_directories, move
 from holdfast.repository.context import (
     DESCRIPTORS,
     REFERENCES,
@@ -195,7 +195,11 @@ def truncated(names: Sequence[str]) -> tuple[str, ...]:
 @contextlib.contextmanager
 def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) -> Iterator[None]:
     """Rename a scratch directory's tree into place; take it back if the block fails to publish it."""
+    from holdfast.trees.shared_dirs import adopt_tree
+
     make_directories(context.paths.snapshots)
+    with failing_to("write", room.tree):
+        adopt_tree(room.tree)
     try:
         move(room.tree, context.paths.tree(snapshot_id))
     except NotDurable:

@@ -79,7 +79,7 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
     """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
-    make_directories(context.paths.worktrees)
+    make_directories(context.paths.worktrees, mode=0o777)
     if payloads.status_of(context.paths, options.name) is not None:
         raise payloads.path_taken(context.paths.payload(options.name))
     if options.snapshot_id is not None:
@@ -91,7 +91,7 @@ def _make_payload(context: RepositoryContext, options: CreateOptions, payload: P
     from holdfast.trees.walker import synced
 
     if options.snapshot_id is None:
-        make_directories(payload)
+        make_directories(payload, mode=0o777)
         return
     make_directories(context.paths.caches)
     tree, cache = context.paths.tree(options.snapshot_id), context.paths.stat_cache(options.name)

@@ -14,6 +14,7 @@ these locks and finds such an intent knows that the author is gone. It finishes 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound
+from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, NotWritable
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.layout import INTENTS, Kind, Layout, Location, OpenDirectories
@@ -146,7 +147,10 @@ class Intents:
         return intent
 
     def write_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
-        """Step 1."""
+        """Step 1. Everything that this user may not change is refused here: a commit that is decided, and that cannot
+        be applied, would block everyone who needs its documents."""
+        for target in self.targets(intent, opened):
+            target.require_writable()
         located = [(self.layout.locate(step.name), step) for step in intent.steps if step.operation == "put"]
         bulk = are_many(len(located)) and self._root.fd is not None
         try:
@@ -230,6 +234,18 @@ class StepTarget(NamedTuple):
     @property
     def draft(self) -> str:
         return durable.draft_name(self.location.numbered(self.step.at), self.intent.drafts)
+
+    def require_writable(self) -> None:
+        """Raise `NotWritable` unless this user may apply the step. (For a document, its draft shows that.)"""
+        directory, location, step, _ = self
+        if step.operation == "put" or directory.fd is None:
+            return
+        lines = location.kind is Kind.LINES and directory.status(location.file) is not None
+        name, needed = (location.file, os.W_OK | os.R_OK) if lines else (".", os.W_OK | os.X_OK)
+        if not calls.access(name, needed, dir_fd=directory.fd):
+            denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            hint = "It belongs to another user. 'holdfast doctor' names wrong owners and modes; its --fix mends them."
+            raise NotWritable("change", directory.where(location.file), denied, hint=hint)
 
     def was_published(self) -> bool:
         """Whether the draft of a document has got its name. Only that, or the end of the intent, removes a draft."""

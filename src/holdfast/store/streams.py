@@ -24,7 +24,7 @@ from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 _CHUNK = 1 << 20
 _MOST_OLD = 256 << 10  # the most bytes of old content that an intent keeps
 _READ = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-_APPEND = _READ | os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_APPEND = _READ | os.O_WRONLY | os.O_APPEND
 
 # --- Numbered files --------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def write_receipts(directory: Directory, records: Iterable[tuple[int, bytes]]) -
         status = directory.status(RECEIPTS)
         if status is not None and status.st_size > _MOST_RECEIPTS:
             durable.publish(directory, RECEIPTS, OLDER_RECEIPTS)
-        fd = calls.open(directory.at(RECEIPTS), _APPEND, 0o666, dir_fd=directory.fd)
+        fd = directory.open_or_create(RECEIPTS, _APPEND)
         try:
             calls.write(fd, lines)
         finally:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import failing_to, opened
+from holdfast.fs.directory import Directory, failing_to, opened
 from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture, SourceWatch, start_scan_worker
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
@@ -34,7 +34,6 @@ from holdfast.trees.engines import (
 )
 from holdfast.trees.manifest import (
     HOMES,
-    KEPT_MODE,
     MANIFEST,
     PAYLOAD,
     READY,
@@ -328,10 +327,9 @@ def _is_sound(stored: Stored, path: bytes, entry: ManifestEntry, most: int) -> b
 def _make_tree(tree: Path) -> int:
     """Create the directory of the tree, if necessary; return the time by the clock of its filesystem."""
     with writing(tree):
-        try:
-            calls.mkdir(tree, KEPT_MODE)
-        except FileExistsError:
-            calls.utime(tree)
+        with Directory.open(tree.parent) as parent:
+            if not parent.make(tree.name, mode=0o700, durable=False):
+                calls.utime(tree)
         return calls.stat(tree).st_ctime_ns
 
 

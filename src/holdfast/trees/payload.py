@@ -102,7 +102,7 @@ class Attributes:
     """The default attributes of new entries below a directory, which decide what has to be set.
 
     In the payload of a snapshot (`kept`), the owner can read every file, nobody else can write to one, and none is
-    setuid or setgid; the manifest has the original mode.
+    setuid or setgid; the manifest has the original mode. If a group shares the repository, it may delete entries.
     """
 
     def __init__(self, directory: os.stat_result | None, *, kept: bool) -> None:
@@ -112,6 +112,7 @@ class Attributes:
         self._is_root = effective == 0
         self._uid, self._gid = (effective, -1) if directory is None else (directory.st_uid, directory.st_gid)
         self._denied = _PERMISSIONS if directory is None else _PERMISSIONS & ~directory.st_mode
+        self._is_shared = kept and directory is not None and bool(directory.st_mode & stat.S_ISGID)
 
     def create(self, directory: int, name: str, mode: int) -> int:
         """Create a file that has `mode` in the manifest; return its descriptor."""
@@ -134,12 +135,17 @@ class Attributes:
         """Complete a directory to which nothing more is added."""
         _, mode, uid, gid, mtime = meta
         lost = [] if uid == self._uid and gid == self._gid else self._chown(descriptor, uid, gid)
-        mode = mode & KEPT_MODE | stat.S_IRWXU if self._kept else mode
+        mode = self._kept_mode(mode) if self._kept else mode
         if xattrs or uid != self._uid or gid != self._gid or mode != _PERMISSIONS & ~self._denied:
             lost += _write_xattrs(descriptor, xattrs)
             calls.chmod(descriptor, mode)
         calls.utime(descriptor, ns=(mtime, mtime))
         return lost
+
+    def _kept_mode(self, mode: int) -> int:
+        """The mode of a directory of a payload: a group that shares the repository may delete what it may read."""
+        shared = stat.S_ISGID | stat.S_IWGRP if self._is_shared and mode & stat.S_IRGRP else 0
+        return mode & KEPT_MODE | stat.S_IRWXU | shared
 
     def finish_other(self, directory: int, name: str, meta: Meta, xattrs: Xattrs = ()) -> list[str]:
         """Complete a symbolic link or a special file, without following or opening it."""

@@ -21,12 +21,13 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import Closing, opened, write_all
+from holdfast.fs.directory import Closing, Directory, opened, write_all
 from holdfast.fs.names import is_safe_name
 from holdfast.trees.manifest import (
     HOMES,
@@ -237,8 +238,10 @@ def share_tree(tree: Path, new_tree: Path) -> None:
     """Create `new_tree`, which will stand beside `tree`, with the same content: it records the locations."""
     manifest = Manifest.read(tree)
     with writing(new_tree):
-        calls.mkdir(new_tree, KEPT_MODE)
-        calls.mkdir(new_tree / PAYLOAD, KEPT_MODE)
+        with Directory.open(new_tree.parent) as parent:
+            parent.make(new_tree.name, mode=0o700, durable=False)
+        with Directory.open(new_tree) as top:
+            top.make(PAYLOAD, mode=KEPT_MODE, durable=False)
         with Stored(tree) as stored:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
             write_shared_directories(new_tree, ((path, stored.location(path)) for path in entered))
@@ -257,6 +260,16 @@ def link_or_copy_file(source: Path, target: Path) -> None:
         if error.errno in _FULL or isinstance(error, FileNotFoundError | FileExistsError):
             raise
         write_file(target, read_whole(os.fspath(source)))
+
+
+def adopt_tree(tree: Path) -> None:
+    """Give the files beside the payload of a new tree to the owner of the repository, or to the group that shares it:
+    the umask of whoever made them does not count. Raises `OSError`."""
+    with Directory.open(tree) as directory:
+        if directory.adopts():
+            for name in (MANIFEST, HOMES, READY):
+                with suppress(FileNotFoundError), opened(name, os.O_RDONLY | NOFOLLOW, dir_fd=directory.fd) as file:
+                    directory.adopt(file, directory.mode_of_new(0o444))
 
 
 def write_file(path: Path, content: bytes) -> None:
