@@ -36,7 +36,8 @@ _STATUSES = frozenset({*map(int, ExitStatus), 126, 127})
 
 class Job(NamedTuple):
     """A command line of `holdfast`, and the process that it runs in. `stdout` names a file instead of a capture; `call`
-    names a function (`module:name`) that gets the arguments in place of the command line."""
+    names a function (`module:name`) that gets the arguments in place of the command line. `group` is another group of
+    the user."""
 
     arguments: Sequence[str]
     cwd: str
@@ -46,6 +47,8 @@ class Job(NamedTuple):
     user: int | None = None
     limit: float = TIME_LIMIT
     call: str = ""
+    group: int | None = None
+    umask: int = 0o022
 
 
 class Outcome(NamedTuple):
@@ -155,7 +158,8 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
             os.fdopen(number, mode, encoding="utf-8", errors=errors, closefd=False)
             for number, mode, errors in ((0, "r", "surrogateescape"), (1, "w", "strict"), (2, "w", "backslashreplace"))
         )
-        _become_user(job.user)
+        _become_user(job.user, job.group)
+        os.umask(job.umask)
         os.environ.clear()
         os.environ.update(job.env)
         if prepare is not None:
@@ -182,12 +186,12 @@ def _limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _become_user(user: int | None) -> None:
+def _become_user(user: int | None, group: int | None) -> None:
     if sys.platform != "linux":
         raise NotImplementedError
     if user is None:
         return
-    os.setgroups([])
+    os.setgroups([] if group is None else [group])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     candidates = (sys.executable, getattr(sys, "_base_executable", ""), "/usr/bin/python3")
@@ -205,6 +209,20 @@ def _called(job: Job) -> int:
 def _main(arguments: Sequence[str]) -> int:
     from holdfast.__main__ import main
 
+    sys.argv = ["holdfast", *arguments]
+    return main()
+
+
+def die_in_commit(*arguments: str) -> int:
+    """A command that is killed right after the commit point of its first commit of several documents."""
+    from holdfast.__main__ import main
+    from holdfast.store.intents import Intents
+
+    def apply(*_: object) -> list[int]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    Intents.apply = apply  # type: ignore[method-assign]
     sys.argv = ["holdfast", *arguments]
     return main()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from proof.hostile.campaign import NOBODY
 from proof.hostile.commands import facts_of
 from proof.hostile.runner import Job, Runner
-from proof.hostile.victim import Victim, own
+from proof.hostile.victim import Victim, make_victim, own
 
 OWNER = 12345
 NAME, CONTENT = "name-of-a-private-file", "content of a private file"
@@ -166,3 +168,102 @@ def test_another_user_without_rights_gets_a_failure_and_changes_nothing(owned: V
     ):
         outcome = runner.run(as_user(owned.job(*line), NOBODY))
         assert not outcome.problem, (line, outcome)
+
+
+# --- A group that shares a repository ---------------------------------------------------------------
+
+GROUP, ANNA, BEN = 5000, 12345, 12346
+ALTERNATELY = (
+    *("snapshot -m x", "worktree create {who}-made --from head", "lease acquire --worktree {who}-made --ttl 1s"),
+    *("ref create {who}-ref head", "pin add head", "issue create {who}", "issue claim-next --ttl 1s", "gc plan"),
+    *("run --snapshot -m y -- install -m 664 /dev/null {who}-file", "restore head --inplace --reason x", "status", "who", "doctor"),
+    "worktree rename {who}-made {who}-other",
+    *('ledger append {{"type":"note"}}', "ledger claim {node} --actor agent:{who} --ttl 10s"),
+    *("ledger release {node} --actor agent:{who}", "history", "issue list", "worktree remove {other}-other --force"),
+)
+"""What two users do in turn; each line is run by both before the next one."""
+
+
+def as_member(job: Job, user: int) -> Job:
+    """A job of a member of the group, who keeps everything else private, or does not."""
+    return job._replace(user=user, group=GROUP, umask=0o077 if user == ANNA else 0o002)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, runner: Runner) -> Victim:
+    """A repository that Anna has shared with a group."""
+    base = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    victim = make_victim(base / "base")
+    for each in (base, victim.base, victim.root):
+        each.chmod(0o755)
+    own(victim.home, ANNA)
+    victim.home.chmod(0o777)
+    os.chown(victim.root, ANNA, GROUP)
+    for line in ("init --shared .", "issue init", "ledger init", "run --snapshot -m first -- install -m 664 /dev/null first"):
+        made = runner.run(as_member(victim.job(*line.split()), ANNA))
+        assert made.status == 0, (line, made)
+    return victim
+
+
+def test_two_users_of_one_group_use_every_command_in_turn(shared: Victim, runner: Runner) -> None:
+    names = {ANNA: "anna", BEN: "ben"}
+    for line in ALTERNATELY:
+        for user, other in ((ANNA, BEN), (BEN, ANNA)):
+            words = line.format(who=names[user], other=names[other], node=user).split()
+            outcome = runner.run(as_member(shared.job(*words), user))
+            assert outcome.status in (0, 4) and not outcome.problem, (names[user], words, outcome)
+    closed = [each for each in seen_by_others(shared.root / ".jvs")]
+    assert not closed, closed
+
+
+KILLED = (
+    *("snapshot -m x", "issue create x", "ref create killed head", "worktree create killed --from head"),
+    *("pin add head", "issue claim-next --ttl 1s"),
+)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("line", KILLED)
+def test_a_member_of_the_group_goes_on_after_another_was_killed_in_mid_commit(
+    line: str, shared: Victim, runner: Runner
+) -> None:
+    """Anna keeps everything private by her umask; what she leaves must not be private all the same."""
+    prepared = runner.run(as_member(shared.job("issue", "create", "one"), ANNA))
+    job = shared.job(*line.split())._replace(call="proof.hostile.runner:die_in_commit")
+    killed = runner.run(as_member(job, ANNA))
+    assert (prepared.status, killed.status) == (0, -9), killed
+    assert list((shared.root / ".holdfast/intents").iterdir()), "it was not killed in mid-commit"
+
+    for each in ("snapshot -m y", "issue create y", "ref create later head", "worktree create later --from head"):
+        outcome = runner.run(as_member(shared.job(*each.split()), BEN))
+        assert outcome.status in (0, 4) and not outcome.problem, (each, outcome)
+
+
+def test_a_member_of_the_group_collects_what_another_has_stored(shared: Victim, runner: Runner) -> None:
+    for number in range(4):
+        line = ("run", "--snapshot", "-m", "x", "--", "sh", "-c", f"mkdir -p d{number} && echo {number} >d{number}/file")
+        assert runner.run(as_member(shared.job(*line), ANNA)._replace(umask=0o002)).status == 0
+    by_ben = [("gc", "policy", "--keep-last", "1"), ("gc", "plan", "--json")]
+    planned = [runner.run(as_member(shared.job(*line), BEN)) for line in by_ben]
+    plan = json.loads(planned[-1].out)["data"]["plan"]
+    outcome = runner.run(as_member(shared.job("gc", "run", "--plan", plan), BEN))
+    assert outcome.status == 0, outcome
+    assert len(list((shared.root / ".jvs/snapshots").iterdir())) < 5
+
+
+def test_the_doctor_of_root_gives_wrong_owners_back_and_closes_the_records_to_others(
+    owned: Victim, runner: Runner
+) -> None:
+    jvs = owned.root / ".jvs"
+    jvs.chmod(0o755)
+    os.chown(jvs / "audit", 0, 0)
+    secret = owned.home / "of-root"
+    secret.write_text("not to be given away")
+    os.chown(secret, 0, 0)
+    os.link(secret, jvs / "audit/linked")
+    by_owner = runner.run(as_user(owned.job("doctor", "--json"), OWNER))
+    assert '"owner-wrong"' in by_owner.out and '"permissions-readable"' in by_owner.out, by_owner
+    by_root = runner.run(owned.job("doctor", "--fix", "--json"))
+    assert not by_root.problem, by_root
+    assert ((jvs / "audit").stat().st_uid, jvs.stat().st_mode & 0o777) == (OWNER, 0o750)
+    assert secret.stat().st_uid == 0, "a file with another name was given away"

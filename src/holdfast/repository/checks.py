@@ -43,6 +43,7 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("clock", checks_storage.clock),
     Check("format", checks_storage.repository_format),
     Check("permissions", checks_storage.permissions),
+    Check("owners", checks_storage.owners),
     Check("filesystem", checks_storage.filesystem),
     Check("disk", checks_storage.disk),
 )

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
-from holdfast.errors import AuditChainBroken, Corrupt, LockConflict, NotFound, Refused
+from holdfast.errors import AuditChainBroken, Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory, io_failure, make_directories, move
+from holdfast.fs.directory import Directory, failing_to, io_failure, make_directories, move, opened
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.probe import find_capabilities, network_problems
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
@@ -88,6 +88,63 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         if not _can_write(status):
             message = f"this user cannot write to {path} (mode {mode}, owner {status.st_uid})"
             yield findings.of("permissions-missing", where, message, mode=mode, owner=status.st_uid)
+
+
+_CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
+_TREES = ("snapshots", "remnants", "quarantine", "tmp")  # a tree has the owners of the captured files
+_EXAMINE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def owners(examination: Examination) -> Iterator[Finding]:
+    """Records of root in the repository of another user, and records that others may read."""
+    if sys.platform == "win32":
+        return
+    with Directory.open(examination.context.paths.root) as root:
+        above = calls.fstat(root.fd or 0)
+        for top in _CONTROL:
+            with contextlib.suppress(NotFound), root.enter(top) as directory:
+                own = calls.fstat(directory.fd or 0)
+                right = above if own.st_uid == 0 else own
+                wrong = [top] if own.st_uid != right.st_uid else []
+                wrong += [f"{top}/{each}" for each in _of_root(directory, right.st_uid, _TREES)]
+                if wrong:
+                    message = f"{directory.path.parent / wrong[0]} belongs to root, not to the user {right.st_uid}"
+                    message += f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+                    give = partial(_give, root.path, wrong, right) if os.geteuid() == 0 else None
+                    yield findings.of("owner-wrong", top, message, give, owner=right.st_uid, count=len(wrong))
+                if top.startswith((".jvs", ".hold")) and own.st_mode & 0o007 and not own.st_mode & stat.S_IWOTH:
+                    message = f"other users can look into {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
+                    close = partial(_close, directory.path) if os.geteuid() in (0, own.st_uid) else None
+                    yield findings.of("permissions-readable", top, message, close)
+
+
+def _of_root(directory: Directory, owner: int, but: tuple[str, ...] = ()) -> Iterator[str]:
+    """The paths of what root owns below a directory of another user."""
+    for name in sorted(directory.names()) if owner else ():
+        status = directory.status(name)
+        if status is not None and status.st_uid == 0:
+            yield name
+        if status is not None and stat.S_ISDIR(status.st_mode) and name not in but:
+            with contextlib.suppress(Failure), directory.enter(name) as below:
+                yield from (f"{name}/{each}" for each in _of_root(below, owner))
+
+
+def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
+    """Give files and directories to the owner. Not a file with other names: it may be one from elsewhere."""
+    for each in paths:
+        path = root / each
+        with failing_to("give away", path), Directory.open(root) as top:
+            parent, _, name = each.rpartition("/")
+            directory = top.beneath(parent) if parent else top
+            with directory, opened(name, _EXAMINE, dir_fd=directory.fd) as file:
+                found = calls.fstat(file)
+                if found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
+                    calls.chown(file, right.st_uid, right.st_gid)
+
+
+def _close(path: Path) -> None:
+    with Directory.open(path) as directory, failing_to("close to others", path):
+        calls.chmod(directory.fd or 0, stat.S_IMODE(calls.fstat(directory.fd or 0).st_mode) & ~stat.S_IRWXO)
 
 
 def _control_directories(root: Path) -> Iterator[Path]:
