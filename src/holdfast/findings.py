@@ -126,7 +126,7 @@ REMEDIES = {
     "operation-unfinished": "finish it",
     "parent-missing": "restore the descriptor from a backup",
     "owner-wrong": "give it to the owner of the repository; only root can: 'sudo holdfast doctor --fix'",
-    "permissions-readable": "let only the owner and the group look into it",
+    "permissions-readable": "let only the owner look into it, and a group that may write there",
     "permissions-missing": "only its owner or an administrator can change that",
     "pin-dangling": "remove it; the audit trail still records it",
     "plan-expired": "delete it",

@@ -176,7 +176,13 @@ GROUP, ANNA, BEN = 5000, 12345, 12346
 ALTERNATELY = (
     *("snapshot -m x", "worktree create {who}-made --from head", "lease acquire --worktree {who}-made --ttl 1s"),
     *("ref create {who}-ref head", "pin add head", "issue create {who}", "issue claim-next --ttl 1s", "gc plan"),
-    *("run --snapshot -m y -- install -m 664 /dev/null {who}-file", "restore head --inplace --reason x", "status", "who", "doctor"),
+    *(
+        "run --snapshot -m y -- install -m 664 /dev/null {who}-file",
+        "restore head --inplace --reason x",
+        "status",
+        "who",
+        "doctor",
+    ),
     "worktree rename {who}-made {who}-other",
     *('ledger append {{"type":"note"}}', "ledger claim {node} --actor agent:{who} --ttl 10s"),
     *("ledger release {node} --actor agent:{who}", "history", "issue list", "worktree remove {other}-other --force"),
@@ -199,7 +205,12 @@ def shared(tmp_path: Path, runner: Runner) -> Victim:
     own(victim.home, ANNA)
     victim.home.chmod(0o777)
     os.chown(victim.root, ANNA, GROUP)
-    for line in ("init --shared .", "issue init", "ledger init", "run --snapshot -m first -- install -m 664 /dev/null first"):
+    for line in (
+        "init --shared .",
+        "issue init",
+        "ledger init",
+        "run --snapshot -m first -- install -m 664 /dev/null first",
+    ):
         made = runner.run(as_member(victim.job(*line.split()), ANNA))
         assert made.status == 0, (line, made)
     return victim
@@ -211,9 +222,9 @@ def test_two_users_of_one_group_use_every_command_in_turn(shared: Victim, runner
         for user, other in ((ANNA, BEN), (BEN, ANNA)):
             words = line.format(who=names[user], other=names[other], node=user).split()
             outcome = runner.run(as_member(shared.job(*words), user))
-            assert outcome.status in (0, 4) and not outcome.problem, (names[user], words, outcome)
-    closed = [each for each in seen_by_others(shared.root / ".jvs")]
-    assert not closed, closed
+            assert outcome.status in (0, 4), (names[user], words, outcome)
+            assert not outcome.problem, (names[user], words, outcome)
+    assert not seen_by_others(shared.root / ".jvs")
 
 
 KILLED = (
@@ -236,12 +247,22 @@ def test_a_member_of_the_group_goes_on_after_another_was_killed_in_mid_commit(
 
     for each in ("snapshot -m y", "issue create y", "ref create later head", "worktree create later --from head"):
         outcome = runner.run(as_member(shared.job(*each.split()), BEN))
-        assert outcome.status in (0, 4) and not outcome.problem, (each, outcome)
+        assert outcome.status in (0, 4), (each, outcome)
+        assert not outcome.problem, (each, outcome)
 
 
 def test_a_member_of_the_group_collects_what_another_has_stored(shared: Victim, runner: Runner) -> None:
     for number in range(4):
-        line = ("run", "--snapshot", "-m", "x", "--", "sh", "-c", f"mkdir -p d{number} && echo {number} >d{number}/file")
+        line = (
+            "run",
+            "--snapshot",
+            "-m",
+            "x",
+            "--",
+            "sh",
+            "-c",
+            f"mkdir -p d{number} && echo {number} >d{number}/file",
+        )
         assert runner.run(as_member(shared.job(*line), ANNA)._replace(umask=0o002)).status == 0
     by_ben = [("gc", "policy", "--keep-last", "1"), ("gc", "plan", "--json")]
     planned = [runner.run(as_member(shared.job(*line), BEN)) for line in by_ben]
@@ -262,8 +283,9 @@ def test_the_doctor_of_root_gives_wrong_owners_back_and_closes_the_records_to_ot
     os.chown(secret, 0, 0)
     os.link(secret, jvs / "audit/linked")
     by_owner = runner.run(as_user(owned.job("doctor", "--json"), OWNER))
-    assert '"owner-wrong"' in by_owner.out and '"permissions-readable"' in by_owner.out, by_owner
+    assert '"owner-wrong"' in by_owner.out, by_owner
+    assert '"permissions-readable"' in by_owner.out, by_owner
     by_root = runner.run(owned.job("doctor", "--fix", "--json"))
     assert not by_root.problem, by_root
-    assert ((jvs / "audit").stat().st_uid, jvs.stat().st_mode & 0o777) == (OWNER, 0o750)
+    assert ((jvs / "audit").stat().st_uid, jvs.stat().st_mode & 0o777) == (OWNER, 0o700)
     assert secret.stat().st_uid == 0, "a file with another name was given away"

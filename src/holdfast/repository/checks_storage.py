@@ -112,7 +112,7 @@ def owners(examination: Examination) -> Iterator[Finding]:
                     message += f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
                     give = partial(_give, root.path, wrong, right) if os.geteuid() == 0 else None
                     yield findings.of("owner-wrong", top, message, give, owner=right.st_uid, count=len(wrong))
-                if top.startswith((".jvs", ".hold")) and own.st_mode & 0o007 and not own.st_mode & stat.S_IWOTH:
+                if top in _CONTROL[:2] and own.st_mode & _open_to(own) and not own.st_mode & stat.S_IWOTH:
                     message = f"other users can look into {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
                     close = partial(_close, directory.path) if os.geteuid() in (0, own.st_uid) else None
                     yield findings.of("permissions-readable", top, message, close)
@@ -142,9 +142,15 @@ def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
                     calls.chown(file, right.st_uid, right.st_gid)
 
 
+def _open_to(own: os.stat_result) -> int:
+    """The rights that nobody needs: those of others and, unless the group may write too, those of the group."""
+    return stat.S_IRWXO if own.st_mode & stat.S_IWGRP else stat.S_IRWXO | stat.S_IRWXG
+
+
 def _close(path: Path) -> None:
     with Directory.open(path) as directory, failing_to("close to others", path):
-        calls.chmod(directory.fd or 0, stat.S_IMODE(calls.fstat(directory.fd or 0).st_mode) & ~stat.S_IRWXO)
+        own = calls.fstat(directory.fd or 0)
+        calls.chmod(directory.fd or 0, stat.S_IMODE(own.st_mode) & ~_open_to(own))
 
 
 def _control_directories(root: Path) -> Iterator[Path]:
