@@ -245,6 +245,8 @@ class Directory(Closing):
 
     def adopt(self, made: int, mode: int) -> None:
         """Give an open file or directory that we have just made here its owner, group and mode. Raises `OSError`."""
+        if sys.platform == "win32":
+            return
         here, found = self._status_here(), calls.fstat(made)
         if here is None or found.st_uid != os.geteuid():
             return  # replaced meanwhile

@@ -74,8 +74,8 @@ def initialise(
 
     An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
     `nested` is true. If it is `shared`, the group of `root` may do everything that its owner may. `store` is the
-    address of a server for the records, instead of files. `probe` returns the capabilities of the filesystem and refuses an
-    unsafe one; default: `require_safe`.
+    address of a server for the records, instead of files. `probe` returns the capabilities of the filesystem and
+    refuses an unsafe one; default: `require_safe`.
     """
     paths = RepositoryPaths(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), paths.root)
