@@ -78,13 +78,17 @@ def change(context: RepositoryContext, key: Key[Any], **fields: object) -> None:
 # --- Leftovers of dead processes ----------------------------------------------------------------------
 
 
+def _plan(context: RepositoryContext, name: str) -> str:
+    return msgspec.json.encode(
+        msgspec.structs.replace(gc_plan.propose(context, store=False).plan, plan_id=name)
+    ).decode()
+
+
 def unfinished_commit(context: RepositoryContext) -> None:
     """A commit of two documents that was decided and not carried out."""
     store = context.store
     assert isinstance(store, FileStore)
-    plan = gc_plan.propose(context, store=False).plan
-    content = msgspec.json.encode(plan).decode() + "\n"
-    steps = (Step("jvs/plans/x1", "put", content), Step("jvs/plans/x2", "put", content))
+    steps = tuple(Step(f"jvs/plans/{name}", "put", _plan(context, name) + "\n") for name in ("x1", "x2"))
     with OpenDirectories(store._directories) as opened:
         store._intents.publish(Intent("dead", steps), opened)
 
@@ -94,7 +98,7 @@ def conflicting_commit(context: RepositoryContext) -> None:
     unfinished_commit(context)
     place = context.paths.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(msgspec.json.encode(gc_plan.propose(context, store=False).plan).decode())
+    place.write_text(_plan(context, "x2"))
     files = context.store.files
     assert files is not None
     files.finish_commits(files.unfinished_commits())
