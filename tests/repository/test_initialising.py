@@ -227,8 +227,9 @@ def test_an_import_of_files_that_change_fails_unless_best_effort_is_enough(scrat
     writes = itertools.count()
 
     def change_it(attempt: Attempt) -> Any:
-        if str(attempt.arguments[0]).endswith("README"):  # it is about to be read
-            (scratch / "project/src/a.py").write_text(f"changed {next(writes)}")
+        other = {"README": "src/a.py", "a.py": "README"}.get(Path(str(attempt.arguments[0])).name)
+        if other is not None:  # one is about to be read: the other one has been, if this is the second
+            (scratch / "project" / other).write_text(f"changed {next(writes)}")
         return attempt.perform()
 
     with interposed(change_it, ("open",)):
