@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_KIND, _DIRECTORY, _REGULAR, _LINK = 0o170000, 0o040000, 0o100000, 0o120000  # `stat` is one of our calls here, not the module
+
 open = os.open
 close = os.close
 read = os.read
@@ -185,6 +187,49 @@ def flock_interruptible(descriptor: int, operation: int) -> int:
     return native.flock(descriptor, operation)
 
 
+if sys.platform == "win32":
+
+    def open_without_links(path: str) -> int:
+        """Refuse: a directory has no descriptor here."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+elif sys.platform == "darwin":
+
+    def open_without_links(path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW_ANY)
+
+else:
+    _INTO = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    _THROUGH = _INTO | getattr(os, "O_PATH", os.O_RDONLY)  # needs no right to list the directory
+
+    def open_without_links(path: str) -> int:
+        """Open the directory at an absolute path. If a part of it is a symbolic link, raise ELOOP that names the part.
+
+        Each part is opened in the one before it, so exchanging a directory for a link while this runs gains nothing.
+        (`openat2` does it in one system call, but loading `ctypes` takes longer than the other ones.)
+        """
+        names = path.strip("/").split("/")
+        here = os.open("/", _THROUGH)
+        for depth, name in enumerate(names, 1):
+            try:
+                below = os.open(name or ".", _THROUGH if depth < len(names) else _INTO, dir_fd=here)
+            except OSError as error:
+                error.filename = "/" + "/".join(names[:depth])
+                if error.errno == errno.ENOTDIR and _is_link(name, here):
+                    error.errno = errno.ELOOP
+                raise
+            finally:
+                os.close(here)
+            here = below
+        return here
+
+    def _is_link(name: str, directory: int) -> bool:
+        try:
+            return (os.lstat(name, dir_fd=directory).st_mode & _KIND) == _LINK
+        except OSError:
+            return False
+
+
 CHANGING = (
     *"open close write write_mapped ftruncate fsync sync_directory sync_filesystem link rename replace".split(),
     *"rename_noreplace rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod chown".split(),
@@ -193,7 +238,7 @@ CHANGING = (
 """The calls that change the disk, or the holder of a lock."""
 READING = (
     *"read read_into start_writing enlarge_pipe lseek fstat stat access scandir listdir chdir readlink".split(),
-    *"realpath listxattr getxattr free_space".split(),
+    *"realpath listxattr getxattr free_space open_without_links".split(),
 )
 """The other calls."""
 
@@ -201,7 +246,6 @@ READING = (
 # --- Questions about one path -------------------------------------------------------------------------
 # The guard asks them before every write, and loads no other module of this package for it.
 
-_KIND, _DIRECTORY, _REGULAR = 0o170000, 0o040000, 0o100000  # `stat` is one of our calls here, not the module
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 

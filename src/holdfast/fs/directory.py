@@ -2,7 +2,7 @@
 
 A path that is checked and then used may lead somewhere else by the time it is used. So every writer opens
 the directory once and from then on names files *in that directory*, wherever its path leads meanwhile.
-`beneath` descends step by step and refuses a symbolic link at each step, with no gap between check and use.
+`open` and `beneath` descend step by step and refuse a symbolic link at each step, with no gap between check and use.
 """
 
 from __future__ import annotations
@@ -67,17 +67,23 @@ def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, dir_f
         (calls.close if flags & (os.O_WRONLY | os.O_RDWR) else close_quietly)(fd)
 
 
-def entry_exists(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` exists, dangling links included."""
+def status_at(path: str | os.PathLike[str]) -> os.stat_result | None:
+    """The status of a path, of a link itself and not its target; None if it is missing. A link above it is refused."""
+    above, name = os.path.split(path)
     try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("examine", path, error) from error
-    except ValueError:
-        raise not_a_path(path) from None
-    return True
+        with Directory.open(above) as parent:
+            return parent.status(name)
+    except NotFound:
+        return None
+    except IoFailure as failure:
+        if failure.facts.get("errno") == errno.ENOTDIR:
+            return None
+        raise
+
+
+def entry_exists(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` exists, dangling links included; a link above it is refused."""
+    return status_at(path) is not None
 
 
 def write_all(fd: int, content: bytes | memoryview) -> None:
@@ -135,19 +141,33 @@ class Directory(Closing):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the directory at `path`, following links: the caller chose the path."""
+        """Open the directory at a path that has no symbolic link in any of its parts; `PathEscape` at a link.
+
+        For everything in a repository, whose root is resolved once: a link below it could lead anywhere.
+        """
         where = os.fspath(path)
         if sys.platform == "win32":
+            _refuse_links(where)
             _require_directory(where)
             return cls(where, None)
+        full = where if where.startswith("/") else f"{os.getcwd()}/{where}".removesuffix("/.")
+        if "/.." in full and ".." in full.split("/"):
+            raise PathEscape(f"{where} has a '..' in it", path=where)
         try:
-            return cls(where, calls.open(where, _OPEN))
+            return cls(where, calls.open_without_links(full))
         except ValueError:
             raise not_a_path(where) from None
         except FileNotFoundError:
             raise _no_directory(where) from None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _is_a_link(str(error.filename)) from None
             raise io_failure("open the directory", where, error) from error
+
+    @classmethod
+    def follow(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the directory at a path that the user chose, and whose links are the user's choice too."""
+        return cls.open(calls.realpath(path))
 
     def beneath(self, relative: str, *, create: bool = False, mode: int | None = None) -> Directory:
         """Open the directory `relative` below this one, refusing every symbolic link in it."""
@@ -174,8 +194,7 @@ class Directory(Closing):
     def _enter(self, name: str) -> Directory:
         where = self.where(name)
         if sys.platform == "win32":
-            if self.is_link(name):
-                raise PathEscape(f"{where} is a link", path=where)
+            _refuse_links(where, depth=1)
             _require_directory(where)
             return Directory(where, None)
         try:
@@ -186,8 +205,7 @@ class Directory(Closing):
             raise _no_directory(where) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
-                problem = f"is a symbolic link; following it could lead out of {self.shown}"
-                raise PathEscape(f"{where} {problem}", path=where) from None
+                raise _is_a_link(where) from None
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int | None = None, durable: bool = True) -> bool:
@@ -300,11 +318,8 @@ class Directory(Closing):
             raise io_failure("examine", self.where(name), error) from error
 
     def is_link(self, name: str) -> bool:
-        """Whether `name` is a symbolic link (on Windows also a junction)."""
-        status = self.status(name)
-        if sys.platform == "win32" and status and status.st_file_attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT:
-            return True
-        return status is not None and stat.S_ISLNK(status.st_mode)
+        """Whether `name` is a symbolic link, on Windows also a junction."""
+        return is_link(self.status(name))
 
     def is_directory(self, name: str) -> bool:
         """Whether `name` is a directory, not a link to one."""
@@ -362,6 +377,26 @@ def make_directories(path: Path, *, mode: int | None = None) -> None:
     for each in reversed(missing):
         with Directory.open(each.parent) as parent:
             parent.make(each.name, mode=mode)
+
+
+def _is_a_link(path: str) -> PathEscape:
+    return PathEscape(f"{path} is a symbolic link; following it could lead out of the repository", path=path)
+
+
+def _refuse_links(path: str, depth: int | None = None) -> None:
+    """Refuse a path of which one of the last `depth` parts (all, if None) is a link or a junction."""
+    full = Path(os.path.abspath(path))
+    for each in (full, *full.parents)[:depth]:
+        with contextlib.suppress(OSError):
+            if is_link(calls.stat(each, follow_symlinks=False)):
+                raise _is_a_link(str(each))
+
+
+def is_link(status: os.stat_result | None) -> bool:
+    """Whether this is the status of a symbolic link, on Windows also of a junction."""
+    if sys.platform == "win32" and status and status.st_file_attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT:
+        return True
+    return status is not None and stat.S_ISLNK(status.st_mode)
 
 
 def _require_directory(path: str) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure, move
-from holdfast.repository.context import Descriptor, RepositoryContext, is_ready, status_at
+from holdfast.fs.directory import Directory, io_failure, move, status_at
+from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
 from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -23,8 +22,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageFailure,
 )
-from holdfast.fs import calls
-from holdfast.fs.directory import io_failure, not_a_path
+from holdfast.fs.directory import status_at
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
@@ -268,18 +266,6 @@ def is_ready(paths: RepositoryPaths, snapshot_id: str) -> bool:
     """Whether the tree of a snapshot exists and is complete."""
     status = status_at(paths.tree(snapshot_id) / READY)
     return status is not None and stat.S_ISREG(status.st_mode)
-
-
-def status_at(path: Path) -> os.stat_result | None:
-    """The status of a path (of a link itself, not its target); None if it does not exist."""
-    try:
-        return calls.stat(path, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    except ValueError:
-        raise not_a_path(path) from None
 
 
 # --- The state of a worktree, for decide functions ----------------------------------------------------

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.errors import Corrupt, ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, make_directories, move, sync_parents
+from holdfast.fs.directory import Directory, make_directories, move, status_at, sync_parents
 from holdfast.fs.names import shortened, split_relative
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
@@ -31,7 +31,6 @@ from holdfast.repository.context import (
     RepositoryContext,
     is_ready,
     new_snapshot_id,
-    status_at,
 )
 from holdfast.repository.payloads import Scratch, scratch, sweep
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure, make_directories, move
+from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure, make_directories, move, status_at
 from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
@@ -34,7 +34,6 @@ from holdfast.repository.context import (
     RepositoryFormat,
     RepositoryPaths,
     WorktreeConfig,
-    status_at,
 )
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
