@@ -162,10 +162,11 @@ class AllOrNone(Floor):
         os.write(fd, self._content * count)
         os.close(fd)
         calls.sync_filesystem(directory)
-        calls.rename_noreplace(".intent.tmp", "intent.json", directory=intents)
+        calls.rename_noreplace(".intent.tmp", "intent.json", src_dir_fd=intents, dst_dir_fd=intents)
         os.fsync(intents)
         for each in numbers:
-            calls.rename_noreplace(f".event-{each:06d}.tmp", f"event-{each:06d}.json", directory=directory)
+            names = f".event-{each:06d}.tmp", f"event-{each:06d}.json"
+            calls.rename_noreplace(*names, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
         os.unlink("intent.json", dir_fd=intents)
         os.close(directory)

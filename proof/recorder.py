@@ -202,7 +202,7 @@ def _descriptor(attempt: Attempt, argument: int) -> int | None:
     """The open directory in which a path argument is looked up; None: the current one."""
     options = attempt.options
     own = options.get("dst_dir_fd" if argument else "src_dir_fd")
-    found: int | None = own if own is not None else options.get("dir_fd", options.get("directory"))
+    found: int | None = own if own is not None else options.get("dir_fd")
     return found
 
 

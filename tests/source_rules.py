@@ -62,6 +62,42 @@ def file_system_uses(source: str) -> list[Use]:
     return sorted([*names.uses_of(_FUNCTIONS), *names.imports_of(_MODULES), *methods])
 
 
+_LOOKING_UP = """
+    open stat access unlink mkdir rmdir scandir listdir chdir readlink symlink chmod chown utime mknod
+    listxattr getxattr setxattr free_space read_small
+""".split()
+_DESCRIPTORS = ("fd", "descriptor", "here")  # by convention; some calls take an open file instead of a path
+_OF_THE_SYSTEM = ("/proc/", "/dev/")
+_LOOKING_UP_TWO = "link rename replace rename_noreplace rename_exchange".split()
+_NEEDED = {f"holdfast.fs.calls.{name}": {"dir_fd"} for name in _LOOKING_UP} | {
+    f"holdfast.fs.calls.{name}": {"src_dir_fd", "dst_dir_fd"} for name in _LOOKING_UP_TWO
+}
+_NEEDED |= {"holdfast.fs.directory.opened": {"dir_fd"}}
+_NEEDED |= {f"holdfast.fs.directory.{name}": {"never"} for name in ("Directory.follow", "chosen")}
+
+
+def paths_looked_up(source: str) -> list[Use]:
+    """Every call on a path, in which a link would be followed, instead of a name in an open directory."""
+    names = names_of(source)
+    return sorted(
+        Use(call.lineno, function.removeprefix("holdfast.fs.").removeprefix("directory."))
+        for call in names.walk(ast.Call)
+        if (function := names.dotted(call.func)) in _NEEDED
+        and not _NEEDED[function] <= {each.arg for each in call.keywords}
+        and not _leads_nowhere(call.args[0])
+    )
+
+
+def _leads_nowhere(argument: ast.expr) -> bool:
+    """Whether this is an open file, or a path of the system's own."""
+    match argument:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in _DESCRIPTORS
+        case ast.Constant(value=str(text)) | ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return f"{text}/".startswith(_OF_THE_SYSTEM)
+    return False
+
+
 # --- Terminal, environment, exit --------------------------------------------------------------------
 
 _FACES_ONLY = frozenset(

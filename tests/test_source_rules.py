@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ExitStatus, Failure, all_failures
-from tests.source_rules import Use, face_imports, face_uses, failures_declared, file_system_uses
+from tests.source_rules import Use, face_imports, face_uses, failures_declared, file_system_uses, paths_looked_up
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
@@ -25,6 +25,12 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "fs/calls.py": "the one place that calls the system",
         "fs/native.py": "system calls that Python lacks, behind fs/calls.py",
         "testing/": "harnesses, outside the code under test",
+    },
+    paths_looked_up: {
+        "fs/": "the one place that leads from a path to an open directory",
+        "testing/": "harnesses, outside the code under test",
+        "trees/": "TO BE REMOVED with the conversion of trees/",
+        "setup/": "TO BE REMOVED with the conversion of setup/",
     },
     face_uses: {"cli/": "a face", "__main__.py": "a face"},
     face_imports: {"cli/": "a face", "__main__.py": "a face"},
@@ -49,6 +55,27 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (face_uses, "store/approvals.py", "os.environ"): "the user's approvals count for programs as for commands",
     (face_uses, "store/approvals.py", "os.path.expanduser"): "the user's data directory, which has them",
     (face_uses, "store/postgres_connections.py", "os.path.expanduser"): "where libpq looks for trusted certificates",
+    (paths_looked_up, "cli/candidates.py", "calls.listdir"): "completion offers safe names only, whosever they are",
+    (paths_looked_up, "cli/candidates.py", "calls.read_small"): "as a help text beside a name",
+    (paths_looked_up, "cli/demo.py", "Directory.follow"): "the directory for temporary files",
+    (paths_looked_up, "cli/issue_many.py", "chosen"): "a file that the user named",
+    (paths_looked_up, "cli/lock.py", "calls.stat"): "a lock file that the user named",
+    (paths_looked_up, "cli/output.py", "calls.open"): "the null device",
+    (paths_looked_up, "cli/run.py", "calls.stat"): "compares the current directory with a worktree, for a warning",
+    (paths_looked_up, "cli/setup.py", "calls.stat"): "looks for a command on the user's PATH",
+    (paths_looked_up, "locks/flock.py", "calls.stat"): "compares with the file that is locked; a link differs",
+    (paths_looked_up, "locks/identity.py", "calls.read_small"): "files of the system",
+    (paths_looked_up, "locks/kernel_locks.py", "calls.stat"): "names the file of a lock that someone holds",
+    (paths_looked_up, "locks/ledger_lock.py", "chosen"): "the directory above a ledger",
+    (paths_looked_up, "locks/lock_file.py", "calls.stat"): "compares with the directory that is open; a link differs",
+    (paths_looked_up, "repository/checks_storage.py", "calls.free_space"): "the root",
+    (paths_looked_up, "repository/compare.py", "chosen"): "the target of an export",
+    (paths_looked_up, "repository/guard.py", "calls.read_small"): "answers a question, and loads no other module",
+    (paths_looked_up, "repository/guard.py", "calls.scandir"): "the same",
+    (paths_looked_up, "repository/usage.py", "calls.readlink"): "files of the system",
+    (paths_looked_up, "repository/usage.py", "calls.scandir"): "files of the system",
+    (paths_looked_up, "repository/usage.py", "calls.stat"): "compares the directories of processes with a worktree",
+    (paths_looked_up, "store/open.py", "Directory.follow"): "a store that the user named",
 }
 """Single uses that are justified: rule, file and use, with the reason."""
 
@@ -134,6 +161,43 @@ def test_a_file_system_access_that_bypasses_fs_is_found(source: str, found: str)
 )
 def test_code_that_does_not_touch_the_file_system_passes(source: str) -> None:
     assert file_system_uses(source) == []
+
+
+_CALLS = "from holdfast.fs import calls\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("calls.stat(path)", "calls.stat"),
+        ("calls.stat(path, follow_symlinks=False)", "calls.stat"),
+        ("calls.open(root / 'x', flags)", "calls.open"),
+        ("calls.rename(old, new)", "calls.rename"),
+        ("calls.rename(old, new, src_dir_fd=fd)", "calls.rename"),
+        ("calls.scandir(path)", "calls.scandir"),
+        ("calls.read_small(f'{root}/proc/x', 9)", "calls.read_small"),
+        ("def lazy():\n    from holdfast.fs import calls as c\n    c.unlink(path)", "calls.unlink"),
+        ("from holdfast.fs.directory import opened\nwith opened(path, 0) as fd: pass", "opened"),
+        ("from holdfast.fs.directory import Directory\nDirectory.follow(path)", "Directory.follow"),
+        ("from holdfast.fs.directory import chosen\nchosen(path)", "chosen"),
+    ],
+)
+def test_a_path_that_is_looked_up_outside_of_an_open_directory_is_found(source: str, found: str) -> None:
+    assert [use.what for use in paths_looked_up(_CALLS + source)] == [found]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "calls.stat(name, dir_fd=directory.fd, follow_symlinks=False)",
+        "calls.rename(one, other, src_dir_fd=fd, dst_dir_fd=fd)",
+        "calls.scandir(directory.fd)\ncalls.chmod(descriptor, 0)\ncalls.utime(here)",
+        "calls.listdir('/proc')\ncalls.read_small(f'/proc/{pid}/stat', 9)\ncalls.open('/dev/tty', 0)",
+        "from holdfast.fs.directory import Directory\nDirectory.open(path)",
+    ],
+)
+def test_a_name_in_an_open_directory_passes(source: str) -> None:
+    assert paths_looked_up(_CALLS + source) == []
 
 
 @pytest.mark.parametrize(

@@ -271,10 +271,10 @@ def paths_of(attempt: Attempt) -> list[Any]:
 def base_of(attempt: Attempt, argument: int) -> int | None:
     """The open directory in which a path argument of a call is looked up, if there is one."""
     options = attempt.options
-    if attempt.name in ("link", "rename", "replace"):
+    if attempt.name in ("link", "rename", "replace", "rename_noreplace", "rename_exchange"):
         number: Any = options.get(("src_dir_fd", "dst_dir_fd")[argument])
     else:
-        number = options.get("dir_fd", options.get("directory"))
+        number = options.get("dir_fd")
     return number if is_descriptor(number) else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.directory import Directory, chosen, make_directories, move, rename, status_at
 from tests.locks.workers import Line, Workers
 from tests.support.descriptors import open_descriptors
 
@@ -108,11 +110,50 @@ def test_missing_directories_are_created_on_request_with_the_given_mode(top: Pat
     assert (top / "a/new").stat().st_mode & 0o777 == 0o700
 
 
-def test_links_in_the_path_of_the_root_are_followed_because_the_caller_chose_it(top: Path) -> None:
+def test_links_in_a_path_that_the_user_chose_are_followed(top: Path) -> None:
     (top / "link").symlink_to("a")
 
-    with Directory.open(top / "link") as directory, directory.beneath("b/c") as below:
+    with Directory.follow(top / "link") as directory, directory.beneath("b/c") as below:
         assert os.path.samestat(os.fstat(below.fd or -1), os.stat(top / "a/b/c"))
+    assert chosen(top / "link/b") == top / "a/b"
+    assert chosen(top / "link") == top / "link"  # the last part is the caller's matter
+
+
+@pytest.mark.parametrize("place", ["a", "a/b", "a/b/c"])
+def test_a_link_is_refused_in_every_part_of_another_path(top: Path, place: str) -> None:
+    (top / place).rename(top / "elsewhere")
+    (top / place).symlink_to(top / "elsewhere")
+
+    for use in (Directory.open, lambda path: status_at(path / "x"), lambda path: rename(path / "x", top / "y")):
+        with pytest.raises(PathEscape, match=re.escape(f"{top / place} is a symbolic link")):
+            use(top / "a/b/c")
+
+
+def test_a_move_through_a_link_is_refused_on_either_side(top: Path) -> None:
+    (top / "a/b/c/file").write_bytes(b"content")
+    (top / "link").symlink_to("a/b/c")
+
+    with pytest.raises(PathEscape, match="symbolic link"):
+        move(top / "link/file", top / "a/file")
+    with pytest.raises(PathEscape, match="symbolic link"):
+        move(top / "a/b/c/file", top / "link/other")
+    assert (top / "a/b/c/file").read_bytes() == b"content"
+
+
+def test_the_mode_of_what_a_link_leads_to_is_never_changed(top: Path) -> None:
+    (top / "file").write_bytes(b"content")
+    (top / "file").chmod(0o644)
+    (top / "link").symlink_to("file")
+
+    with Directory.open(top) as directory:
+        if sys.platform == "linux":
+            with pytest.raises(OSError, match="symbolic link"):
+                calls.chmod("link", 0o777, dir_fd=directory.fd)
+        else:
+            calls.chmod("link", 0o777, dir_fd=directory.fd)
+        calls.chmod("file", 0o600, dir_fd=directory.fd)
+
+    assert stat.S_IMODE((top / "file").stat().st_mode) == 0o600
 
 
 def test_an_open_directory_stays_the_same_when_its_path_changes(top: Path) -> None:

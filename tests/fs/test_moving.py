@@ -22,9 +22,9 @@ RENAMES = ("rename_noreplace", "rename_exchange")
 
 def as_unprivileged(attempt: Attempt) -> Any:
     """Behave as for everyone but root: moving a directory to another parent needs write access to it."""
-    paths = attempt.arguments if attempt.name == "rename_exchange" else attempt.arguments[:1]
-    for path in paths:
-        if not os.stat(path).st_mode & stat.S_IWUSR:
+    both = zip(attempt.arguments, (attempt.options.get(name) for name in ("src_dir_fd", "dst_dir_fd")), strict=True)
+    for path, directory in list(both)[: 2 if attempt.name == "rename_exchange" else 1]:
+        if not os.stat(path, dir_fd=directory).st_mode & stat.S_IWUSR:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return attempt.perform()
 

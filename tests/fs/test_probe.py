@@ -58,10 +58,7 @@ def test_a_process_that_another_thread_starts_meanwhile_does_not_look_like_a_loc
 
 
 def test_a_rename_that_replaces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def overwrite(source: str, target: str, *, directory: int | None = None) -> None:
-        os.replace(source, target, src_dir_fd=directory, dst_dir_fd=directory)
-
-    monkeypatch.setattr(calls, "rename_noreplace", overwrite)
+    monkeypatch.setattr(calls, "rename_noreplace", os.replace)
     assert not find_capabilities(tmp_path).rename_noreplace
 
 

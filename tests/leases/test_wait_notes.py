@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import calls
+from holdfast.fs.directory import Directory
 from holdfast.leases import wait_notes
 from holdfast.leases.deadlock import Resource
 from holdfast.leases.wait_notes import WaitNote, WaitNotes
@@ -94,6 +95,20 @@ def test_a_full_disk_leaves_no_empty_note_behind(place: Path, monkeypatch: pytes
     assert board.notes() == []
     posted.take_down()
     assert not list(place.iterdir())
+
+
+def test_a_link_in_place_of_the_directory_is_neither_written_to_nor_swept(place: Path) -> None:
+    elsewhere = place.with_name("elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "letter.json").write_bytes(b"dear")
+    place.symlink_to(elsewhere)
+
+    board = WaitNotes([place])
+    posted = board.post(note())
+
+    assert board.notes() == []
+    assert [each.name for each in elsewhere.iterdir()] == ["letter.json"]
+    posted.take_down()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"ticket": 3}', b"\xff" * 70_000])
@@ -201,8 +216,8 @@ def test_notes_posted_during_sweeps_are_never_lost(place: Path) -> None:
 def test_a_writer_that_does_not_check_again_would_be_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: the note is written to a file that was swept before it was locked."""
 
-    def swept(path: str, content: bytes) -> None:
-        os.unlink(path)
+    def swept(directory: Directory, name: str, content: bytes) -> None:
+        os.unlink(directory.where(name))
 
     monkeypatch.setattr(wait_notes, "_write", swept)
     board, mine = WaitNotes([place]), note()

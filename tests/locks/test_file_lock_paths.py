@@ -146,6 +146,23 @@ def test_a_symbolic_link_in_the_directory_part_of_the_path_is_followed(scratch: 
         assert not is_free(scratch / "real" / "a.lock")
 
 
+def test_a_locker_that_follows_no_links_refuses_one_in_any_part_of_the_path(scratch: Path) -> None:
+    locker = FileLocker(0, follow_links=False)
+    (scratch / "real/below").mkdir(parents=True)
+    path = scratch / "real/below/a.lock"
+    locker.lock_exclusive(path).release()
+    (scratch / "real").rename(scratch / "moved")
+    (scratch / "real").symlink_to("moved")
+
+    with pytest.raises(PathEscape, match=r"real is a symbolic link"):
+        locker.lock_exclusive(scratch / "real/below/new.lock")
+    assert not (scratch / "moved/below/new.lock").exists()
+    with locker.lock_exclusive(scratch / "moved/below/a.lock"):
+        assert not is_free(scratch / "moved/below/a.lock")
+    with pytest.raises(NotFound, match="its directory does not exist"):
+        locker.lock_exclusive(scratch / "missing/a.lock")
+
+
 # --- Permissions and full disks -----------------------------------------------------------------------
 
 

@@ -371,7 +371,7 @@ def test_a_rename_that_must_not_replace_happens_only_after_the_removal_of_its_ta
     def operate(directory: Path) -> None:
         with opened(directory) as fd:
             calls.unlink("old", dir_fd=fd)
-            supported(lambda: calls.rename_noreplace("new", "old", directory=fd))
+            supported(lambda: calls.rename_noreplace("new", "old", src_dir_fd=fd, dst_dir_fd=fd))
 
     assert states(operate, prepare) == every({"old": OLD, "new": NEW}, {"new": NEW}, {"old": NEW})
 
@@ -383,7 +383,7 @@ def test_an_exchange_is_one_change() -> None:
 
     def operate(directory: Path) -> None:
         with opened(directory) as fd:
-            supported(lambda: calls.rename_exchange("one", "other", directory=fd))
+            supported(lambda: calls.rename_exchange("one", "other", src_dir_fd=fd, dst_dir_fd=fd))
 
     assert states(operate, prepare) == every({"one": OLD, "other": "directory"}, {"one": "directory", "other": OLD})
 

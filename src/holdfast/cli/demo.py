@@ -16,8 +16,7 @@ import click
 from holdfast.cli.options import json_option, temporary_directory
 from holdfast.cli.output import Output, printable, wrapped
 from holdfast.errors import ExitStatus, Failure
-from holdfast.fs import calls
-from holdfast.fs.directory import io_failure
+from holdfast.fs.directory import Directory
 
 if TYPE_CHECKING:
     from holdfast.demo.scenario import Command, DemoPlan, DemoReport, Incident, Scene
@@ -106,11 +105,9 @@ def _agent_command(seed: int, fault: str | None) -> Command:
 def _scratch_directory(parent: Path) -> Iterator[Path]:
     from holdfast.trees.walker import remove_tree
 
-    path = parent / f"holdfast-demo-{os.urandom(6).hex()}"
-    try:
-        calls.mkdir(path, 0o700)
-    except OSError as error:
-        raise io_failure("make the directory", path, error) from error
+    with Directory.follow(parent) as above:
+        path = above.path / f"holdfast-demo-{os.urandom(6).hex()}"
+        above.make(path.name, mode=0o700)
     try:
         yield path
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,9 +60,10 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
       holdfast issue import backup.json
     """
     from holdfast.fs import durable
+    from holdfast.fs.directory import chosen
     from holdfast.issues.exchange import import_text
 
-    text = sys.stdin.buffer.read() if file == "-" else durable.read(Path(file))
+    text = sys.stdin.buffer.read() if file == "-" else durable.read(chosen(file))
     with tracking(repo, actor) as tracker:
         imported = import_text(tracker, text, "standard input" if file == "-" else file)
         defined = tracker.gates.all()

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs import durable, strictjson
+from holdfast.fs.directory import Directory, make_directories, opened
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
 from holdfast.issues.tracker import Tracker
@@ -110,13 +110,10 @@ class Agent:
         self.number, self.name = number, name
         self.killed = self.paused = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        output = calls.open(log, flags, 0o666)
-        try:
+        with Directory.open(log.parent) as logs, opened(logs.at(log.name), flags, dir_fd=logs.fd) as output:
             self._process = subprocess.Popen(  # in a new session: Ctrl-C is for the demo, which ends its agents
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        finally:
-            calls.close(output)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_KIND, _DIRECTORY, _REGULAR, _LINK = 0o170000, 0o040000, 0o100000, 0o120000  # `stat` is one of our calls here, not the module
+# `stat` is one of our calls here, not the module.
+_KIND, _DIRECTORY, _REGULAR, _LINK = 0o170000, 0o040000, 0o100000, 0o120000
 
 open = os.open
 close = os.close
@@ -39,7 +40,6 @@ chdir = os.chdir
 readlink = os.readlink
 realpath = os.path.realpath
 symlink = os.symlink
-chmod = os.chmod
 utime = os.utime
 
 
@@ -119,6 +119,20 @@ else:
 
 
 if sys.platform == "linux":
+
+    def chmod(path: int | str | os.PathLike[str], mode: int, *, dir_fd: int | None = None) -> None:
+        """Change a mode, of an open file too; refuse a link with ELOOP."""
+        if isinstance(path, int):
+            os.chmod(path, mode)
+            return
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)  # needs no right to read
+        try:
+            if (os.fstat(descriptor).st_mode & _KIND) == _LINK:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        finally:
+            os.close(descriptor)
+
     listxattr = os.listxattr
     getxattr = os.getxattr
     setxattr = os.setxattr
@@ -143,6 +157,9 @@ if sys.platform == "linux":
 
 else:
 
+    def chmod(path: int | str | os.PathLike[str], mode: int, *, dir_fd: int | None = None) -> None:
+        os.chmod(path, mode, dir_fd=dir_fd, follow_symlinks=isinstance(path, int) or sys.platform == "win32")
+
     def enlarge_pipe(descriptor: int, size: int) -> None:
         """Do nothing: other systems have no such call."""
 
@@ -166,18 +183,18 @@ def start_writing(descriptor: int, offset: int, length: int) -> None:
     native.start_writing(descriptor, offset, length)
 
 
-def rename_noreplace(source: str, target: str, *, directory: int | None = None) -> None:
-    """Rename within one directory, failing with EEXIST rather than replacing."""
+def rename_noreplace(source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    """Rename, failing with EEXIST rather than replacing."""
     from holdfast.fs import native
 
-    native.rename(source, target, native.NOREPLACE, directory)
+    native.rename(source, target, native.NOREPLACE, src_dir_fd, dst_dir_fd)
 
 
-def rename_exchange(source: str, target: str, *, directory: int | None = None) -> None:
-    """Swap two names of one directory atomically."""
+def rename_exchange(source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    """Swap two names atomically."""
     from holdfast.fs import native
 
-    native.rename(source, target, native.EXCHANGE, directory)
+    native.rename(source, target, native.EXCHANGE, src_dir_fd, dst_dir_fd)
 
 
 def flock_interruptible(descriptor: int, operation: int) -> int:

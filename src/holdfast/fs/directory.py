@@ -167,7 +167,7 @@ class Directory(Closing):
     @classmethod
     def follow(cls, path: str | os.PathLike[str]) -> Self:
         """Open the directory at a path that the user chose, and whose links are the user's choice too."""
-        return cls.open(calls.realpath(path))
+        return cls.open(resolved(path))
 
     def beneath(self, relative: str, *, create: bool = False, mode: int | None = None) -> Directory:
         """Open the directory `relative` below this one, refusing every symbolic link in it."""
@@ -419,7 +419,7 @@ def move(source: Path, target: Path) -> None:
     """
     try:
         although_read_only(lambda: _rename(source, target), {source: target})
-    except FileNotFoundError:
+    except (FileNotFoundError, NotFound):
         problem = f"it or the directory {target.parent} does not exist"
         raise NotFound(f"cannot move {source}: {problem}", path=str(source)) from None
     except OSError as error:
@@ -443,21 +443,24 @@ def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path])
         gone = False
         try:
             for source, mode in modes.items():
-                calls.chmod(source, mode | stat.S_IWUSR)
+                _change_mode(source, mode | stat.S_IWUSR)
             rename()
             gone = True
         finally:
             for source, mode in modes.items():
-                calls.chmod(going[source] if gone else source, mode)
+                _change_mode(going[source] if gone else source, mode)
 
 
 def _read_only_mode(path: Path) -> int | None:
     """The mode of a directory that its owner may not write; None for everything else."""
-    try:
-        mode = calls.stat(path, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return None
-    return stat.S_IMODE(mode) if stat.S_ISDIR(mode) and not mode & stat.S_IWUSR else None
+    status = status_at(path)
+    is_read_only = status is not None and stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR
+    return stat.S_IMODE(status.st_mode) if status is not None and is_read_only else None
+
+
+def _change_mode(path: Path, mode: int) -> None:
+    with Directory.open(path.parent) as parent:
+        calls.chmod(parent.at(path.name), mode, dir_fd=parent.fd)
 
 
 def sync_parents(*paths: Path) -> None:
@@ -472,10 +475,32 @@ def sync_parents(*paths: Path) -> None:
 
 def _rename(source: Path, target: Path) -> None:
     try:
-        calls.rename_noreplace(os.fspath(source), os.fspath(target))
+        rename(source, target, calls.rename_noreplace)
     except OSError as error:
         if error.errno not in _NOT_OFFERED:
             raise
         if entry_exists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
-        calls.rename(source, target)
+        rename(source, target)
+
+
+def rename(source: Path, target: Path, how: Callable[..., None] | None = None) -> None:
+    """Rename by one of the three calls, `calls.rename` by default; a link above either path is refused. Not durable.
+
+    Raises the system's own `OSError`, and `NotFound` if a directory above is missing.
+    """
+    with Directory.open(source.parent) as before, Directory.open(target.parent) as after:
+        call = how or calls.rename
+        call(before.at(source.name), after.at(target.name), src_dir_fd=before.fd, dst_dir_fd=after.fd)
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without links of a root, which need not exist. From here on, no link is followed."""
+    with failing_to("resolve", path):
+        return Path(calls.realpath(path))
+
+
+def chosen(path: str | os.PathLike[str]) -> Path:
+    """A path that the user chose, without links above its last part: `Directory.open` accepts its parent."""
+    above, name = os.path.split(os.path.abspath(path))
+    return resolved(above) / name

@@ -368,7 +368,8 @@ def _link_or_rename(directory: Directory, draft: str, name: str) -> None:
 def rename_new(directory: Directory, draft: str, name: str) -> bool:
     """Rename the draft without replacing anything; False if the system cannot. Raises `OSError`."""
     try:
-        calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
+        fd = directory.fd
+        calls.rename_noreplace(directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd)
     except OSError as error:
         if error.errno in _NO_RENAME:
             return False

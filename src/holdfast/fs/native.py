@@ -25,7 +25,7 @@ def _unsupported(*_: object) -> NoReturn:
 
 if sys.platform == "win32":
 
-    def rename(source: str, target: str, how: int, directory: int | None) -> None:
+    def rename(source: str, target: str, how: int, source_directory: int | None, directory: int | None) -> None:
         """Rename without replacing, which is all that Windows can do."""
         if how != NOREPLACE:
             _unsupported()
@@ -44,12 +44,13 @@ else:
     if _rename is not None:
         _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
-    def rename(source: str, target: str, how: int, directory: int | None) -> None:
-        """Rename in `directory` (an open descriptor, or None for paths); `how` is NOREPLACE or EXCHANGE."""
+    def rename(source: str, target: str, how: int, source_directory: int | None, directory: int | None) -> None:
+        """Rename from and to open directories (None for paths); `how` is NOREPLACE or EXCHANGE."""
         if _rename is None:
             _unsupported()
-        at = _CURRENT_DIRECTORY if directory is None else directory
-        if _rename(at, os.fsencode(source), at, os.fsencode(target), _FLAGS[how]) != 0:
+        before = _CURRENT_DIRECTORY if source_directory is None else source_directory
+        after = _CURRENT_DIRECTORY if directory is None else directory
+        if _rename(before, os.fsencode(source), after, os.fsencode(target), _FLAGS[how]) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), source, None, target)
 

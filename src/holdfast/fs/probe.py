@@ -124,17 +124,17 @@ def find_capabilities(directory: Path) -> Capabilities:
     """Probe the filesystem of `directory`, which must be writable."""
     kind = filesystem_kind(directory)
     with failing_to("probe the filesystem of", directory), _scratch(directory) as scratch:
-        path = scratch.path
+        at = scratch.at
         durable.create_in(scratch, "a", b"content")
         return Capabilities(
             kind=kind,
             network=is_network(kind),
-            flock=_excludes_processes(path / "a"),
-            link=_works(lambda: calls.link(path / "a", path / "linked")),
+            flock=_excludes_processes(scratch),
+            link=_works(lambda: calls.link(at("a"), at("linked"), src_dir_fd=scratch.fd, dst_dir_fd=scratch.fd)),
             rename_noreplace=_renames_without_replacing(scratch),
             rename_exchange=_exchanges(scratch),
-            reflink=_clones(path),
-            symlink=_works(lambda: calls.symlink("a", path / "symlinked")),
+            reflink=_clones(scratch),
+            symlink=_works(lambda: calls.symlink("a", at("symlinked"), dir_fd=scratch.fd)),
             sync_directory=_works(scratch.sync),
             case_sensitive=scratch.status("A") is None,
             network_troubles=tuple(network_problems(directory, kind)),
@@ -177,7 +177,8 @@ def _renames_without_replacing(scratch: Directory) -> bool:
     durable.create_in(scratch, "taken", b"two")
     with contextlib.suppress(OSError):
         try:
-            calls.rename_noreplace(scratch.at("b"), scratch.at("taken"), directory=scratch.fd)
+            fd = scratch.fd
+            calls.rename_noreplace(scratch.at("b"), scratch.at("taken"), src_dir_fd=fd, dst_dir_fd=fd)
         except FileExistsError:
             return durable.read_in(scratch, "taken") == b"two"
     return False
@@ -186,15 +187,16 @@ def _renames_without_replacing(scratch: Directory) -> bool:
 def _exchanges(scratch: Directory) -> bool:
     durable.replace_in(scratch, "c", b"one")
     durable.replace_in(scratch, "d", b"two")
-    if not _works(lambda: calls.rename_exchange(scratch.at("c"), scratch.at("d"), directory=scratch.fd)):
+    at, fd = scratch.at, scratch.fd
+    if not _works(lambda: calls.rename_exchange(at("c"), at("d"), src_dir_fd=fd, dst_dir_fd=fd)):
         return False
     return durable.read_in(scratch, "c") == b"two"
 
 
-def _clones(path: Path) -> bool:
+def _clones(scratch: Directory) -> bool:
     with (
-        opened(path / "a", os.O_RDONLY) as source,
-        opened(path / "cloned", os.O_RDWR | os.O_CREAT | os.O_EXCL) as target,
+        opened(scratch.at("a"), os.O_RDONLY, dir_fd=scratch.fd) as source,
+        opened(scratch.at("cloned"), os.O_RDWR | os.O_CREAT | os.O_EXCL, dir_fd=scratch.fd) as target,
     ):
         return _works(lambda: calls.clone(target, source))
 
@@ -214,9 +216,10 @@ except OSError:
 """
 
 
-def _excludes_processes(path: Path) -> bool:
+def _excludes_processes(scratch: Directory) -> bool:
     """Whether a lock keeps another process out, and lets it in once it is released."""
-    with opened(path, os.O_RDWR) as fd:
+    path = scratch.path / "a"
+    with opened(scratch.at("a"), os.O_RDWR, dir_fd=scratch.fd) as fd:
         if not _works(lambda: _lock(fd)) or _other_process_gets(path):
             return False
         _unlock(fd)  # closing is not enough: a process that another thread is starting has the descriptor too

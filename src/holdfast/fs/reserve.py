@@ -25,7 +25,7 @@ LARGE_BYTES = 256 << 10
 """The large files hold 2 MiB together, several times what the largest commit of a collection writes. The
 others are empty."""
 
-_FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FLAGS = os.O_WRONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 
 Result = TypeVar("Result")
 
@@ -49,39 +49,25 @@ class Reserve:
             with Directory.open(self.directory.parent) as parent:
                 parent.make(self.directory.name, durable=False)
             content = os.urandom(LARGE_BYTES)  # random, so that no filesystem can compress it
-            for number in range(FILES):
-                self._fill(self.directory / str(number), content if number < LARGE else b"")
+            with Directory.open(self.directory) as directory:
+                for number in range(FILES):
+                    _fill(directory, str(number), content if number < LARGE else b"")
         except (OSError, Failure):
             return False
         return True
 
     def refill(self) -> None:
         """Recreate the used files of an existing reserve as far as there is room."""
-        with contextlib.suppress(OSError):
-            if len(calls.listdir(self.directory)) < FILES:
-                self.fill()
-
-    def _fill(self, path: Path, content: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if calls.stat(path, follow_symlinks=False).st_size >= len(content):
-                return
-        with Directory.open(self.directory) as directory:
-            descriptor = directory.open_or_create(path.name, _FLAGS)
-        try:
-            write_all(descriptor, content)
-        except OSError:
-            calls.unlink(path)  # do not take the last free bytes
-            raise
-        finally:
-            close_quietly(descriptor)
+        names = _names(self.directory)
+        if names is not None and len(names) < FILES:
+            self.fill()
 
     def release(self) -> bool:
         """Delete the spare files or, without any, the caches; return whether anything was deleted."""
-        names = [str(number) for number in range(FILES)]
-        with contextlib.suppress(OSError):
-            caches = self.caches
-            return _delete(self.directory, names) or (caches is not None and _delete(caches, calls.listdir(caches)))
-        return False
+        caches = self.caches
+        return _delete(self.directory, map(str, range(FILES))) or (
+            caches is not None and _delete(caches, _names(caches) or ())
+        )
 
     def relieve(self, work: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
         """Do `work`; on a full disk, delete the reserve, try `again` (or `work`), and refill the reserve."""
@@ -96,10 +82,32 @@ class Reserve:
             self.fill()
 
 
+def _fill(directory: Directory, name: str, content: bytes) -> None:
+    status = directory.status(name)
+    if status is not None and status.st_size >= len(content):
+        return
+    descriptor = directory.open_or_create(name, _FLAGS)
+    try:
+        write_all(descriptor, content)
+    except OSError:
+        calls.unlink(directory.at(name), dir_fd=directory.fd)  # do not take the last free bytes
+        raise
+    finally:
+        close_quietly(descriptor)
+
+
+def _names(directory: Path) -> list[str] | None:
+    """The names in a directory; None if there is none, or it cannot be listed."""
+    with contextlib.suppress(Failure), Directory.open(directory) as opened:
+        return opened.names()
+    return None
+
+
 def _delete(directory: Path, names: Iterable[str]) -> bool:
     deleted = False
-    for name in names:
-        with contextlib.suppress(OSError):
-            calls.unlink(directory / name)
-            deleted = True
+    with contextlib.suppress(Failure), Directory.open(directory) as opened:
+        for name in names:
+            with contextlib.suppress(OSError):
+                calls.unlink(opened.at(name), dir_fd=opened.fd)
+                deleted = True
     return deleted

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
-from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import make_directories
+from holdfast.fs import calls, durable, strictjson
+from holdfast.fs.directory import Directory, opened
 from holdfast.leases.deadlock import Participant, Resource, WaitEdge, is_dead, process_ids
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
@@ -35,7 +35,7 @@ SUFFIX = ".json"
 MOST_BYTES = 64 << 10
 _NO_LINKS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_WRITE = os.O_WRONLY | os.O_TRUNC | _NO_LINKS
+_WRITE = os.O_WRONLY | os.O_TRUNC | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
 _READERS = 5.0  # how long readers of a note that is being created may keep it locked
 _TEXTS = ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose", "proof")
 
@@ -99,8 +99,9 @@ class Posted:
         """Remove the note; idempotent."""
         for guard in self._guards:
             if guard.held:  # not in a forked child, whose parent still waits
-                with contextlib.suppress(OSError):
-                    calls.unlink(guard.path)
+                note = Path(guard.path)
+                with contextlib.suppress(Failure), Directory.open(note.parent) as directory:
+                    durable.remove_in(directory, note.name, durable=False)
             guard.release()
         self._locker.close()
 
@@ -114,18 +115,20 @@ class WaitNotes:
 
     def post(self, note: WaitNote) -> Posted:
         """Write a note for all readers of these directories."""
-        locker = FileLocker(_READERS)
+        locker = FileLocker(_READERS, follow_links=False)
         content = strictjson.encode(note.as_record(), what="a note", limit=MOST_BYTES, string_keys=True)
         guards: list[LockGuard] = []
         posted = Posted(locker, guards)
         try:
             for directory in self._directories:
-                with contextlib.suppress(Failure, OSError):
-                    if not calls.exists(directory) and calls.exists(directory.parent):
-                        make_directories(directory)
-                    guard = locker.lock_exclusive(str(directory / f"{note.ticket}{SUFFIX}"))
-                    guards.append(guard)
-                    _write(guard.path, content)
+                with (
+                    contextlib.suppress(Failure, OSError),
+                    Directory.open(directory.parent) as parent,
+                    parent.enter(directory.name, create=True) as notes,
+                ):
+                    name = f"{note.ticket}{SUFFIX}"
+                    guards.append(locker.lock_exclusive(notes.where(name)))
+                    _write(notes, name, content)
         except BaseException:
             posted.take_down()
             raise
@@ -137,42 +140,31 @@ class WaitNotes:
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
 
 
-def _write(path: str, content: bytes) -> None:
-    descriptor = calls.open(path, _WRITE)
-    try:
+def _write(directory: Directory, name: str, content: bytes) -> None:
+    with opened(directory.at(name), _WRITE, dir_fd=directory.fd) as descriptor:
         calls.write(descriptor, content)
-    finally:
-        calls.close(descriptor)
 
 
-def _notes_in(directory: Path, *, sweep: bool) -> Iterator[WaitNote]:
-    try:
-        names = sorted(calls.listdir(directory))
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(SUFFIX):
-            note = _read(str(directory / name), sweep=sweep)
-            if note is not None and f"{note.ticket}{SUFFIX}" == name:
-                yield note
+def _notes_in(path: Path, *, sweep: bool) -> Iterator[WaitNote]:
+    with contextlib.suppress(Failure), Directory.open(path) as directory:
+        for name in sorted(directory.names()):
+            if name.endswith(SUFFIX):
+                note = _read(directory, name, sweep=sweep)
+                if note is not None and f"{note.ticket}{SUFFIX}" == name:
+                    yield note
 
 
-def _read(path: str, *, sweep: bool) -> WaitNote | None:
-    """The note at a path, if its writer waits; if it does not, the note may be removed."""
+def _read(directory: Directory, name: str, *, sweep: bool) -> WaitNote | None:
+    """The note of a name, if its writer waits; if it does not, the note may be removed."""
     with flock.without_forks():  # a child's copy of this descriptor would keep the writer from locking its note
         try:
-            descriptor = calls.open(path, _READ)
+            with opened(directory.at(name), _READ, dir_fd=directory.fd) as descriptor:
+                over = flock.try_lock(descriptor, True)
+                note = _parsed(calls.read(descriptor, MOST_BYTES))
+                if over and sweep and _may_be_swept(note):
+                    calls.unlink(directory.at(name), dir_fd=directory.fd)
         except OSError:
             return None  # removed meanwhile
-        try:
-            over = flock.try_lock(descriptor, True)
-            note = _parsed(calls.read(descriptor, MOST_BYTES))
-            if over and sweep and _may_be_swept(note):
-                calls.unlink(path)
-        except OSError:
-            return None
-        finally:
-            calls.close(descriptor)
     return None if over or note is None or is_dead(note.holder) else note
 
 

@@ -32,7 +32,7 @@ class ClaimFiles:
 
     def __init__(self, root: Path) -> None:
         self.path = root / DIRECTORY
-        self._locker = FileLocker(_TIMEOUT)
+        self._locker = FileLocker(_TIMEOUT, follow_links=False)
 
     def update(self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]) -> None:
         """Make the file of a node match the ledger, which `current` reads. If the ledger has no claim, the file of

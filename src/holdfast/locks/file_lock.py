@@ -115,18 +115,24 @@ class FileLocker:
 
     With `fair=True`, no process overtakes the next waiter, and competitors get about equal shares, though in no strict
     order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time. An `observer` sees
-    each wait that does not end at once, and may end it: see `Repository.file_locker`.
+    each wait that does not end at once, and may end it: see `Repository.file_locker`. With `follow_links=False`, no
+    part of a path may be a symbolic link, instead of only the last: for files in a directory that others may change.
     """
 
     def __init__(
-        self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False, observer: Observer | None = None
+        self,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        *,
+        fair: bool = False,
+        observer: Observer | None = None,
+        follow_links: bool = True,
     ) -> None:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"the timeout must be 0 or more seconds, or None, not {timeout!r}")
         self.timeout = timeout
         self.fair = fair
         self._observer = observer
-        self._pool = DescriptionPool()
+        self._pool = DescriptionPool(follow_links=follow_links)
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
         """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` at the time limit."""

@@ -195,7 +195,8 @@ _all: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
 class DescriptionPool:
     """The descriptions of one locker, in use or free for the next use."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follow_links: bool = True) -> None:
+        self._open_file = _open if follow_links else _open_without_links
         self._idle: dict[str, OpenFileDescription] = {}
         self._open: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
         self._retired = UseStatistics()
@@ -207,7 +208,7 @@ class DescriptionPool:
         if description is not None and description.fd >= 0:
             return description
         with _forking:
-            description = OpenFileDescription(key, _open(key), self._retired)
+            description = OpenFileDescription(key, self._open_file(key), self._retired)
             _all.add(description)
             self._open.add(description)
         return description
@@ -247,29 +248,60 @@ def held_by(owner: object, description: OpenFileDescription) -> bool:
     )
 
 
-def _open(key: str) -> int:
-    """Open a lock file, creating a missing one, and never follow a symbolic link."""
+def _open_without_links(key: str) -> int:
+    """Open a lock file, creating a missing one. Its path may have no symbolic link at all."""
+    above, name = os.path.split(key)
     try:
-        try:
-            return calls.open(key, os.O_RDWR | _FLAGS)
-        except FileNotFoundError:
-            directory, name = os.path.split(key)
-            with Directory.open(directory or ".") as parent:
-                return parent.open_or_create(name, os.O_RDWR | _FLAGS)
+        with Directory.open(above) as directory:
+            return _open_in(directory, name, key)
     except NotFound:
-        message = f"cannot lock {key}: its directory does not exist"
-        raise NotFound(message, path=key, hint="Create the directory first.") from None
+        raise _no_directory(key) from None
+
+
+def _open(key: str) -> int:
+    """Open a lock file that the user named, creating a missing one. Only its last part may not be a link."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _open_existing(key, None, key)
+        above, name = os.path.split(key)
+        with Directory.follow(above or ".") as directory:
+            return _open_in(directory, name, key)
+    except NotFound:
+        raise _no_directory(key) from None
+    except ValueError:
+        raise not_a_path(key) from None
+
+
+def _open_in(directory: Directory, name: str, key: str) -> int:
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _open_existing(directory.at(name), directory.fd, key)
+        return directory.open_or_create(name, os.O_RDWR | _FLAGS)
+    except OSError as error:
+        raise io_failure("open the lock file", key, error) from None
+    except ValueError:
+        raise not_a_path(key) from None
+
+
+def _open_existing(name: str, directory: int | None, key: str) -> int:
+    try:
+        return calls.open(name, os.O_RDWR | _FLAGS, dir_fd=directory)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         if error.errno in _DENIED:
             # A directory can be locked too, and a lock needs no right to write into an existing file.
             with contextlib.suppress(OSError):
-                return calls.open(key, os.O_RDONLY | _FLAGS)
+                return calls.open(name, os.O_RDONLY | _FLAGS, dir_fd=directory)
         if error.errno == errno.ELOOP:
             message = f"cannot lock {key}: it is a symbolic link, whose target may be another file"
             raise PathEscape(message, path=key) from None
         raise io_failure("open the lock file", key, error) from None
-    except ValueError:
-        raise not_a_path(key) from None
+
+
+def _no_directory(key: str) -> NotFound:
+    message = f"cannot lock {key}: its directory does not exist"
+    return NotFound(message, path=key, hint="Create the directory first.")
 
 
 if sys.platform != "win32":

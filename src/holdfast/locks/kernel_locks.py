@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.clock import format_ago, format_duration, format_instant
-from holdfast.errors import LockTimeout
+from holdfast.errors import Failure, LockTimeout
 from holdfast.fs import calls
+from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
 from holdfast.locks.flock import OpenFileDescription
@@ -171,11 +172,8 @@ def _flocks() -> list[tuple[str, ...]]:
 
 
 def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
-    try:
-        with calls.scandir(directory) as entries:
-            yield from (entry.path for entry in entries if entry.inode() in inodes)
-    except OSError:
-        return
+    with suppress(Failure, OSError), Directory.open(directory) as here, calls.scandir(here.fd) as entries:
+        yield from (here.where(entry.name) for entry in entries if entry.inode() in inodes)
 
 
 def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:

@@ -21,13 +21,15 @@ from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockNotHeld, LockReentry, LockTimeout
-from holdfast.fs import calls
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, chosen
 from holdfast.locks.file_lock import FileLocker, HeldLock, LockGuard
 from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness
 from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content_of
 
 LOCK_NAME = "ledger.lock"
+_TURNSTILE = ".ledger.lock.turnstile"
 DEFAULT_TIMEOUT = 5.0
 POLL_INTERVAL = 0.01
 SUSPECT_AFTER = 30.0  # a lock older than this was probably left behind
@@ -80,14 +82,14 @@ class LedgerLock:
         clock: Clock = SYSTEM_CLOCK,
         liveness_check: Callable[[Holder], Liveness] = liveness,
     ) -> None:
-        self.path = Path(ledger_dir) / LOCK_NAME
+        self.path = chosen(ledger_dir) / LOCK_NAME
         self.agent_id = agent_id
         self.timeout = timeout
         self._clock = clock
         self._liveness_check = liveness_check
         self._file = LockFile(self.path.parent, "", LOCK_NAME, often=True)
-        self._turnstile_path = str(self.path.parent / ".ledger.lock.turnstile")
-        self._turnstile = FileLocker(timeout / 2, fair=True)
+        self._turnstile_path = str(self.path.parent / _TURNSTILE)
+        self._turnstile = FileLocker(timeout / 2, fair=True, follow_links=False)
         self._frame: _Frame | None = None
 
     def acquire(self, timeout: float | None = None) -> HeldLedgerLock:
@@ -117,8 +119,8 @@ class LedgerLock:
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
         # A stopped holder may keep the turnstile forever: let the others make a new one.
-        with contextlib.suppress(FileNotFoundError):
-            calls.unlink(self._turnstile_path)
+        with Directory.open(self.path.parent) as directory:
+            durable.remove_in(directory, _TURNSTILE, durable=False)
 
     def _wait_for_turn(self, wait: LockWait | None) -> LockGuard | None:
         try:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, Failure, JsonInvalid, NotFound, NotWritable, Refused, TooLarge
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, close_quietly, io_failure, write_all
-from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.file_lock import FileLocker
 
 DOCUMENT_LOCK_TIMEOUT = 5.0
 MOST_BYTES = 64 << 10
@@ -69,7 +69,7 @@ class LockFile:
         self._name = name
         self._sidecar = f".{name.lstrip('.')}.guard"
         self._sidecar_path = str(self.path.parent / self._sidecar)
-        self._locker = FileLocker(DOCUMENT_LOCK_TIMEOUT)
+        self._locker = FileLocker(DOCUMENT_LOCK_TIMEOUT, follow_links=False)
         self._has_sidecar = False
 
     def create(self, record: Record, *, synced: bool) -> bool:
@@ -108,7 +108,7 @@ class LockFile:
 
     def remove(self, identity: str) -> bool:
         """Remove the lock if it still has this identity."""
-        with suppress(NotFound), self._lock_document(), self._directory() as directory:
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
             return self._remove_if(directory, identity)
         return False
 
@@ -119,13 +119,13 @@ class LockFile:
                 removed = self._draft.remove(value)
                 if removed is not None:
                     return removed
-        with suppress(NotFound), self._directory() as directory, self._locker.lock_exclusive(self._sidecar_path):
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
             if self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False
 
     def replace_own(self, field: str, value: str, record: Mapping[str, object]) -> bool:
-        with suppress(NotFound), self._lock_document(), self._directory() as directory:
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
             if self._says(directory, field, value):
                 durable.replace_in(directory, self._name, content_of(record), mode=_mode_in(directory))
                 return True
@@ -135,11 +135,6 @@ class LockFile:
         """Remove the kept draft."""
         if self._draft is not None:
             self._draft.discard()
-
-    def _lock_document(self) -> LockGuard:
-        """Wait for the sidecar lock; `NotFound` if the directory is gone, and the lock with it."""
-        self._directory().close()  # refuses a link before the sidecar is created behind it
-        return self._locker.lock_exclusive(self._sidecar_path)
 
     def _make_sidecar(self, directory: Directory) -> None:
         """Create the sidecar before the lock is taken: releasing must work on a full disk."""
@@ -359,7 +354,7 @@ class KeptDraft:
             status is not None
             and status.st_nlink == 1
             and _identity(status) == file.identity
-            and _identity(calls.stat(self._path)) == file.directory_identity
+            and _identity(calls.stat(self._path, follow_symlinks=False)) == file.directory_identity
         )
 
     def _make(self) -> _File | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockNotHeld, NotFound, RepoLocked
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.fs.names import is_safe_name, safe_name
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness, process_liveness
 from holdfast.locks.lock_file import FoundLock, LockFile
@@ -85,7 +85,7 @@ class RepoLock:
         clock: Clock = SYSTEM_CLOCK,
         liveness_check: LivenessCheck = is_holder_alive,
     ) -> None:
-        self.data_dir = Path(data_dir)
+        self.data_dir = resolved(data_dir)
         self.stale_after = stale_after
         self._clock = clock
         self._liveness_check = liveness_check

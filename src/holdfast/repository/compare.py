@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure, move, status_at
+from holdfast.fs.directory import Directory, chosen, failing_to, move, status_at
 from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
 from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
@@ -202,14 +202,11 @@ class _Content:
 
 
 def _read_file(path: Path) -> bytes:
-    try:
-        return calls.readlink(path).encode("utf-8", "surrogateescape")
-    except OSError:
-        pass  # not a symbolic link
-    try:
-        return durable.read(path, limit=MOST_TEXT)
-    except OSError as error:
-        raise io_failure("read", path, error) from error
+    with Directory.open(path.parent) as directory:
+        if directory.is_link(path.name):
+            with failing_to("read", path):
+                return os.fsencode(calls.readlink(directory.at(path.name), dir_fd=directory.fd))
+        return durable.read_in(directory, path.name, limit=MOST_TEXT)
 
 
 # --- Export -----------------------------------------------------------------------------------------
@@ -227,6 +224,7 @@ def export(
     from holdfast.trees.restore import materialise
     from holdfast.trees.walker import remove_tree, synced
 
+    destination = chosen(destination)
     _check_destination(context, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
     with contextlib.ExitStack() as stack:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import Corrupt, ExchangeUnavailable, IoFailure, NotFound, PathEscape
+from holdfast.errors import Corrupt, ExchangeUnavailable, Failure, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, make_directories, move, status_at, sync_parents
+from holdfast.fs.directory import Directory, make_directories, move, rename, status_at, sync_parents
 from holdfast.fs.names import shortened, split_relative
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
@@ -66,8 +66,8 @@ def carry_out(context: RepositoryContext, operation: Operation) -> bool:
     with exchange.late_snapshot() as late:
         exchange.end(late)  # 6
     if operation.path is None:
-        with contextlib.suppress(OSError):  # the cache saves reading the new files
-            calls.replace(exchange.room / CACHE, context.paths.stat_cache(operation.worktree_id))
+        with contextlib.suppress(OSError, Failure):  # the cache saves reading the new files
+            rename(exchange.room / CACHE, context.paths.stat_cache(operation.worktree_id), calls.replace)
     return True
 
 

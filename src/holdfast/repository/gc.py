@@ -95,7 +95,7 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
 def collector_locked(context: RepositoryContext) -> Iterator[None]:
     """Hold the collector's lock for the block; never waits."""
     make_directories(context.paths.guards)
-    lock = FileLocker().try_lock_exclusive(context.paths.guards / "collector.lock")
+    lock = FileLocker(follow_links=False).try_lock_exclusive(context.paths.guards / "collector.lock")
     if lock is None:
         raise LockConflict("another collection is running", hint="Wait until it has finished, then make a new plan.")
     with lock:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from holdfast.errors import Failure, NotFound, Refused
-from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, io_failure, make_directories, rename
 from holdfast.fs.names import is_safe_name
 from holdfast.repository.context import RepositoryContext, RepositoryPaths
 from holdfast.repository.payloads import scratch
@@ -33,12 +33,12 @@ def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
         tree, remnant = places.tree(each), places.remnants / each
         try:
             try:
-                calls.rename(tree, remnant)
+                rename(tree, remnant)
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
                 _choose(context, tree, remnant, but=ids)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotFound):
             continue
         except OSError as error:
             raise io_failure("move away", tree, error) from error
@@ -58,10 +58,10 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
     with scratch(context, "collection") as room:
         aside = room.path / remnant.name
         if retained_dirs.has_all(remnant, need, manifest):
-            calls.rename(tree, aside)
+            rename(tree, aside)
         elif retained_dirs.has_all(tree, need, manifest):
-            calls.rename(remnant, aside)
-            calls.rename(tree, remnant)
+            rename(remnant, aside)
+            rename(tree, remnant)
         else:
             missing = f"other snapshots have directories in it that are neither all there nor all in {remnant}"
             hint = "Restore one of the two as a whole from a backup."

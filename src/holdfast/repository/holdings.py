@@ -110,11 +110,7 @@ def _reclaim(path: str, shown: str, holder: FileLockHolder) -> Reclaim:
 
 def _is_fair(path: str) -> bool:
     """Whether waiters for the lock are served in turn."""
-    try:
-        calls.stat(path + QUEUE)
-    except OSError:
-        return False
-    return True
+    return calls.exists(path + QUEUE)
 
 
 def _queue(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[HoldingWaiter, ...]:

@@ -18,7 +18,16 @@ from typing import NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure, make_directories, move, status_at
+from holdfast.fs.directory import (
+    Directory,
+    entry_exists,
+    failing_to,
+    io_failure,
+    make_directories,
+    move,
+    resolved,
+    status_at,
+)
 from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
@@ -76,8 +85,8 @@ def initialise(
     address of a server for the records, instead of files. `probe` returns the capabilities of the filesystem and
     refuses an unsafe one; default: `require_safe`.
     """
-    paths = RepositoryPaths(Path(os.path.abspath(root)))
-    imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), paths.root)
+    paths = RepositoryPaths(resolved(root))
+    imported_from = None if source is None else _checked_source(resolved(source), paths.root)
     if store is not None:
         remember(store)
     known = _known_format(paths.root)
@@ -92,7 +101,7 @@ def initialise(
         served = not is_in_files(address_of(paths.root, store))
         capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
-        with FileLocker().lock_exclusive(paths.guards / "init.lock"):  # 2
+        with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):  # 2
             known = _known_format(paths.root)
             if known is None:
                 if store is not None:
@@ -156,7 +165,7 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
     except (AlreadyExists, Refused):
         if status_at(paths.guards / "init.lock") is None:
             raise
-        with FileLocker().lock_exclusive(paths.guards / "init.lock"):
+        with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):
             known = _known_format(paths.root)
         if known is None:
             raise
@@ -195,7 +204,7 @@ def _known_format(root: Path) -> RepositoryFormat | None:
 def refuse_nested(root: Path, *, nested: bool) -> None:
     """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
     worktree, whose snapshots will contain the whole new repository."""
-    real = Path(calls.realpath(root))
+    real = resolved(root)
     outer = next(filter(_is_repository, real.parents), None)
     if outer is None:
         return
@@ -266,12 +275,9 @@ def _is_directory(path: Path) -> bool:
 
 def _checked_source(source: Path, root: Path) -> Path:
     """The directory to import; refused if it contains the repository or is inside it."""
-    try:
-        status = calls.stat(source)
-    except FileNotFoundError:
-        raise NotFound(f"there is no directory {source}", path=str(source)) from None
-    except OSError as error:
-        raise io_failure("look at", source, error) from error
+    status = status_at(source)
+    if status is None:
+        raise NotFound(f"there is no directory {source}", path=str(source))
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
     existing = status_at(root) if _is_directory(root) else None
@@ -302,7 +308,8 @@ def _import(context: RepositoryContext, source: Path, *, quiesced: bool) -> int:
 
     main = context.paths.payload(MAIN)
     try:
-        calls.rmdir(main)  # left empty by an interrupted attempt; content may be work
+        with Directory.open(main.parent) as directory:
+            calls.rmdir(directory.at(main.name), dir_fd=directory.fd)  # left empty by an interrupted attempt
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.clock import format_duration
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.directory import Directory, entry_exists, make_directories, resolved
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger import log
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
@@ -110,7 +110,7 @@ def init_ledger(
     program has already appended there become its first events."""
     from holdfast.ledger.rules import checked_ttl
 
-    path, store = Path(os.path.abspath(root)), open_store(root, address)
+    path, store = resolved(root), open_store(root, address)
     meta: dict[str, Any] = {"lock_timeout": format_duration(checked_ttl(lock_timeout, "lock_timeout"))}
     if claim_files:
         meta["claim_files"] = True
@@ -127,12 +127,12 @@ def init_ledger(
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
     """Open the ledger of a directory, or at `address`; `NotInitialised` if there is none. `actor` (`kind:name`) is the
     claiming actor; it distinguishes agents of one process. Creates nothing."""
-    path = Path(os.path.abspath(root))
-    if not _exists(path):
+    path = resolved(root)
+    if not entry_exists(path):
         raise _no_ledger(path)
     store = open_store(path, address)
     try:
-        on_files = store.files is not None and _exists(store.files.path / DIRECTORY)
+        on_files = store.files is not None and entry_exists(store.files.path / DIRECTORY)
         if not on_files and read_meta(store) is None:
             raise _no_ledger(path)
         return OpenLedger(path, store, address, actor or "")
@@ -145,24 +145,14 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. A directory that is
     merely called `ledger` does not count: other programs use that name too. Whether a ledger on a server exists is
     known only when it is opened."""
-    found = calls.find_upwards(start, lambda directory: _has_ledger(Path(directory)))
+    found = calls.find_upwards(resolved(start), lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
 
 
 def _has_ledger(path: Path) -> bool:
-    if _exists(path / DIRECTORY):
-        return _exists(path / META_FILE) or _exists(path / DIRECTORY / FIRST_EVENT)
+    if entry_exists(path / DIRECTORY):
+        return entry_exists(path / META_FILE) or entry_exists(path / DIRECTORY / FIRST_EVENT)
     return address_of(path) != FILES
-
-
-def _exists(path: Path) -> bool:
-    try:
-        calls.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise io_failure("examine", path, error) from error
-    return True
 
 
 def _no_ledger(path: Path) -> NotInitialised:
@@ -175,7 +165,7 @@ MARKS = (".jit", ".holdfast")  # the entries that mark the root of a tracker: it
 def find_root(start: Path) -> Path:
     """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`."""
     for mark in MARKS:
-        found = calls.find_upwards(start, partial(_has, mark))
+        found = calls.find_upwards(resolved(start), partial(_has, mark))
         if found is not None:
             return Path(found)
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
@@ -196,4 +186,4 @@ def open_tracker(
     """The issue tracker of the directory `root`, or at `address`. `actor` is the actor of every change, such as
     `agent:alice`. A new tracker must be initialised first."""
     store = open_store(root, address, timeout=timeout)
-    return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry, skew=store.skew)
+    return Tracker(store, actor=actor, root=resolved(root), retry=retry, skew=store.skew)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, resolved
 from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.probe import network_problems
 from holdfast.issues.model import CLAIMS, Issue, State
@@ -67,7 +67,7 @@ class Overview(NamedTuple):
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has a repository, a tracker or a ledger."""
-    found = calls.find_upwards(start, lambda directory: _is_workspace(Path(directory)))
+    found = calls.find_upwards(resolved(start), lambda directory: _is_workspace(Path(directory)))
     if found is not None:
         return Path(found)
     message = f"there is no repository, tracker or ledger in {start} or above it"
@@ -76,7 +76,7 @@ def find_workspace(start: Path) -> Path:
 
 def check_workspace(root: Path) -> None:
     """Raise `NotInitialised` if the directory is not a workspace."""
-    if not _names(root).intersection(MARKS):
+    if not _names(resolved(root)).intersection(MARKS):
         raise NotInitialised(f"{root} has no repository, tracker or ledger", create=None, path=str(root))
 
 
@@ -95,6 +95,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
+    root = resolved(root)
     present = _names(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:

@@ -33,7 +33,16 @@ from holdfast.errors import (
     Refused,
 )
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, close_quietly, entry_exists, io_failure, make_directories
+from holdfast.fs.directory import (
+    Directory,
+    entry_exists,
+    io_failure,
+    make_directories,
+    opened,
+    rename,
+    resolved,
+    status_at,
+)
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import is_draft_name, is_safe_name, safe_name
 from holdfast.leases.rules import Identity
@@ -149,18 +158,18 @@ def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
     """Refuse to decide a move that the parent directory's permissions forbid: a decided operation that cannot be
     carried out would block the worktree."""
     with parent_of(context.paths, worktree) as parent:
-        if not calls.access(parent.shown, os.W_OK | os.X_OK):
+        if not calls.access("." if parent.fd is not None else parent.shown, os.W_OK | os.X_OK, dir_fd=parent.fd):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise NotWritable("move", context.paths.payload(worktree), refused)
 
 
 def is_within(path: Path, directory: os.stat_result) -> bool:
     """Whether `path`, which need not exist, is this directory or below it, by whatever links."""
-    real = Path(calls.realpath(path))
+    real = resolved(path)
     for each in (real, *real.parents):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(calls.stat(each), directory):
-                return True
+        found = status_at(each)
+        if found is not None and os.path.samestat(found, directory):
+            return True
     return False
 
 
@@ -191,8 +200,9 @@ def sync_names(paths: RepositoryPaths, worktree: str) -> None:
 def drop_record_directory(paths: RepositoryPaths, worktree: str) -> None:
     """Remove the empty directory of a deleted record; one that stays after a kill means nothing. The caller holds the
     payload lock, so no process is creating a record in it."""
-    with contextlib.suppress(OSError):
-        calls.rmdir(paths.root / ".jvs" / "worktrees" / worktree)
+    records = paths.root / ".jvs" / "worktrees"
+    with contextlib.suppress(OSError, NotFound), Directory.open(records) as directory:
+        calls.rmdir(directory.at(worktree), dir_fd=directory.fd)
 
 
 def drop_cache(paths: RepositoryPaths, worktree: str) -> None:
@@ -208,7 +218,7 @@ def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None
     """Hold the payload locks of these worktrees, taken in name order, for the block. Never waits: a held lock is a
     conflict, as its holder is changing the directory."""
     make_directories(context.paths.guards)
-    locker = FileLocker()
+    locker = FileLocker(follow_links=False)
     with contextlib.ExitStack() as held:
         for worktree in sorted(set(worktrees)):
             lock = locker.try_lock_exclusive(context.paths.guards / f"payload-{worktree}.lock")
@@ -257,6 +267,7 @@ def leased(
 
 LOCK, INTENT, SWEPT = "lock", "intent.json", ".swept"
 _ATTEMPTS = 100
+_OPEN_LOCK = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -335,7 +346,7 @@ def _create_locked(path: Path) -> LockGuard:
     while True:
         make_directories(path, mode=0o700)  # it may get the content of private directories
         with contextlib.suppress(NotFound):
-            return FileLocker().lock_exclusive(path / LOCK)
+            return FileLocker(follow_links=False).lock_exclusive(path / LOCK)
 
 
 def is_needed(context: RepositoryContext, scratch_id: str, worktree: str) -> bool:
@@ -375,7 +386,7 @@ def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
         _remove(path)
         return True
     try:
-        lock = FileLocker().try_lock_exclusive(path / LOCK)
+        lock = FileLocker(follow_links=False).try_lock_exclusive(path / LOCK)
     except NotFound:
         return True
     if lock is None:
@@ -392,8 +403,8 @@ def _discard(path: Path) -> None:
     if entry_exists(swept):
         _remove(swept)  # left by a killed sweep
     try:
-        calls.rename(path, swept)
-    except FileNotFoundError:
+        rename(path, swept)
+    except (FileNotFoundError, NotFound):
         return
     except OSError as error:
         raise io_failure("move away", path, error) from error
@@ -430,12 +441,9 @@ def _scratch_directories(paths: RepositoryPaths) -> list[Path]:
 def is_abandoned(path: Path) -> bool:
     """Whether no process works in a scratch directory. Creates nothing: it may be about to be removed."""
     try:
-        fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-        try:
+        with Directory.open(path) as directory, opened(directory.at(LOCK), _OPEN_LOCK, dir_fd=directory.fd) as fd:
             return flock.try_lock(fd, shared=True)
-        finally:
-            close_quietly(fd)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotFound):
         return entry_exists(path)  # its process died, or is about to lock it, or to remove it
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused
 from holdfast.fs import calls
+from holdfast.fs.directory import resolved, status_at
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
@@ -101,7 +102,7 @@ class Repository:
         ledger_address: str | None = None,
         to_examine: bool = False,
     ) -> None:
-        paths = RepositoryPaths(Path(calls.realpath(root)))  # the same, whatever path leads to it
+        paths = RepositoryPaths(resolved(root))  # the same, whatever path leads to it
         if not calls.is_repository(paths.root):  # before opening a store creates its directory
             raise _no_repository(paths.root)
         if to_examine and not _is_on_files(paths.root):
@@ -250,7 +251,7 @@ class Repository:
 
     def worktree_around(self, path: Path) -> str:
         """The worktree whose directory `path` is in; `main` if it is in none."""
-        root = _identity(self.root)
+        root, path = _identity(self.root), resolved(path)
         for above in path.parents:
             if _identity(above) == root:
                 parts = path.relative_to(above).parts
@@ -463,8 +464,5 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = calls.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    status = status_at(path)
+    return None if status is None else (status.st_dev, status.st_ino)

@@ -23,8 +23,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, ConsistencyUnavailable, Failure, NotDurable, NotFound, OutcomeUnknown
-from holdfast.fs import calls
-from holdfast.fs.directory import failing_to, io_failure, make_directories, move
+from holdfast.fs.directory import failing_to, make_directories, move, status_at
 from holdfast.repository.context import (
     DESCRIPTORS,
     REFERENCES,
@@ -113,13 +112,10 @@ def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consisten
 
 def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
     path = context.paths.payload(worktree)
-    try:
-        status = calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    status = status_at(path)
+    if status is None:
         hint = "Put it back, or restore a snapshot: 'holdfast restore ID'."
-        raise NotFound(f"the directory of {worktree} does not exist: {path}", hint=hint, worktree=worktree) from None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
+        raise NotFound(f"the directory of {worktree} does not exist: {path}", hint=hint, worktree=worktree)
     return status.st_dev, status.st_ino
 
 

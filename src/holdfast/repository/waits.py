@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import make_directories, resolved
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitGraph
 from holdfast.leases.queue import DeadlockWatch
@@ -123,13 +123,12 @@ def waits_of_repository(root: Path) -> Path:
 
 def waits_of_data(data_dir: Path) -> Path:
     """The directory of the wait notes of all processes that share a data directory."""
-    return data_dir / WAITS
+    return resolved(data_dir) / WAITS
 
 
 def locks_waited_for(root: Path) -> WaitGraph:
     """The file locks and repository locks that have waiters in a repository."""
-    directory = waits_of_repository(root)
-    return lock_graph(WaitNotes([directory])) if calls.exists(directory) else WaitGraph()
+    return lock_graph(WaitNotes([waits_of_repository(root)]))
 
 
 def lock_graph(notes: WaitNotes) -> WaitGraph:
@@ -152,7 +151,7 @@ def wait_context(root: Path | None, data_dir: Path | None, *, ledger_address: st
     graphs = [] if root is None else [LeaseGraph(root, None), ClaimGraph(root, None, ledger_address)]
     if data_dir is not None:
         with contextlib.suppress(Failure, OSError):  # it may not be writable or readable
-            make_directories(data_dir)
+            make_directories(resolved(data_dir))
         directories.append(waits_of_data(data_dir))
     return WaitContext(WaitNotes(directories), graphs)
 
@@ -183,7 +182,7 @@ class LockWaits:
 
     def for_repo_lock(self, lock: RepoLock, repo_id: str, purpose: str, since: float) -> NotedWait:
         """A wait for the lock of a repository."""
-        place = f"{lock.stale_after:g}{_BETWEEN}{calls.realpath(lock.data_dir)}"
+        place = f"{lock.stale_after:g}{_BETWEEN}{lock.data_dir}"
         return self._noted(Resource(REPO_LOCK, repo_id, place), since, purpose=purpose)
 
     def _noted(self, resource: Resource, since: float, *, shared: bool = False, purpose: str = "") -> NotedWait:
@@ -249,4 +248,4 @@ def _hold(lock: Resource, holders: Collection[Holder], hold_id: str, *, shared: 
 def is_note_of(note: WaitNote, locks: RepoLock) -> bool:
     """Whether a note is about one of these repository locks."""
     kind, _, place = note.thing
-    return kind == REPO_LOCK and place.partition(_BETWEEN)[2] == calls.realpath(locks.data_dir)
+    return kind == REPO_LOCK and place.partition(_BETWEEN)[2] == str(locks.data_dir)

@@ -19,22 +19,9 @@ SECRETS = ("password", "sslpassword")  # query parameters that are secret
 ACCEPT_UNSAFE = "accept-unsafe-server"  # the option of an etcd address that accepts a version known to lose data
 ETCD_OPTIONS = ("cacert", "cert", "key", "password", "tls", ACCEPT_UNSAFE)
 POSTGRES_OPTIONS = (
-    *(
-        "user",
-        "password",
-        "host",
-        "hostaddr",
-        "port",
-        "dbname",
-        "schema",
-        "sslmode",
-        "sslrootcert",
-        "sslcert",
-        "sslkey",
-    ),
-    *("sslpassword", "channel_binding", "require_auth", "gssencmode", "application_name", "connect_timeout"),
-    *("target_session_attrs", "load_balance_hosts", "keepalives", "keepalives_idle", "keepalives_interval"),
-    *("keepalives_count", "tcp_user_timeout"),
+    *"user password host hostaddr port dbname schema sslmode sslrootcert sslcert sslkey sslpassword".split(),
+    *"channel_binding require_auth gssencmode application_name connect_timeout target_session_attrs".split(),
+    *"load_balance_hosts keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout".split(),
 )
 """The parameters of libpq that pass. Others write files (`sslkeylogfile`), read secrets from files that the address
 chooses (`passfile`, `service`), or are secrets themselves."""

@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.errors import Failure, NotApproved, NotFound, UsageFailure
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import make_directories, resolved
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.addresses import FILES, without_secrets
 from holdfast.store.model import StructCodec
@@ -115,7 +115,7 @@ def _change(root: str | os.PathLike[str], change: Callable[[Approved], Approved]
 
 def _path(root: str) -> Path:
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
-    return data_directory(None, os.environ) / DIRECTORY / f"{name}.json"
+    return resolved(data_directory(None, os.environ)) / DIRECTORY / f"{name}.json"
 
 
 def _digest(command: str) -> str:

@@ -19,7 +19,6 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self, cast
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
@@ -38,7 +37,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs import durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store import lines, model, streams
@@ -96,14 +95,14 @@ class FileStore:
         clock: Clock = SYSTEM_CLOCK,
         agent_id: str = "holdfast",
     ) -> None:
-        self.path = Path(os.path.abspath(root))  # the working directory may change
+        self.path = resolved(root)
         make_directories(self.path)
         self._root = Directory.open(self.path)
         self._layout = layout or Layout()
         self._clock = clock
         self._locks = DocumentLocks(self._root, timeout, agent_id)
-        self._intents = Intents(self._root, self._layout)
         self._directories = Directories(self._root)
+        self._intents = Intents(self._root, self._layout, self._directories)
         self._numbers = LastNumbers()
         self._deciding = model.Deciding()
         self._settled: set[str] = set()

@@ -26,7 +26,7 @@ import msgspec
 from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, NotWritable
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.store.layout import INTENTS, Kind, Layout, Location, OpenDirectories
+from holdfast.store.layout import INTENTS, Directories, Kind, Layout, Location, OpenDirectories
 from holdfast.store.model import SafeName, StructCodec, not_understood
 
 MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
@@ -83,8 +83,9 @@ def intent_name(commit_id: str) -> str:
 class Intents:
     """The intents of one store."""
 
-    def __init__(self, root: Directory, layout: Layout) -> None:
+    def __init__(self, root: Directory, layout: Layout, directories: Directories) -> None:
         self._root = root
+        self._directories = directories
         self.layout = layout
         self._path = root.where(INTENTS)
         self._known: dict[str, Intent] = {}
@@ -118,11 +119,10 @@ class Intents:
 
     def _listed(self, *endings: str) -> list[Intent]:
         try:
-            listed = calls.listdir(self._path)
-        except FileNotFoundError:
+            with OpenDirectories(self._directories) as opened:
+                listed = opened.get(INTENTS).names()
+        except NotFound:
             return []
-        except OSError as error:
-            raise io_failure("list", self._path, error) from error
         names = [name for name in listed if name.endswith(endings) and name[0] != "."]
         if not names:
             self._known = {}

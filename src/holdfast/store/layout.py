@@ -190,7 +190,7 @@ class DocumentLocks:
         self._root = root
         self._timeout = timeout
         self._agent_id = agent_id
-        self._locker = FileLocker(timeout)
+        self._locker = FileLocker(timeout, follow_links=False)
         self._ledger_locks: dict[str, LedgerLock] = {}
 
     def locked(self, locations: Collection[Location], *, shared: bool = False) -> AbstractContextManager[object]:

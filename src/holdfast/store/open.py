@@ -29,7 +29,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs import durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.store import model
 from holdfast.store.addresses import (
@@ -61,7 +61,7 @@ _CODEC = model.StructCodec(Config)
 
 def read_config(root: str | os.PathLike[str]) -> Config:
     """The settings of a directory; the defaults if there are none."""
-    path = Path(root) / CONFIG
+    path = resolved(root) / CONFIG
     try:
         content = durable.read(path, limit=1 << 16)
     except NotFound:
@@ -86,7 +86,7 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
             store.now()
         finally:
             store.close()
-    path = Path(os.path.abspath(root)) / CONFIG
+    path = resolved(root) / CONFIG
     make_directories(path.parent)
     if kept != FILES:
         from holdfast.store.approvals import approve
@@ -122,7 +122,7 @@ def open_address(
     if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
-            Directory.open(path).close()
+            Directory.follow(path).close()
         return FileStore(path, timeout=timeout)
     address = with_secrets(address)
     scheme = address.partition(":")[0].lower()

@@ -257,7 +257,7 @@ def _torn(directory: Directory, location: Location, waiting: Waiting) -> int:
 def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:
     """Write to the middle of a stream, even if that changes nothing: the sync then has something to do, and reports if
     it cannot."""
-    flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     try:
         fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)
         try:

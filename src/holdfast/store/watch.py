@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -11,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from holdfast.errors import Failure
+from holdfast.errors import Failure, NotFound
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, io_failure
+from holdfast.fs.directory import Directory, close_quietly
 from holdfast.fs.names import is_safe_name
 from holdfast.store.intents import Intents
-from holdfast.store.layout import INTENTS, Kind, Layout
+from holdfast.store.layout import INTENTS, Kind, Layout, open_directory
 from holdfast.store.model import Family, Watch, Watched
 
 POLL_INTERVAL = 0.05
@@ -35,8 +36,8 @@ class DirectoryEvents:
         self._directories = directories
 
     @classmethod
-    def open(cls, directories: list[Path]) -> Self | None:
-        """Start listening; None if that is impossible here, or if a directory is missing."""
+    def open(cls, directories: list[Directory]) -> Self | None:
+        """Start listening; None if that is impossible here. The directories need not stay open."""
         if sys.platform != "linux":
             return None
         from holdfast.fs import native
@@ -46,11 +47,11 @@ class DirectoryEvents:
             return None
         watched: dict[int, Path] = {}
         for directory in directories:
-            number = native.inotify_watch(fd, os.fsencode(directory), _MASK)
+            number = native.inotify_watch(fd, b"/proc/self/fd/%d" % (directory.fd or 0), _MASK)
             if number < 0:
                 close_quietly(fd)
                 return None
-            watched[number] = directory
+            watched[number] = directory.path
         return cls(fd, watched)
 
     def wait(self, timeout: float | None) -> set[tuple[Path, str]] | None:
@@ -128,11 +129,11 @@ class _Subject(NamedTuple):
         member = file[len(self.start) : len(file) - len(end)]
         return f"{self.name}/{member}" if is_safe_name(member) else None
 
-    def fingerprint(self, root: Path, file: str) -> object:
+    def fingerprint(self, directory: Directory, file: str) -> object:
         """Differs between states of a file, without reading it."""
-        path = root / self.directory / (file + self.end if self.is_nested else file)
+        path = directory.at(file + self.end if self.is_nested else file)
         try:
-            status = calls.stat(path, follow_symlinks=False)
+            status = calls.stat(path, dir_fd=directory.fd, follow_symlinks=False)
         except OSError:
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -195,19 +196,13 @@ class FileWatch(Watch):
     def _current(self) -> dict[str, object]:
         """The fingerprint of everything watched, including commits that are not applied yet."""
         found: dict[str, object] = {}
-        try:
-            with calls.scandir(self._root.path / self._subject.directory) as entries:
-                files = [entry.name for entry in entries]
-        except FileNotFoundError:
-            files = []
-        except OSError as error:
-            raise io_failure("list", self._root.path / self._subject.directory, error) from error
-        for file in files:
-            name = self._subject.name_of(file)
-            if name is not None and self._subject.shape == "numbered":
-                found[name] = max(str(found.get(name, "")), file, key=lambda each: (len(each), each))
-            elif name is not None:
-                found[name] = self._subject.fingerprint(self._root.path, file)
+        with contextlib.suppress(NotFound), open_directory(self._root, self._subject.directory) as directory:
+            for file in directory.names():
+                name = self._subject.name_of(file)
+                if name is not None and self._subject.shape == "numbered":
+                    found[name] = max(str(found.get(name, "")), file, key=lambda each: (len(each), each))
+                elif name is not None:
+                    found[name] = self._subject.fingerprint(directory, file)
         for name, intent_id in self._pending():
             found[name] = (found.get(name), intent_id)
         return found
@@ -215,12 +210,12 @@ class FileWatch(Watch):
     def _listen(self) -> DirectoryEvents | None:
         if self._subject.is_nested:
             return None  # each member has a directory of its own, which events do not cover
-        directories = [self._subject.directory, INTENTS]
+        create = not self._subject.has_own_directory
         try:
-            for directory in directories:
-                if directory:
-                    create = directory == INTENTS or not self._subject.has_own_directory
-                    self._root.beneath(directory, create=create).close()
+            with (
+                open_directory(self._root, self._subject.directory, create=create) as subject,
+                open_directory(self._root, INTENTS, create=True) as intents,
+            ):
+                return DirectoryEvents.open([subject, intents])
         except Failure:
             return None  # missing or read-only: poll
-        return DirectoryEvents.open([self._root.path / directory for directory in directories])
