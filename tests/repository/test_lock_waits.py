@@ -26,6 +26,7 @@ import pytest
 from holdfast.cli.repo_lock import acquire
 from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.fs import calls
+from holdfast.fs.directory import Directory
 from holdfast.leases import deadlock, wait_notes
 from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.file_lock import FileLocker
@@ -314,8 +315,8 @@ def test_a_waiter_that_was_killed_is_in_no_cycle(shop: Shop, kind: str) -> None:
 def test_trust_in_the_notes_of_dead_waiters_would_be_found(shop: Shop) -> None:
     """A planted bug: a note counts even if its writer is dead."""
 
-    def believed(path: str, *, sweep: bool) -> WaitNote | None:
-        return wait_notes._parsed(Path(path).read_bytes())
+    def believed(directory: Directory, name: str, *, sweep: bool) -> WaitNote | None:
+        return wait_notes._parsed((directory.path / name).read_bytes())
 
     with mock.patch.object(wait_notes, "_read", believed):
         assert after_a_waiter_was_killed(shop, ("file lock", "mine"), PATIENCE) == "E_DEADLOCK"

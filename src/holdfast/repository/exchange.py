@@ -19,7 +19,7 @@ import msgspec
 from holdfast.errors import Corrupt, ExchangeUnavailable, Failure, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move, rename, status_at, sync_parents
-from holdfast.fs.names import shortened, split_relative
+from holdfast.fs.names import shortened
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -96,7 +96,7 @@ class _Exchange(NamedTuple):
 
     def is_done(self) -> bool:
         """Whether the exchange was made, by inode; in a copy of the repository, by content."""
-        new, target = inode_at(self.new), inode_at(self.target)
+        new, target = inode_at(self.new), inode_at(self.target) if self.is_reachable() else None
         if self.operation.inode in (new, target):
             return target == self.operation.inode
         if self.operation.path is not None:
@@ -108,13 +108,10 @@ class _Exchange(NamedTuple):
 
     def is_reachable(self) -> bool:
         """Whether the directories above a part exist, and none of them is a link."""
-        payload = self.context.paths.payload(self.operation.worktree_id)
-        above = split_relative(self.operation.path)[:-1] if self.operation.path is not None else ()
-        if not above:
-            return self.operation.path is None or inode_at(payload) is not None
+        if self.operation.path is None:
+            return True
         try:
-            with Directory.open(payload) as directory:
-                directory.beneath("/".join(above)).close()
+            Directory.open(self.target.parent).close()
         except (NotFound, PathEscape):
             return False
         except IoFailure as failure:

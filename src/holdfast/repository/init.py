@@ -163,7 +163,7 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
         refuse_nested(paths.root, nested=nested)
         _refuse_foreign_content(paths.root)
     except (AlreadyExists, Refused):
-        if status_at(paths.guards / "init.lock") is None:
+        if not _is_directory(paths.root / CONTROL) or status_at(paths.guards / "init.lock") is None:
             raise
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):
             known = _known_format(paths.root)
