@@ -85,7 +85,7 @@ class RepoLock:
         clock: Clock = SYSTEM_CLOCK,
         liveness_check: LivenessCheck = is_holder_alive,
     ) -> None:
-        self.data_dir = resolved(data_dir)
+        self.data_dir: Path = resolved(data_dir)
         self.stale_after = stale_after
         self._clock = clock
         self._liveness_check = liveness_check
