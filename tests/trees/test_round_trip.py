@@ -216,7 +216,7 @@ def test_a_new_file_system_with_a_reused_device_number_is_probed_again(
     """Device numbers are reused after an unmount."""
     kind, probed = "first", list[str]()
 
-    def probe(_source: Path, _beside: Path) -> str:
+    def probe(_places: object) -> str:
         probed.append(kind)
         return f"it is on {kind}"
 

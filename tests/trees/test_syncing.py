@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -107,10 +106,10 @@ def test_the_synced_descriptor_is_opened_before_anything_is_written(
 ) -> None:
     """The system reports an error to every descriptor that was open before it happened."""
     opened, synced_by = list[int](), list[int]()
-    open_, sync = calls.open, calls.sync_filesystem
+    open_, sync = calls.open_without_links, calls.sync_filesystem
 
-    def opening(*arguments: Any, **options: Any) -> int:
-        descriptor = open_(*arguments, **options)
+    def opening(path: str) -> int:
+        descriptor = open_(path)
         opened.append(descriptor)
         return descriptor
 
@@ -118,7 +117,7 @@ def test_the_synced_descriptor_is_opened_before_anything_is_written(
         synced_by.append(descriptor)
         sync(descriptor)
 
-    monkeypatch.setattr(calls, "open", opening)
+    monkeypatch.setattr(calls, "open_without_links", opening)
     monkeypatch.setattr(calls, "sync_filesystem", syncing)
     with synced(tmp_path):
         before = list(opened)

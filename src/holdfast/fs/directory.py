@@ -116,6 +116,30 @@ class Closing:
         self.close()
 
 
+def open_directly(path: str) -> int:
+    """Open a directory as `Directory.open` does; return its descriptor. Raises `PathEscape` or `OSError`."""
+    full = path if path.startswith("/") else f"{os.getcwd()}/{path}".removesuffix("/.")
+    if "/.." in full and ".." in full.split("/"):
+        raise PathEscape(f"{path} has a '..' in it", path=path)
+    try:
+        return calls.open_without_links(full)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_a_link(str(error.filename)) from None
+        raise
+
+
+@contextlib.contextmanager
+def parent_of(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """Open the directory that holds `path`, as `open_directly` does; yield its descriptor and the last name."""
+    above, name = os.path.split(path)
+    descriptor = open_directly(above)
+    try:
+        yield descriptor, name
+    finally:
+        close_quietly(descriptor)
+
+
 witness: Callable[[Directory], object] | None = None
 """Receives each directory that is opened: for tests that simulate a death inside a living process."""
 
@@ -150,18 +174,13 @@ class Directory(Closing):
             _refuse_links(where)
             _require_directory(where)
             return cls(where, None)
-        full = where if where.startswith("/") else f"{os.getcwd()}/{where}".removesuffix("/.")
-        if "/.." in full and ".." in full.split("/"):
-            raise PathEscape(f"{where} has a '..' in it", path=where)
         try:
-            return cls(where, calls.open_without_links(full))
+            return cls(where, open_directly(where))
         except ValueError:
             raise not_a_path(where) from None
         except FileNotFoundError:
             raise _no_directory(where) from None
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _is_a_link(str(error.filename)) from None
             raise io_failure("open the directory", where, error) from error
 
     @classmethod

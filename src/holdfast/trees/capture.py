@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import Directory, failing_to, opened
+from holdfast.fs.directory import Directory, failing_to, opened, parent_of
 from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture, SourceWatch, start_scan_worker
 from holdfast.trees.capture_files import Base, CaptureStats, RecentFile
 from holdfast.trees.copy import hash_file
@@ -54,7 +54,7 @@ from holdfast.trees.scan import (
     write_cache,
 )
 from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
-from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, writing
+from holdfast.trees.walker import DIRECTORY, GONE, TreeWalker, joined, remove_tree, shown, unreadable, writing
 
 _CLOCK_STEP = 0.02
 _MANY_OBJECTS = 100_000
@@ -215,8 +215,9 @@ class _Capture:
         """The base; None if it is damaged or on another filesystem."""
         try:
             stored = self.stack.enter_context(Stored(base))
-            if calls.fstat(stored.own.top()).st_dev != calls.stat(self.tree).st_dev:
-                return None
+            with parent_of(self.tree / PAYLOAD) as (here, _):
+                if calls.fstat(stored.own.top()).st_dev != calls.fstat(here).st_dev:
+                    return None
             manifest = Manifest.read(base)
             return Base(manifest, stored, frozenset(_damaged_sample(manifest, stored)))
         except (Failure, OSError, ValueError, struct.error):
@@ -326,11 +327,12 @@ def _is_sound(stored: Stored, path: bytes, entry: ManifestEntry, most: int) -> b
 
 def _make_tree(tree: Path) -> int:
     """Create the directory of the tree, if necessary; return the time by the clock of its filesystem."""
-    with writing(tree):
-        with Directory.open(tree.parent) as parent:
-            if not parent.make(tree.name, mode=0o700, durable=False):
-                calls.utime(tree)
-        return calls.stat(tree).st_ctime_ns
+    with writing(tree), Directory.open(tree.parent) as parent:
+        is_new = parent.make(tree.name, mode=0o700, durable=False)
+        with opened(parent.at(tree.name), DIRECTORY, dir_fd=parent.fd) as made:
+            if not is_new:
+                calls.utime(made)
+            return calls.fstat(made).st_ctime_ns
 
 
 def _known(captured: list[CapturedDirectory]) -> Iterator[tuple[bytes, bytes, bytes]]:

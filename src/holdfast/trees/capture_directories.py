@@ -11,8 +11,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.errors import IoFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, close_quietly
+from holdfast.fs.directory import Closing, close_quietly, status_at
 from holdfast.fs.mounts import filesystem_kind, is_network, mounts_beneath
 from holdfast.trees.capture_files import Base, CaptureStats, FileCapture, KnownFiles, OpenDirectory
 from holdfast.trees.manifest import Meta, encode_body, encode_entry, encode_extras, mtime_of_directory, raw_entries
@@ -323,10 +324,11 @@ def start_scan_worker(
     stack: ExitStack, source: TreeWalker, cache: Path | None, watch: SourceWatch | None = None
 ) -> ScanWorker | None:
     """Start a scan worker that `stack` ends; None if that is impossible or the cache is small."""
-    try:
-        if cache is None or calls.stat(cache).st_size < _WORTH_A_WORKER:
-            return None
-    except OSError:
+    size = 0
+    with suppress(IoFailure):
+        if cache is not None and (status := status_at(cache)) is not None:
+            size = status.st_size
+    if size < _WORTH_A_WORKER:
         return None
     from holdfast.trees.scan_worker import ScanWorker
 

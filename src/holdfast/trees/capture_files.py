@@ -339,8 +339,7 @@ class FileCapture:
         if first is None or not is_same_file(entry, first.entry):
             return False
         path, first_name = split(first.path)
-        with TreeWalker(self._payload.walker.root) as walker:
-            return self._link(walker, path, first_name, directory, name)
+        return self._link(self._payload.first_links(), path, first_name, directory, name)
 
     def _link(self, stored: TreeWalker | Stored, path: str, old_name: str, directory: OpenDirectory, name: str) -> bool:
         try:

@@ -14,14 +14,25 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
-from holdfast.errors import EngineUnavailable, IoFailure
+from holdfast.errors import EngineUnavailable
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory, close_quietly, failing_to, opened
+from holdfast.fs.directory import Directory, close_quietly, failing_to, open_directly, opened, parent_of
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import KEPT_MODE, ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.trees.scan import modes_in
-from holdfast.trees.walker import GONE, TreeWalker, joined, open_directory, remove_tree, shown, unreadable, writing
+from holdfast.trees.walker import (
+    GONE,
+    NOFOLLOW,
+    TreeWalker,
+    joined,
+    open_directory,
+    remove_tree,
+    shown,
+    unreadable,
+    writing,
+)
 
 _PROGRAM = "juicefs"
 _OPEN = 0o7777 & ~KEPT_MODE
@@ -51,42 +62,66 @@ def choose_engine(
     Determined by trying, once per process and pair of filesystems. Raises `EngineUnavailable` if the
     `requested` engine is unknown or does not work here.
     """
+    places = _Places.at(source, beside)
     if requested is None:
-        return next(each for each in Engine if each is not but and not _why_not(each, source, beside))
+        return next(each for each in Engine if each is not but and not _why_not(each, places))
     try:
         engine = Engine(requested)
     except ValueError:
         message = f"unknown engine {requested!r}; the engines are {', '.join(Engine)}"
         raise EngineUnavailable(message, engine=str(requested)) from None
-    if why := _why_not(engine, source, beside):
+    if why := _why_not(engine, places):
         raise _unable(engine, os.fspath(source), why)
     return engine
+
+
+class _Places(NamedTuple):
+    """A source and the directory of its snapshots, with their statuses and kinds of filesystems."""
+
+    source: Path
+    beside: Path
+    of_source: os.stat_result
+    of_beside: os.stat_result
+    kinds: tuple[str, str]
+
+    @classmethod
+    def at(cls, source: Path, beside: Path) -> _Places:
+        kinds = filesystem_kind(source), filesystem_kind(beside)
+        return cls(source, beside, _status(source), _status(beside), kinds)
+
+    def are_on_one_device(self) -> bool:
+        return self.of_source.st_dev == self.of_beside.st_dev
+
+
+def _status(directory: Path) -> os.stat_result:
+    with failing_to("look at", directory):
+        descriptor = open_directly(os.fspath(directory))
+        try:
+            return calls.fstat(descriptor)
+        finally:
+            close_quietly(descriptor)
 
 
 _found: dict[tuple[Engine, int, str, int, str], str] = {}
 
 
-def _why_not(engine: Engine, source: Path, beside: Path) -> str:
+def _why_not(engine: Engine, places: _Places) -> str:
     """The reason why an engine does not work here; "" if it does."""
     if engine is Engine.COPY:
         return ""
-    try:
-        from_status, to_status = calls.stat(source), calls.stat(beside)
-    except OSError as error:
-        raise IoFailure("look at", source, error) from error
-    if engine is Engine.BTRFS_SUBVOLUME and from_status.st_ino != _SUBVOLUME_ROOT:
+    if engine is Engine.BTRFS_SUBVOLUME and places.of_source.st_ino != _SUBVOLUME_ROOT:
         return "it is not a btrfs subvolume"
-    kinds = filesystem_kind(source), filesystem_kind(beside)  # device numbers are reused
-    key = (engine, from_status.st_dev, kinds[0], to_status.st_dev, kinds[1])
+    kinds = places.kinds  # device numbers are reused
+    key = (engine, places.of_source.st_dev, kinds[0], places.of_beside.st_dev, kinds[1])
     if key not in _found:
-        _found[key] = _PROBES[engine](source, beside)
+        _found[key] = _PROBES[engine](places)
     return _found[key]
 
 
-def _juicefs(source: Path, beside: Path) -> str:
-    if any(filesystem_kind(each) != probe.JUICEFS for each in (source, beside)):
+def _juicefs(places: _Places) -> str:
+    if places.kinds != (probe.JUICEFS, probe.JUICEFS):
         return "it is not on JuiceFS"
-    if calls.stat(source).st_dev != calls.stat(beside).st_dev:
+    if not places.are_on_one_device():
         return "the snapshots are on another JuiceFS"
     try:
         done = subprocess.run([_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -95,28 +130,28 @@ def _juicefs(source: Path, beside: Path) -> str:
     return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
 
 
-def _btrfs(source: Path, beside: Path) -> str:
-    if filesystem_kind(source) != "btrfs" or filesystem_kind(beside) != "btrfs":
+def _btrfs(places: _Places) -> str:
+    if places.kinds != ("btrfs", "btrfs"):
         return "it is not on btrfs"
     name = f".holdfast-probe-{os.urandom(6).hex()}"
-    with Directory.open(beside) as parent:
+    with Directory.open(places.beside) as parent:
         try:
-            _snapshot(os.fspath(source), parent, name)
+            _snapshot(os.fspath(places.source), parent, name)
         except OSError as error:
             return error.strerror or str(error)
-    remove_tree(beside / name)
+    remove_tree(places.beside / name)
     return ""
 
 
-def _reflink(source: Path, beside: Path) -> str:
-    both_on_btrfs = filesystem_kind(source) == filesystem_kind(beside) == "btrfs"  # subvolumes share blocks
-    if calls.stat(source).st_dev != calls.stat(beside).st_dev and not both_on_btrfs:
+def _reflink(places: _Places) -> str:
+    both_on_btrfs = places.kinds == ("btrfs", "btrfs")  # subvolumes share blocks
+    if not places.are_on_one_device() and not both_on_btrfs:
         return "the snapshots are on another filesystem"
-    return "" if _works_on_two_files(beside, _clone) else "this filesystem cannot share blocks between files"
+    return "" if _works_on_two_files(places.beside, _clone) else "this filesystem cannot share blocks between files"
 
 
-def _linked(source: Path, beside: Path) -> str:
-    return "" if _works_on_two_files(beside, _link) else "this filesystem has no hard links"
+def _linked(places: _Places) -> str:
+    return "" if _works_on_two_files(places.beside, _link) else "this filesystem has no hard links"
 
 
 _PROBES = {
@@ -129,7 +164,7 @@ _PROBES = {
 
 def _clone(directory: int, one: str, other: str) -> None:
     with (
-        opened(one, os.O_RDONLY, dir_fd=directory) as source,
+        opened(one, os.O_RDONLY | NOFOLLOW, dir_fd=directory) as source,
         opened(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=directory) as target,
     ):
         calls.clone(target, source)
@@ -176,15 +211,16 @@ def times_tell(source: Path, beside: Path) -> bool:
     with failing_to("look at", source):
         if filesystem_kind(source) in _TIMED:
             return True
-        if calls.stat(source).st_dev != calls.stat(beside).st_dev:
+        if _status(source).st_dev != _status(beside).st_dev:
             return False
-    return _shows_mapped_writes(beside / f".holdfast-probe-{os.urandom(6).hex()}")
+    return _shows_mapped_writes(beside)
 
 
-def _shows_mapped_writes(path: Path) -> bool:
-    with contextlib.suppress(OSError):
+def _shows_mapped_writes(beside: Path) -> bool:
+    probing = beside / f".holdfast-probe-{os.urandom(6).hex()}"
+    with contextlib.suppress(OSError), parent_of(probing) as (here, name):
         try:
-            with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as descriptor:
+            with opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here) as descriptor:
                 calls.write(descriptor, b"x")
                 calls.utime(descriptor, ns=(0, 0))
                 calls.write_mapped(descriptor)
@@ -192,7 +228,7 @@ def _shows_mapped_writes(path: Path) -> bool:
                     calls.fsync(descriptor)
                 return calls.fstat(descriptor).st_mtime_ns != 0
         finally:
-            calls.unlink(path)
+            calls.unlink(name, dir_fd=here)
     return False
 
 
@@ -219,9 +255,12 @@ def _snapshot(source: str, parent: Directory, name: str) -> None:
 def clone_directory(source: str, payload: str) -> None:
     """Clone with `juicefs clone`, and restore the hard links.
 
+    That command takes paths: before it starts and after it ends, no link leads to either.
     Raises `EngineUnavailable` if JuiceFS cannot: for example, its SQL databases reject an empty extended attribute.
     """
     command = [_PROGRAM, "clone", "--preserve", source, payload]
+    for each in (source, os.path.dirname(payload)):
+        close_quietly(open_directory(each))
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=False)
     except OSError as error:

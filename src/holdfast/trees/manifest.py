@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt
-from holdfast.fs.directory import opened, write_all
+from holdfast.fs.directory import opened, parent_of, write_all
 from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, writing
 
 PAYLOAD = "payload"
@@ -141,7 +141,8 @@ def write_manifest(path: str | os.PathLike[str], records: Iterable[tuple[bytes, 
     import hashlib
 
     digest = hashlib.sha256()
-    with writing(path), opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444) as descriptor:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
+    with writing(path), parent_of(path) as (here, name), opened(name, flags, 0o444, dir_fd=here) as descriptor:
         for chunk in _chunks(records):
             digest.update(chunk)
             write_all(descriptor, chunk)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, Directory
+from holdfast.fs.directory import Closing, Directory, parent_of
 from holdfast.trees.manifest import BODY, ENTRY, KEPT_MODE, Meta, Xattrs, meta_of_directory, mtime_of_directory
 from holdfast.trees.scan import held_time
 from holdfast.trees.walker import NOFOLLOW, TreeWalker, split, sync_filesystem, unwritable, writing
@@ -178,11 +178,12 @@ class Payload(Closing):
     """The new directory of a snapshot's files, with the attributes of its entries."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        with writing(path):
-            calls.mkdir(path, KEPT_MODE)
-            self.attributes = Attributes(calls.stat(path), kept=True)
+        with writing(path), parent_of(path) as (here, name):
+            calls.mkdir(name, KEPT_MODE, dir_fd=here)
         self.walker = TreeWalker(path)
+        self.attributes = Attributes(self.walker.root_status(), kept=True)
         self._created = {""}
+        self._first_links: TreeWalker | None = None
 
     def enter(self, path: str) -> int:
         """The descriptor of a directory of the payload, valid until the next call."""
@@ -204,6 +205,12 @@ class Payload(Closing):
             self._created.add(each)
             here = self.enter(each)
         return here
+
+    def first_links(self) -> TreeWalker:
+        """A second walker, to link files to names that they have already."""
+        if self._first_links is None:
+            self._first_links = TreeWalker(self.walker.root)
+        return self._first_links
 
     def has(self, path: str) -> bool:
         """Whether the directory was created, for itself or as a parent of others."""
@@ -237,6 +244,8 @@ class Payload(Closing):
 
     def close(self) -> None:
         self.walker.close()
+        if self._first_links is not None:
+            self._first_links.close()
 
 
 class EarlySync:

@@ -13,16 +13,18 @@ manifest.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories, opened
+from holdfast.fs.directory import close_quietly, make_directories, open_directly, opened, parent_of
 from holdfast.trees.copy import NewFile, hash_file, place_file
 from holdfast.trees.manifest import (
     KEPT_MODE,
@@ -37,7 +39,7 @@ from holdfast.trees.payload import READ, Attributes
 from holdfast.trees.scan import scan_directory
 from holdfast.trees.shared_dirs import Stored, ready_fields
 from holdfast.trees.verify import check_entry
-from holdfast.trees.walker import DIRECTORY, TreeWalker, joined, shown, sync_tree, synced, writing
+from holdfast.trees.walker import TreeWalker, joined, shown, sync_tree, synced, writing
 
 
 class RepairedFile(NamedTuple):
@@ -85,7 +87,7 @@ def repair(
     records |= {name.directory: name.body for name, _ in placed}
     changed = {each for name, _ in placed for each in (name.directory, os.path.dirname(name.path)) if each in records}
     for each in sorted(changed, reverse=True):  # those below first
-        with writing(each), opened(each, DIRECTORY) as here:
+        with writing(each), _entered(each) as here:
             found = set(map(os.fsencode, scan_directory(here).names))
             if found <= raw_entries(records[each]).keys():  # else it must not be shared, with what is extra
                 Attributes(None, kept=True).finish_directory(here, *meta_of_directory(records[each]))
@@ -136,39 +138,58 @@ def _sources(names: Iterable[_Name], directories: Iterable[Path]) -> dict[str, s
     hashes: defaultdict[int, set[str]] = defaultdict(set)
     for name in names:
         hashes[name.entry.size].add(name.entry.sha256)
-    for path in (*(name.path for name in names), *_files(directories)):
+    for here, file, path in _files(names, directories):
         with suppress(OSError):
-            status = calls.stat(path, follow_symlinks=False)
-            if not hashes[status.st_size] <= found.keys():
-                with opened(path, READ) as reading:
+            status = calls.stat(file, dir_fd=here, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and not hashes[status.st_size] <= found.keys():
+                with opened(file, READ, dir_fd=here) as reading:
                     found.setdefault(hash_file(reading, status.st_size).digest.hex(), path)
     return found
 
 
-def _files(directories: Iterable[Path]) -> Iterator[str]:
-    """Everything below these directories but directories, as far as it can be listed."""
+@contextmanager
+def _entered(path: str) -> Iterator[int]:
+    """Open a directory for the block. Raises `OSError`, or `PathEscape` at a link in the path."""
+    here = open_directly(path)
+    try:
+        yield here
+    finally:
+        close_quietly(here)
+
+
+def _files(names: Iterable[_Name], directories: Iterable[Path]) -> Iterator[tuple[int, str, str]]:
+    """These names, then everything below the directories but directories, as far as it can be listed.
+
+    For each, the descriptor of its directory, its name and its path.
+    """
+    for directory, inside in groupby(names, lambda name: os.path.dirname(name.path)):
+        with suppress(OSError, Failure), _entered(directory) as here:
+            yield from ((here, os.path.basename(name.path), name.path) for name in inside)
     for top in directories:
         with suppress(Failure), TreeWalker(top) as walker:
             waiting = [""]
             while waiting:
                 path, below = waiting.pop(), dict[str, bool]()
-                with suppress(OSError), calls.scandir(walker.enter(path)) as listed:
-                    below = {each.name: each.is_dir(follow_symlinks=False) for each in listed}
+                with suppress(OSError):
+                    here = walker.enter(path)
+                    with calls.scandir(here) as listed:
+                        below = {each.name: each.is_dir(follow_symlinks=False) for each in listed}
                 waiting += [joined(path, name) for name, is_directory in below.items() if is_directory]
-                yield from (walker.where(path, name) for name, is_directory in below.items() if not is_directory)
+                for name in [name for name, is_directory in below.items() if not is_directory]:
+                    yield here, name, walker.where(path, name)
 
 
 def _write(draft: Path, entry: ManifestEntry, source: str) -> bool:
     """Create the repaired file or symbolic link under a private name; False if the source has changed."""
     if entry.kind == "d":
         return True  # there is nothing to prepare
-    attributes, (directory, name) = Attributes(None, kept=True), os.path.split(source)
-    with writing(draft), opened(draft.parent, DIRECTORY) as room:
+    attributes = Attributes(None, kept=True)
+    with writing(draft), parent_of(draft) as (room, _):
         if entry.kind == "l":
             calls.symlink(os.fsdecode(entry.target), draft.name, dir_fd=room)
             attributes.finish_other(room, draft.name, entry.meta, entry.xattrs)
             return True
-        with suppress(FileNotFoundError, IsADirectoryError), opened(directory, DIRECTORY) as here:
+        with suppress(FileNotFoundError, IsADirectoryError), parent_of(source) as (here, name):
             digest, _ = place_file(here, room, NewFile(name, draft.name, entry.meta, entry.xattrs), attributes)
             return digest.hex() == entry.sha256
     return False
@@ -178,8 +199,8 @@ def _place(draft: Path, name: _Name) -> bool:
     """Give the name its repaired file; False if a directory is in its place, or a file in place of its directory."""
     with writing(name.path), suppress(IsADirectoryError, NotADirectoryError):
         make_directories(Path(name.directory), mode=KEPT_MODE)
-        with opened(name.directory, DIRECTORY) as here:
+        with parent_of(draft) as (room, _), _entered(name.directory) as here:
             if name.entry.kind != "d":
-                calls.rename(draft, os.path.basename(name.path), dst_dir_fd=here)
+                calls.rename(draft.name, os.path.basename(name.path), src_dir_fd=room, dst_dir_fd=here)
         return True
     return False

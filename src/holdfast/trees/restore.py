@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Corrupt, ExchangeUnavailable, NotFound, PartialSnapshot
 from holdfast.fs import calls
-from holdfast.fs.directory import although_read_only, io_failure
+from holdfast.fs.directory import although_read_only, entry_exists, io_failure, parent_of
 from holdfast.trees.copy import NewFile, place_file
 from holdfast.trees.engines import times_tell
 from holdfast.trees.manifest import (
@@ -81,19 +82,11 @@ def materialise(
 
 
 def _require_ready(tree: Path) -> None:
-    try:
-        calls.stat(tree / READY, follow_symlinks=False)
-    except FileNotFoundError:
-        raise PartialSnapshot(f"{tree} is not a complete snapshot", path=str(tree)) from None
-    except OSError as error:
-        raise unreadable(os.fspath(tree / READY), error) from error
-    try:
-        calls.stat(tree / PAYLOAD, follow_symlinks=False)
-    except FileNotFoundError:
+    if not entry_exists(tree / READY):
+        raise PartialSnapshot(f"{tree} is not a complete snapshot", path=str(tree))
+    if not entry_exists(tree / PAYLOAD):
         hint = f"{_HINT} 'holdfast doctor' lists what else is missing."
-        raise Corrupt(f"the files of the snapshot {tree.name} are gone", hint=hint, path=str(tree / PAYLOAD)) from None
-    except OSError as error:
-        raise unreadable(os.fspath(tree / PAYLOAD), error) from error
+        raise Corrupt(f"the files of the snapshot {tree.name} are gone", hint=hint, path=str(tree / PAYLOAD))
 
 
 class _Pair(NamedTuple):
@@ -102,6 +95,7 @@ class _Pair(NamedTuple):
     source: Stored
     path: str
     target: TreeWalker
+    first: TreeWalker  # a second walker of the copy, for further names of a file
     new_path: str
     top: bytes
 
@@ -131,12 +125,14 @@ class _Restore:
 
     def directory(self, top: bytes) -> None:
         try:
-            calls.mkdir(self.destination)
+            with parent_of(self.destination) as (here, name):
+                calls.mkdir(name, dir_fd=here)
         except FileExistsError:
             raise self._exists() from None
         except OSError as error:
             raise unwritable(os.fspath(self.destination), error) from error
-        with Stored(self.tree) as source, TreeWalker(self.destination) as target:
+        where = self.destination
+        with Stored(self.tree) as source, TreeWalker(where) as target, TreeWalker(where) as first:
             self._attributes = Attributes(target.root_status(), kept=False)
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
@@ -147,7 +143,7 @@ class _Restore:
                         raise unwritable(target.where(parent, name), error) from error
                 self.directories += 1
             for path in self._below(top):  # 2. their entries
-                self._fill(_Pair(source, os.fsdecode(path), target, _relative(path, top), top))
+                self._fill(_Pair(source, os.fsdecode(path), target, first, _relative(path, top), top))
             for path in reversed(list(self._below(top))):  # 3. their modes and times, the deepest first
                 self._complete(target, path, _relative(path, top))
 
@@ -196,7 +192,7 @@ class _Restore:
         name = os.fsdecode(entry.name)
         first = self._first_name(entry, pair.top)
         try:
-            if first is not None and _link(pair.target.root, first, into, name):
+            if first is not None and _link(pair.first, first, into, name):
                 lost = []
             elif entry.kind == "f":
                 self.bytes += entry.size
@@ -263,7 +259,7 @@ class _Restore:
             raise NotFound(f"there is no {where} in the snapshot", path=where)
         entry = decode_entry(os.fsencode(directory), raw)
         with Stored(self.tree) as source, TreeWalker(self.destination.parent) as target:
-            pair = _Pair(source, directory, target, "", b"")
+            pair = _Pair(source, directory, target, target, "", b"")
             into, here = pair.enter()
             try:
                 new_name = self.destination.name
@@ -316,17 +312,16 @@ def _relative(path: bytes, top: bytes) -> str:
     return os.fsdecode(path[len(top) :].lstrip(b"/") if top else path)
 
 
-def _link(root: str, first: str, into: int, name: str) -> bool:
+def _link(walker: TreeWalker, first: str, into: int, name: str) -> bool:
     """Give a restored file a second name; False if that is impossible."""
     directory, first_name = split(first)
-    with TreeWalker(root) as walker:
-        try:
-            here = walker.enter(directory)
-            calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=into, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in NO_LINK:
-                raise
-            return False
+    try:
+        here = walker.enter(directory)
+        calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=into, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        return False
     return True
 
 
@@ -348,15 +343,19 @@ def exchange(one: Path, other: Path) -> None:
     Both keep their modification times. (xfs sets that of a directory that gets another parent by an exchange.)
     """
     try:
-        before = [calls.stat(path, follow_symlinks=False) for path in (other, one)]
-        although_read_only(lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one})
+        with parent_of(one) as (here, name), parent_of(other) as (there, other_name):
+            places = ((here, name), (there, other_name))
+            before = [calls.stat(each, dir_fd=parent, follow_symlinks=False) for parent, each in reversed(places)]
+            swap = partial(calls.rename_exchange, name, other_name, src_dir_fd=here, dst_dir_fd=there)
+            although_read_only(swap, {one: other, other: one})
+            for (parent, each), status in zip(places, before, strict=True):
+                with suppress(OSError):  # it belongs to another user
+                    if calls.stat(each, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
+                        times = status.st_atime_ns, status.st_mtime_ns
+                        calls.utime(each, ns=times, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
         if error.errno in _NO_EXCHANGE:
             raise ExchangeUnavailable(
                 f"{one} and {other} cannot be swapped in one step here: {error.strerror}", path=str(one)
             ) from error
         raise io_failure("exchange", f"{one} and {other}", error) from error
-    for path, status in ((one, before[0]), (other, before[1])):
-        with suppress(OSError):  # it belongs to another user
-            if calls.stat(path, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
-                calls.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)

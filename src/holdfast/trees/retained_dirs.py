@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure
+from holdfast.fs.directory import Directory, entry_exists, failing_to, io_failure, parent_of
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
 from holdfast.trees.shared_dirs import read_shared_directories
 from holdfast.trees.walker import TreeWalker, allocated, joined, make_writable, move_away, refuse_mounts, shown
@@ -69,16 +69,16 @@ class Excess(NamedTuple):
 
 def is_trimmed(tree: Path, need: Collection[bytes]) -> bool:
     """Whether a retained tree has only the needed directories. Changes nothing."""
-    if not need or _others(tree):
+    if not need:
         return False
     with TreeWalker(tree) as walker:
-        return next(_excess(walker, need), None) is None
+        return not _others(walker) and next(_excess(walker, need), None) is None
 
 
-def _others(tree: Path) -> list[str]:
+def _others(walker: TreeWalker) -> list[str]:
     """The names beside the payload; `.READY` first, because a trimmed tree is no longer complete."""
-    with Directory.open(tree) as directory:
-        return sorted(name for name in directory.names() if name != PAYLOAD)
+    with failing_to("list", shown(walker.root)):
+        return sorted(name for name in calls.listdir(walker.top()) if name != PAYLOAD)
 
 
 def _inside(path: str) -> str:
@@ -144,12 +144,17 @@ class TrashDirectory:
     """A new directory on the filesystem of the retained trees, whose content is to be removed."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._directory = Directory.open(path)
         self._count = 0
 
-    def free_path(self) -> Path:
+    def take(self, here: int, name: str, where: str = "") -> None:
+        """Move an entry of an open directory here. With `where`, its path, make it movable, or remove it at once."""
+        assert self._directory.fd is not None
         self._count += 1
-        return self._path / f"bin-{self._count}"
+        if where:
+            move_away(here, name, self._directory.fd, f"bin-{self._count}", where)
+        else:
+            calls.rename(name, f"bin-{self._count}", src_dir_fd=here, dst_dir_fd=self._directory.fd)
 
 
 def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
@@ -157,20 +162,20 @@ def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
 
     Refuses a tree with a mount in it. An interrupted trim is finished by the next one.
     """
-    with failing_to("trim", shown(os.fspath(tree))):
-        with TreeWalker(tree) as walker:
-            refuse_mounts(walker.top(), os.fspath(tree), "trimmed")
-            if need:
-                _trim_payload(tree, walker, need, trash)
+    where = os.fspath(tree)
+    with failing_to("trim", shown(where)), TreeWalker(tree) as walker, parent_of(where) as (above, own_name):
+        top = walker.top()
+        refuse_mounts(top, where, "trimmed")
         if not need:
-            calls.rename(tree, trash.free_path())
+            trash.take(above, own_name)
             return
-        for name in _others(tree):
+        _trim_payload(tree, walker, need, trash)
+        for name in _others(walker):
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISDIR(calls.stat(tree / name, follow_symlinks=False).st_mode):
-                    calls.rename(tree / name, trash.free_path())
+                if stat.S_ISDIR(calls.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                    trash.take(top, name)
                 else:
-                    calls.unlink(tree / name)
+                    calls.unlink(name, dir_fd=top)
 
 
 def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash: TrashDirectory) -> None:
@@ -183,7 +188,7 @@ def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            move_away(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
+            trash.take(here, name, walker.where(_inside(each.path), name))
         _restore_time(here, times.pop(each.path, None))
     for path, time in times.items():  # of a trim that was killed
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

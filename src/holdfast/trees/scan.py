@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.directory import opened, write_all
+from holdfast.fs.directory import opened, parent_of, write_all
 from holdfast.trees.walker import NOFOLLOW, read_whole
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
@@ -323,7 +323,8 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[Record]) ->
     if before.parts[-1] + len(part) > 2 * before.parts[0]:
         return False
     try:
-        with opened(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW) as descriptor:
+        flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | NOFOLLOW
+        with parent_of(path) as (here, name), opened(name, flags, dir_fd=here) as descriptor:
             if calls.fstat(descriptor).st_size != before.parts[-1]:
                 return False
             write_all(descriptor, part)
@@ -334,15 +335,16 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[Record]) ->
 
 def write_cache(path: Path, device: int, known: Iterable[Record]) -> None:
     """Replace the cache at `path` if possible, without a sync: the cache only saves time."""
-    draft = f"{os.fspath(path)}-{os.urandom(6).hex()}.tmp"
-    try:
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600) as descriptor:
-            _write(descriptor, device, known)
-        calls.replace(draft, path)
-    except BaseException as error:
-        with suppress(OSError):
-            calls.unlink(draft)
-        if not isinstance(error, OSError):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
+    with suppress(OSError), parent_of(path) as (here, name):
+        draft = f"{name}-{os.urandom(6).hex()}.tmp"
+        try:
+            with opened(draft, flags, 0o600, dir_fd=here) as descriptor:
+                _write(descriptor, device, known)
+            calls.replace(draft, name, src_dir_fd=here, dst_dir_fd=here)
+        except BaseException:
+            with suppress(OSError):
+                calls.unlink(draft, dir_fd=here)
             raise
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import Closing, Directory, opened, write_all
+from holdfast.fs.directory import Closing, Directory, entry_exists, opened, parent_of, write_all
 from holdfast.fs.names import is_safe_name
 from holdfast.trees.manifest import (
     HOMES,
@@ -40,7 +40,7 @@ from holdfast.trees.manifest import (
     directory_of,
     is_safe_path,
 )
-from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, writing
+from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, split, unreadable, writing
 
 _MAGIC = b"holdfast homes 1\n"
 _NUMBER = struct.Struct("<I")
@@ -153,11 +153,7 @@ def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
 def tree_beside(tree: Path, name: str) -> Path:
     """The one of `places_beside` that exists at this moment."""
     beside, retained = places_beside(tree, name)
-    try:
-        calls.stat(beside, follow_symlinks=False)
-    except OSError:
-        return retained
-    return beside
+    return beside if entry_exists(beside) else retained
 
 
 def located(tree: Path, shared: Mapping[bytes, SharedDirectory], path: bytes) -> Path:
@@ -192,10 +188,13 @@ class Stored(Closing):
         return self._other(location.tree).enter(os.fsdecode(location.path))
 
     def status(self, path: bytes) -> os.stat_result:
+        """The status of a directory. Raises `OSError`."""
         location = self.shared.get(path)
-        top = os.fsencode(self.own.root if location is None else self._top(location.tree))
-        inside = path if location is None else location.path
-        return calls.stat(top + b"/" + inside if inside else top, follow_symlinks=False)
+        walker = self.own if location is None else self._other(location.tree)
+        above, name = split(os.fsdecode(path if location is None else location.path))
+        return (
+            calls.stat(name, dir_fd=walker.enter(above), follow_symlinks=False) if name else calls.fstat(walker.top())
+        )
 
     def where(self, path: str, name: str = "") -> str:
         location = self.shared.get(os.fsencode(path))
@@ -211,7 +210,8 @@ class Stored(Closing):
 
     def _other(self, name: str) -> TreeWalker:
         if name in self._others:
-            return self._others[name]
+            walker = self._others[name] = self._others.pop(name)  # the last one used is closed last
+            return walker
         missing: Failure | None = None
         for path in places_beside(self.tree, name):
             try:
@@ -255,7 +255,8 @@ def share_tree(tree: Path, new_tree: Path) -> None:
 
 def link_or_copy_file(source: Path, target: Path) -> None:
     try:
-        calls.link(source, target, follow_symlinks=False)
+        with parent_of(source) as (here, name), parent_of(target) as (into, new_name):
+            calls.link(name, new_name, src_dir_fd=here, dst_dir_fd=into, follow_symlinks=False)
     except OSError as error:
         if error.errno in _FULL or isinstance(error, FileNotFoundError | FileExistsError):
             raise
@@ -274,5 +275,6 @@ def adopt_tree(tree: Path) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Create a read-only file of a tree. Raises `OSError`."""
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444) as descriptor:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
+    with parent_of(path) as (here, name), opened(name, flags, 0o444, dir_fd=here) as descriptor:
         write_all(descriptor, content)

@@ -30,7 +30,7 @@ from holdfast.trees.manifest import (
 from holdfast.trees.payload import READ
 from holdfast.trees.scan import StatCache
 from holdfast.trees.shared_dirs import Stored, places_beside
-from holdfast.trees.walker import TreeWalker, read_whole, shown
+from holdfast.trees.walker import TreeWalker, open_directory, read_whole, shown
 
 _PERMISSIONS = 0o777
 _KEPT = KEPT_MODE & ~0o400  # the owner can always read; snapshots of earlier versions let others write
@@ -112,7 +112,7 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     with stored:
         is_whole = True
         for name in sorted({each.tree for each in stored.shared.values()}):
-            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name)):
+            if not any(_is_directory(each / PAYLOAD) for each in places_beside(tree, name)):
                 is_whole = False
                 yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
         if not is_whole:
@@ -146,6 +146,14 @@ def _opened(tree: Path) -> Generator[Problem, None, Stored | None]:
     except Failure as failure:
         yield Problem(PAYLOAD, "missing", failure.message)
     return None
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        close_quietly(open_directory(os.fspath(path)))
+    except Failure:
+        return False
+    return True
 
 
 def _names(directory: int) -> set[bytes]:

@@ -11,7 +11,17 @@ from itertools import count
 
 from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Closing, Directory, close_quietly, failing_to, io_failure, not_a_path, opened
+from holdfast.fs.directory import (
+    Closing,
+    Directory,
+    close_quietly,
+    failing_to,
+    io_failure,
+    not_a_path,
+    open_directly,
+    opened,
+    parent_of,
+)
 
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
@@ -62,9 +72,9 @@ def writing(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[N
 
 
 def open_directory(path: str) -> int:
-    """Open a directory that the caller named; links in the path are the caller's choice."""
+    """Open a directory to which no symbolic link leads; `PathEscape` at one."""
     try:
-        return _open_root(path)
+        return open_directly(path)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"there is no directory {path}", path=path) from None
     except OSError as error:
@@ -73,18 +83,10 @@ def open_directory(path: str) -> int:
         raise not_a_path(path) from None
 
 
-def _open_root(path: str) -> int:
-    return calls.open(path, DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
-
-
 def read_whole(path: str) -> bytes:
-    """All of a regular file that fits into memory; neither it nor its directory is a link. Raises `OSError`."""
-    with contextlib.ExitStack() as stack:
-        above, name, directory = *os.path.split(path), None
-        if above and sys.platform != "win32":
-            directory = stack.enter_context(opened(above, DIRECTORY))
-        flags = os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
-        descriptor = stack.enter_context(opened(path if directory is None else name, flags, dir_fd=directory))
+    """All of a regular file that fits into memory. Raises `OSError`, or `PathEscape` at a link in the path."""
+    flags = os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
+    with parent_of(path) as (here, name), opened(name, flags, dir_fd=here) as descriptor:
         status = calls.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", path)
@@ -106,11 +108,11 @@ def allocated(status: os.stat_result) -> int:
 class Walker(Closing):
     """Opens directories below a root; the ancestors of the current one stay open.
 
-    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some descriptors are
-    kept, so neither their number nor the length of a path limits the depth.
+    Each step from the top of the filesystem refuses a symbolic link, even if the tree changes meanwhile. Of a very deep
+    path only some descriptors are kept, so neither their number nor the length of a path limits the depth.
     """
 
-    _open_root = staticmethod(_open_root)
+    _open_root = staticmethod(open_directly)
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.fspath(root)
@@ -205,23 +207,28 @@ def remove_tree(path: Path) -> bool:
     """
     where = os.fspath(path)
     try:
-        if not stat.S_ISDIR(calls.stat(where, follow_symlinks=False).st_mode):
-            calls.unlink(where)
-            return True
-        top = _open_writable(where, None)
-        try:
-            refuse_mounts(top, where, "removed")
-            numbers = count(1)
-            while _empty(top, numbers):
-                pass  # directories that were moved up are left
-        finally:
-            close_quietly(top)
-        calls.rmdir(where)
+        with parent_of(where) as (here, name):
+            _remove(here, name, where)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise io_failure("remove", shown(where), error) from error
     return True
+
+
+def _remove(here: int, name: str, where: str) -> None:
+    if not stat.S_ISDIR(calls.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+        calls.unlink(name, dir_fd=here)
+        return
+    top = _open_writable(name, here)
+    try:
+        refuse_mounts(top, where, "removed")
+        numbers = count(1)
+        while _empty(top, numbers):
+            pass  # directories that were moved up are left
+    finally:
+        close_quietly(top)
+    calls.rmdir(name, dir_fd=here)
 
 
 def refuse_mounts(top: int, where: str, action: str) -> None:
@@ -279,16 +286,17 @@ def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
                     raise
 
 
-def move_away(here: int, name: str, target: Path, where: Path) -> None:
-    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
+def move_away(here: int, name: str, target: int, new_name: str, where: str) -> None:
+    """Move a directory into the open one `target`, or remove it at once if its tree is a subvolume, out of which
+    nothing moves."""
     with contextlib.suppress(FileNotFoundError):
         make_movable(here, name)
         try:
-            calls.rename(name, target, src_dir_fd=here)
+            calls.rename(name, new_name, src_dir_fd=here, dst_dir_fd=target)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            remove_tree(where)
+            _remove(here, name, where)
 
 
 def _unlink_files(here: int) -> list[str]:
@@ -305,7 +313,7 @@ def _unlink_files(here: int) -> list[str]:
     return [name for name, is_directory in names if is_directory]
 
 
-def _open_writable(name: str, here: int | None) -> int:
+def _open_writable(name: str, here: int) -> int:
     try:
         descriptor = calls.open(name, DIRECTORY, dir_fd=here)
     except PermissionError:
