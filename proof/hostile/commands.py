@@ -42,6 +42,7 @@ lease steal --worktree side
 lease renew --lock-id x
 lease release --worktree side --lock-id x
 lease status --worktree side
+trust --show
 lease list
 snapshot -m x
 snapshot --worktree side --consistency best_effort

@@ -353,7 +353,7 @@ def texts() -> list[Decoder]:
     return [
         Decoder("strict JSON", strictjson.decode, (as_json(ISSUE), as_json(LEASE))),
         Decoder("claims folded from events", _fold, (b"\n".join(map(as_json, _EVENTS)), as_json(_EVENTS[0]))),
-        Decoder("an event to append", _appended, (as_json(_EVENTS[2]), b'{"type":"note"}')),
+        Decoder("an event to append", _appended, (as_json(_EVENTS[2] | {"type": "note"}), b'{"type":"note"}')),
         Decoder("saved claims", _saved, (as_json({"claims": [_EVENTS[0] | {"sequence": 1}], "waiters": []}),)),
         Decoder("a batch of issues", lambda content: exchange.read_batch(content, "b"), (as_json([{"title": "t"}]),)),
         Decoder(
