@@ -72,6 +72,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (paths_looked_up, "repository/compare.py", "chosen"): "the target of an export",
     (paths_looked_up, "repository/guard.py", "calls.read_small"): "answers a question, and loads no other module",
     (paths_looked_up, "repository/guard.py", "calls.scandir"): "the same",
+    (paths_looked_up, "repository/repository.py", "calls.stat"): "compares the current directory with the root",
     (paths_looked_up, "repository/usage.py", "calls.readlink"): "files of the system",
     (paths_looked_up, "repository/usage.py", "calls.scandir"): "files of the system",
     (paths_looked_up, "repository/usage.py", "calls.stat"): "compares the directories of processes with a worktree",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import resolved, status_at
+from holdfast.fs.directory import resolved
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
@@ -251,7 +251,7 @@ class Repository:
 
     def worktree_around(self, path: Path) -> str:
         """The worktree whose directory `path` is in; `main` if it is in none."""
-        root, path = _identity(self.root), resolved(path)
+        root = _identity(self.root)
         for above in path.parents:
             if _identity(above) == root:
                 parts = path.relative_to(above).parts
@@ -464,5 +464,8 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    status = status_at(path)
-    return None if status is None else (status.st_dev, status.st_ino)
+    try:
+        status = calls.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
