@@ -329,10 +329,10 @@ def _make_tree(tree: Path) -> int:
     """Create the directory of the tree, if necessary; return the time by the clock of its filesystem."""
     with writing(tree), Directory.open(tree.parent) as parent:
         is_new = parent.make(tree.name, mode=0o700, durable=False)
-        with opened(parent.at(tree.name), DIRECTORY, dir_fd=parent.fd) as made:
+        with opened(parent.at(tree.name), DIRECTORY, dir_fd=parent.fd) as descriptor:
             if not is_new:
-                calls.utime(made)
-            return calls.fstat(made).st_ctime_ns
+                calls.utime(descriptor)
+            return calls.fstat(descriptor).st_ctime_ns
 
 
 def _known(captured: list[CapturedDirectory]) -> Iterator[tuple[bytes, bytes, bytes]]:

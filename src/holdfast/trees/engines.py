@@ -305,21 +305,21 @@ def _hard_links(walker: TreeWalker) -> list[list[tuple[str, str]]]:
     return [names for names in found.values() if len(names) > 1]
 
 
-def _link_again(first_directory: int, first: str, directory: int, name: str) -> None:
+def _link_again(first_directory: int, first: str, here: int, name: str) -> None:
     """Make two equal files of the clone one file; the directory keeps its mode and times."""
     one = calls.stat(first, dir_fd=first_directory, follow_symlinks=False)
-    other = calls.stat(name, dir_fd=directory, follow_symlinks=False)
+    other = calls.stat(name, dir_fd=here, follow_symlinks=False)
     if (one.st_size, one.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
         return  # the file changed while the source was cloned
-    before = calls.fstat(directory)
+    before = calls.fstat(here)
     writable = before.st_mode & stat.S_IWUSR
     if not writable:
-        calls.chmod(directory, stat.S_IMODE(before.st_mode) | stat.S_IRWXU)
-    calls.unlink(name, dir_fd=directory)
-    calls.link(first, name, src_dir_fd=first_directory, dst_dir_fd=directory, follow_symlinks=False)
+        calls.chmod(here, stat.S_IMODE(before.st_mode) | stat.S_IRWXU)
+    calls.unlink(name, dir_fd=here)
+    calls.link(first, name, src_dir_fd=first_directory, dst_dir_fd=here, follow_symlinks=False)
     if not writable:
-        calls.chmod(directory, stat.S_IMODE(before.st_mode))
-    calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+        calls.chmod(here, stat.S_IMODE(before.st_mode))
+    calls.utime(here, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def close_clone(clone: TreeWalker, identities: Iterable[tuple[str, bytes]]) -> None:

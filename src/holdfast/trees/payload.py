@@ -224,7 +224,8 @@ class Payload(Closing):
         self.finish_directory(path, body)
         time = 0 if mtime_of_directory(body) else 1_000_000_000
         with self.changing(path):
-            calls.utime(self.enter(path), ns=(time, time))
+            here = self.enter(path)
+            calls.utime(here, ns=(time, time))
 
     def finish_directory(self, path: str, body: bytes) -> None:
         """Complete a directory to which nothing more is added."""

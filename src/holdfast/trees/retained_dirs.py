@@ -77,8 +77,9 @@ def is_trimmed(tree: Path, need: Collection[bytes]) -> bool:
 
 def _others(walker: TreeWalker) -> list[str]:
     """The names beside the payload; `.READY` first, because a trimmed tree is no longer complete."""
+    here = walker.top()
     with failing_to("list", shown(walker.root)):
-        return sorted(name for name in calls.listdir(walker.top()) if name != PAYLOAD)
+        return sorted(name for name in calls.listdir(here) if name != PAYLOAD)
 
 
 def _inside(path: str) -> str:
@@ -89,7 +90,8 @@ def _inside(path: str) -> str:
 def _list(walker: TreeWalker, path: str) -> list[tuple[str, bool]] | None:
     """The names in a directory of the payload, and whether each is a directory; None if it is missing."""
     try:
-        with calls.scandir(walker.enter(_inside(path))) as listed:
+        here = walker.enter(_inside(path))
+        with calls.scandir(here) as listed:
             return [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -213,9 +215,9 @@ def _note_times(tree: Path, walker: TreeWalker, need: Collection[bytes], excess:
     return times
 
 
-def _restore_time(directory: int, time: int | None) -> None:
-    if time is not None and calls.fstat(directory).st_mtime_ns != time:
-        calls.utime(directory, ns=(time, time))
+def _restore_time(here: int, time: int | None) -> None:
+    if time is not None and calls.fstat(here).st_mtime_ns != time:
+        calls.utime(here, ns=(time, time))
 
 
 _NEVER = 1 << 62

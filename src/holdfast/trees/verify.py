@@ -156,8 +156,8 @@ def _is_directory(path: Path) -> bool:
     return True
 
 
-def _names(directory: int) -> set[bytes]:
-    with calls.scandir(directory) as listed:
+def _names(here: int) -> set[bytes]:
+    with calls.scandir(here) as listed:
         return {os.fsencode(each.name) for each in listed}
 
 

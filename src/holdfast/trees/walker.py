@@ -329,12 +329,12 @@ def _open_writable(name: str, here: int) -> int:
     return descriptor
 
 
-def make_writable(directory: int) -> None:
+def make_writable(here: int) -> None:
     """Give the owner of an open directory all permissions, if this process may."""
-    mode = calls.fstat(directory).st_mode
+    mode = calls.fstat(here).st_mode
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
-            calls.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
+            calls.chmod(here, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
 def make_movable(here: int, name: str) -> None:
