@@ -16,6 +16,7 @@ from proof.hostile.inputs import HOSTILE, mutated
 from proof.hostile.victim import TRAPPED, Victim
 
 HUGE = 3 << 30
+LARGE = 64 << 20
 """More than a command may have in memory; a file with holes takes no space."""
 
 Damage = Callable[[str, Victim, random.Random], object]
@@ -57,9 +58,11 @@ def fifo(path: str) -> None:
     os.mkfifo(path)
 
 
-def huge(path: str) -> None:
+def huge(path: str, victim: Victim) -> None:
+    """Enlarge a file beyond all limits. A file of the user has none, and reading it takes its time."""
     write(path, content_of(path))
-    os.truncate(path, HUGE)
+    is_users = path.startswith((f"{victim.root}/main/", f"{victim.root}/worktrees/"))
+    os.truncate(path, LARGE if is_users else HUGE)
 
 
 def _directory(path: str) -> None:
@@ -89,7 +92,7 @@ KINDS: dict[str, Damage] = {
     "a link": lambda path, victim, chance: linked(path, victim.letter),
     "a loop": lambda path, victim, chance: linked(path, os.path.basename(path)),
     "a fifo": lambda path, victim, chance: fifo(path),
-    "huge": lambda path, victim, chance: huge(path),
+    "huge": lambda path, victim, chance: huge(path, victim),
     "unreadable": lambda path, victim, chance: os.chmod(path, 0),
 }
 """The kinds of damage to one file. All of them can be done by the owner of the file."""
