@@ -521,7 +521,7 @@ def overtaken(
         context, rival = Repository(root).context, Repository(root).context
         rule = Overtaken(index, partial(gc.run, rival, sharing.plan))
         try:
-            with interposed(rule, ["open", "stat", "scandir"]):
+            with interposed(rule, ["open", "open_without_links", "stat", "scandir"]):
                 found = read(context, sharing.head)
         except Failure as failure:
             found = failure.code
