@@ -29,7 +29,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
     paths_looked_up: {
         "fs/": "the one place that leads from a path to an open directory",
         "testing/": "harnesses, outside the code under test",
-        "setup/": "TO BE REMOVED with the conversion of setup/",
+        "setup/": "files of other programs, which may be links; each is resolved first, and refused outside the project",
     },
     face_uses: {"cli/": "a face", "__main__.py": "a face"},
     face_imports: {"cli/": "a face", "__main__.py": "a face"},

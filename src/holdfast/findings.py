@@ -61,6 +61,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
     Severity.ERROR: {
         "audit-broken": "It was edited, or the disk is faulty. Entries from there on prove nothing.",
         "check-failed": "Its findings are unknown.",
+        "control-linked": "Commands that need it are refused: a link could lead out of the repository.",
         "descriptor-missing": "Its files still exist, but it cannot be listed or restored.",
         "document-corrupt": "The record cannot be understood. Nothing that depends on it was examined.",
         "filesystem-unsafe": "Two processes may hold one lock, or a power cut may lose acknowledged writes.",
@@ -109,6 +110,7 @@ REMEDIES = {
     "audit-broken": "compare it with a backup",
     "checks-not-made": "repair the store, then run doctor again",
     "clock-behind": "synchronise the clocks, preferably with a time server",
+    "control-linked": "replace it by a directory or file of the repository; a bind mount can be on another disk",
     "clock-differs": "set the clock of this machine or of the server",
     "collection-unfinished": "finish it if it was decided; otherwise unmark the snapshots",
     "commit-conflict": "compare both, make the change again if it is needed, and remove the file",

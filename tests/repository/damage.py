@@ -335,6 +335,10 @@ def clock_of_a_lease(context: RepositoryContext) -> None:
     change(context, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
 
 
+def linked_directory(context: RepositoryContext) -> None:
+    (context.paths.root / ".jvs" / "waits").symlink_to("elsewhere")
+
+
 def open_to_all(context: RepositoryContext) -> None:
     (context.paths.root / ".jvs" / "descriptors").chmod(0o777)
 
@@ -380,5 +384,6 @@ ALL: dict[str, Damage] = {
     "corrupt document": Damage(corrupt_document, "document-corrupt", ERROR, False),
     "clock set back": Damage(clock_set_back, "clock-behind", WARNING, False),
     "clock of a lease": Damage(clock_of_a_lease, "clock-behind", WARNING, False),
+    "linked directory": Damage(linked_directory, "control-linked", ERROR, False),
     "open to all": Damage(open_to_all, "permissions-open", WARNING, False),
 }

@@ -42,6 +42,7 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("audit", checks_storage.trail),
     Check("clock", checks_storage.clock),
     Check("format", checks_storage.repository_format),
+    Check("links", checks_storage.links),
     Check("permissions", checks_storage.permissions),
     Check("owners", checks_storage.owners),
     Check("filesystem", checks_storage.filesystem),

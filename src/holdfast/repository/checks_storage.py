@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
-from holdfast.errors import AuditChainBroken, Corrupt, Failure, LockConflict, NotFound, Refused
+from holdfast.errors import AuditChainBroken, Corrupt, Failure, LockConflict, NotFound, PathEscape, Refused
 from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, failing_to, io_failure, make_directories, move, opened
@@ -102,7 +102,7 @@ def owners(examination: Examination) -> Iterator[Finding]:
     with Directory.open(examination.context.paths.root) as root:
         above = calls.fstat(root.fd or 0)
         for top in _CONTROL:
-            with contextlib.suppress(NotFound), root.enter(top) as directory:
+            with contextlib.suppress(NotFound, PathEscape), root.enter(top) as directory:
                 own = calls.fstat(directory.fd or 0)
                 right = above if own.st_uid == 0 else own
                 wrong = [top] if own.st_uid != right.st_uid else []
@@ -118,15 +118,15 @@ def owners(examination: Examination) -> Iterator[Finding]:
                     yield findings.of("permissions-readable", top, message, close)
 
 
-def _of_root(directory: Directory, owner: int, but: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of what root owns below a directory of another user."""
+def _of_root(directory: Directory, owner: int, but: tuple[str, ...] = (), levels: int = 8) -> Iterator[str]:
+    """The paths of what root owns below a directory of another user, in as many levels as records may have."""
     for name in sorted(directory.names()) if owner else ():
         status = directory.status(name)
         if status is not None and status.st_uid == 0:
             yield name
-        if status is not None and stat.S_ISDIR(status.st_mode) and name not in but:
+        if levels and status is not None and stat.S_ISDIR(status.st_mode) and name not in but:
             with contextlib.suppress(Failure), directory.enter(name) as below:
-                yield from (f"{name}/{each}" for each in _of_root(below, owner))
+                yield from (f"{name}/{each}" for each in _of_root(below, owner, levels=levels - 1))
 
 
 def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
@@ -151,6 +151,17 @@ def _close(path: Path) -> None:
     with Directory.open(path) as directory, failing_to("close to others", path):
         own = calls.fstat(directory.fd or 0)
         calls.chmod(directory.fd or 0, stat.S_IMODE(own.st_mode) & ~_open_to(own))
+
+
+def links(examination: Examination) -> Iterator[Finding]:
+    """Symbolic links in place of our own directories and files, as far down as there are few."""
+    with Directory.open(examination.context.paths.root) as root:
+        linked = [name for name in (".jvs", ".holdfast", ".jit", "ledger", "worktrees") if root.is_link(name)]
+        for top in (".jvs", ".holdfast", ".jit"):
+            with contextlib.suppress(NotFound, PathEscape), root.enter(top) as directory:
+                linked += [f"{top}/{name}" for name in sorted(directory.names()) if directory.is_link(name)]
+        for name in linked:
+            yield findings.of("control-linked", name, f"{root.where(name)} is a symbolic link")
 
 
 def _control_directories(root: Path) -> Iterator[Path]:
