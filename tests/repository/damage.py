@@ -343,6 +343,10 @@ def open_to_all(context: RepositoryContext) -> None:
     (context.paths.root / ".jvs" / "descriptors").chmod(0o777)
 
 
+def readable_to_all(context: RepositoryContext) -> None:
+    (context.paths.root / ".jvs").chmod(0o755)
+
+
 WARNING, ERROR, NOTE = "warning", "error", "note"
 ALL: dict[str, Damage] = {
     "unfinished commit": Damage(unfinished_commit, "commit-unfinished", WARNING, True),
@@ -385,5 +389,6 @@ ALL: dict[str, Damage] = {
     "clock set back": Damage(clock_set_back, "clock-behind", WARNING, False),
     "clock of a lease": Damage(clock_of_a_lease, "clock-behind", WARNING, False),
     "linked directory": Damage(linked_directory, "control-linked", ERROR, False),
+    "readable to all": Damage(readable_to_all, "permissions-readable", NOTE, True),
     "open to all": Damage(open_to_all, "permissions-open", WARNING, False),
 }

@@ -85,7 +85,7 @@ def test_every_check_has_damage_that_it_finds() -> None:
     made_here = {
         *("commits", "operations", "collections", "plans", "trees", "snapshots", "content", "heads"),
         *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "remnants"),
-        *("drafts", "leases", "waiters", "audit", "clock", "links", "permissions"),
+        *("drafts", "leases", "waiters", "audit", "clock", "links", "permissions", "owners"),
     }
     assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)

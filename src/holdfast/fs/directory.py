@@ -235,9 +235,10 @@ class Directory(Closing):
         it syncs this directory too.
         """
         wanted = self.mode_of_new(0o700 if name in _PRIVATE else 0o777) if mode is None else self._widened(mode)
+        adopts = self.adopts()
         try:
             calls.mkdir(self.at(name), wanted, dir_fd=self.fd)
-            if self.adopts():
+            if adopts:
                 with opened(name, _ENTER, dir_fd=self.fd) as made:
                     self.adopt(made, wanted)
         except FileExistsError:
@@ -295,8 +296,9 @@ class Directory(Closing):
     def create(self, name: str, flags: int, mode: int | None = None) -> int:
         """Open a new file; without a `mode`, see `mode_of_new`. Raises `OSError`."""
         wanted = self.mode_of_new(0o666) if mode is None else mode
+        adopts = self.adopts()  # asks for the status, which may fail, before the file exists
         fd = calls.open(self.at(name), flags | os.O_CREAT | os.O_EXCL, wanted, dir_fd=self.fd)
-        if self.adopts():
+        if adopts:
             try:
                 self.adopt(fd, wanted)
             except BaseException:

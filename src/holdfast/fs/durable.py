@@ -404,7 +404,13 @@ def _open(directory: Directory, name: str, flags: int, mode: int | None = None, 
         if not flags & os.O_CREAT:
             return calls.open(directory.at(name), flags, dir_fd=directory.fd)
         if flags & os.O_EXCL:
-            return directory.create(name, flags, mode)
+            try:
+                return directory.create(name, flags, mode)
+            except FileExistsError:
+                raise
+            except BaseException:
+                discard(directory, name)  # a draft, which nobody else opens
+                raise
         return directory.open_or_create(name, flags & ~os.O_CREAT)
     except OSError as error:
         where = directory.where(name)

@@ -136,10 +136,10 @@ def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
         with failing_to("give away", path), Directory.open(root) as top:
             parent, _, name = each.rpartition("/")
             directory = top.beneath(parent) if parent else top
-            with directory, opened(name, _EXAMINE, dir_fd=directory.fd) as file:
-                found = calls.fstat(file)
+            with directory, opened(name, _EXAMINE, dir_fd=directory.fd) as descriptor:
+                found = calls.fstat(descriptor)
                 if found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
-                    calls.chown(file, right.st_uid, right.st_gid)
+                    calls.chown(descriptor, right.st_uid, right.st_gid)
 
 
 def _open_to(own: os.stat_result) -> int:
@@ -149,8 +149,9 @@ def _open_to(own: os.stat_result) -> int:
 
 def _close(path: Path) -> None:
     with Directory.open(path) as directory, failing_to("close to others", path):
-        own = calls.fstat(directory.fd or 0)
-        calls.chmod(directory.fd or 0, stat.S_IMODE(own.st_mode) & ~_open_to(own))
+        descriptor = directory.fd or 0
+        own = calls.fstat(descriptor)
+        calls.chmod(descriptor, stat.S_IMODE(own.st_mode) & ~_open_to(own))
 
 
 def links(examination: Examination) -> Iterator[Finding]:

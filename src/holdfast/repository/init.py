@@ -120,8 +120,9 @@ def initialise(
 
 def share_directory(path: Path) -> None:
     """Share a directory with its group: new files and directories in it belong to the group, which may change them."""
-    with failing_to("share", path):
-        calls.chmod(path, stat.S_IMODE(calls.stat(path).st_mode) | stat.S_ISGID | stat.S_IRWXG)
+    with Directory.open(path) as directory, failing_to("share", path):
+        if (descriptor := directory.fd) is not None:
+            calls.chmod(descriptor, calls.fstat(descriptor).st_mode & 0o7777 | stat.S_ISGID | stat.S_IRWXG)
 
 
 def _initialise(
