@@ -45,7 +45,7 @@ class Performer:
         if name == "close":
             self._descriptors.close(attempt.arguments[0])
             return None, None
-        if name == "open":
+        if name in ("open", "open_without_links"):
             return self._open(task, attempt)
         if name == "scandir":
             listing = Listing.made_by(lambda: self._make(attempt))

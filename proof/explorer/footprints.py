@@ -119,6 +119,7 @@ class Footprints:
         self._descriptors = descriptors
         self._by_name: dict[str, Callable[[Attempt], Footprint]] = {
             "open": self._open,
+            "open_without_links": self._open,
             "close": self._close,
             "read": self._read,
             "lseek": self._read,

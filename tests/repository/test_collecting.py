@@ -232,7 +232,7 @@ def operate(context: RepositoryContext, snapshot_id: str) -> None:
         operation_id="0",
         kind=OperationKind.RESTORE,
         worktree_id=MAIN,
-        begun_at="",
+        begun_at=format_instant(1e9),
         holder_id="",
         snapshot_id=snapshot_id,
     )

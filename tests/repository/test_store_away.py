@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are
 
 from holdfast.store.postgres import PostgresStore  # noqa: E402
 
-LOCAL = {"records", "remnants", "drafts", "permissions", "filesystem", "disk"}
+LOCAL = {"records", "remnants", "drafts", "links", "permissions", "owners", "filesystem", "disk"}
 """The checks that need no store."""
 
 
