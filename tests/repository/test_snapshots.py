@@ -396,7 +396,13 @@ def _replaces_the_directory(site: Site) -> None:
 
 def _begins_an_operation(site: Site) -> None:
     key = OPERATIONS.key(MAIN)
-    pending = Operation(operation_id="x", kind=OperationKind.RESTORE, worktree_id=MAIN, begun_at="", holder_id="thief")
+    pending = Operation(
+        operation_id="x",
+        kind=OperationKind.RESTORE,
+        worktree_id=MAIN,
+        begun_at="2024-01-01T00:00:00Z",
+        holder_id="thief",
+    )
     site.context.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
 
 
@@ -446,7 +452,11 @@ def test_nothing_is_published_while_another_operation_is_pending(site: Site) -> 
     def begin() -> None:
         key = OPERATIONS.key(MAIN)
         pending = Operation(
-            operation_id="x", kind=OperationKind.RESTORE, worktree_id=MAIN, begun_at="", holder_id="somebody"
+            operation_id="x",
+            kind=OperationKind.RESTORE,
+            worktree_id=MAIN,
+            begun_at="2024-01-01T00:00:00Z",
+            holder_id="somebody",
         )
         site.context.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
 

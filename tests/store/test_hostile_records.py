@@ -61,7 +61,7 @@ def test_the_type_of_instants_accepts_exactly_the_days_of_the_calendar(year: int
 
 
 @pytest.mark.parametrize("field", ["operation_id", "counterpart", "snapshot_id", "path"])
-@pytest.mark.parametrize("name", ["/home/u/docs", "../x", "..", ".", "", "a\0b", "x\n/../y", "x" * 5000])
+@pytest.mark.parametrize("name", ["/home/u/docs", "../x", "..", ".", "", "a\0b", "x\n/../y", "x" * 70_000])
 def test_an_operation_with_a_name_that_leads_elsewhere_is_corrupt(field: str, name: str) -> None:
     with pytest.raises(Corrupt, match=field):
         OPERATIONS.codec.decode(json.dumps({**OPERATION, field: name}).encode(), "a file")

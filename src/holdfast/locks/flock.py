@@ -277,6 +277,8 @@ def _open_in(directory: Directory, name: str, key: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             return _open_existing(directory.at(name), directory.fd, key)
         return directory.open_or_create(name, os.O_RDWR | _FLAGS)
+    except FileNotFoundError:  # the directory has been removed
+        raise _no_directory(key) from None
     except OSError as error:
         raise io_failure("open the lock file", key, error) from None
     except ValueError:

@@ -29,7 +29,7 @@ MOST_BYTES = 4 << 20  # the size limit of an encoded record
 # Types of fields that become paths or times. Everything in a file may be forged, so a record with a name that leads
 # elsewhere, or a time that is none, is not decoded.
 SafeName = Annotated[str, msgspec.Meta(pattern=SAFE_NAME, max_length=MAX_NAME)]
-SafePath = Annotated[str, msgspec.Meta(pattern=SAFE_PATH, max_length=4096)]
+SafePath = Annotated[str, msgspec.Meta(pattern=SAFE_PATH, max_length=65_536)]
 Instant = Annotated[str, msgspec.Meta(pattern=INSTANT, max_length=64)]
 _PATTERN_PROBLEM = re.compile(r"Expected `str` matching regex .* - at", re.DOTALL)
 
