@@ -228,6 +228,22 @@ def test_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path:
         assert error(result, on="stderr")["code"] == "E_IO"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_that_cannot_be_written_is_an_error(unbuffered: str, tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*HOLDFAST, "lease", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment() | {"PYTHONUNBUFFERED": unbuffered},
+            cwd=tmp_path,
+        )
+
+    assert (result.returncode, "E_IO" in result.stderr) == (1, True)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_a_command_works_without_standard_output(tmp_path: Path) -> None:
     result = subprocess.run(

@@ -337,8 +337,8 @@ def _complete(instruction: str) -> int:
 
     try:
         return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
-    except Exception:  # the user is in the middle of typing
-        if (lost := lost_output()) is not None:
+    except Exception as error:  # the user is in the middle of typing
+        if (lost := lost_output(error)) is not None:
             raise lost from None
         return ExitStatus.UNEXPECTED
 
@@ -399,7 +399,7 @@ def _as_failure(error: BaseException) -> CommandFailed:
         return CommandFailed(Interrupted())
     if isinstance(error, click.UsageError):
         return _usage(error)
-    if isinstance(error, OSError) and (lost := lost_output()) is not None:
+    if isinstance(error, OSError) and (lost := lost_output(error)) is not None:
         return CommandFailed(lost)
     if isinstance(error, FileNotFoundError):  # making a path absolute needs the current directory
         from holdfast.cli.repository import current_directory

@@ -10,6 +10,7 @@ that nothing can move the cursor, forge a line or change the terminal.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import warnings
@@ -124,18 +125,28 @@ def _write(stream: TextIO | None, text: str, name: str) -> None:
         raise IoFailure("write to", name, error) from error
 
 
-def lost_output() -> IoFailure | None:
-    """The failure to write what another library has printed, such as help; None if standard output has taken all."""
+_LOST = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EBADF)
+
+
+def lost_output(error: BaseException) -> IoFailure | None:
+    """The failure to write what another library has printed, such as help; None if `error` is about something else.
+
+    Our own calls raise failures; so an error of the system that names no file comes from printing. Without a buffer,
+    nothing of the text is left to flush.
+    """
     if sys.stdout is None:
         return None
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:
-        discard_output(sys.stdout)
-        return IoFailure("write to", "standard output", error)
-    return None
+    except OSError as flushing:
+        error = flushing
+    else:
+        if not isinstance(error, OSError) or error.filename is not None or error.errno not in _LOST:
+            return None
+    discard_output(sys.stdout)
+    return IoFailure("write to", "standard output", error)
 
 
 def discard_output(stream: TextIO | None) -> None:
