@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.repository.compare import export
-from holdfast.trees.capture import capture
+from holdfast.trees.capture import capture, capture_best
 from holdfast.trees.engines import Engine, close_clone
 from holdfast.trees.manifest import PAYLOAD, read_manifest
 from holdfast.trees.restore import materialise
@@ -20,6 +21,7 @@ from holdfast.trees.scan import scan_directory
 from holdfast.trees.shared_dirs import share_tree
 from holdfast.trees.verify import verify
 from holdfast.trees.walker import TreeWalker
+from proof.interpose import Attempt, interposed
 from tests.repository.stages import make_repository
 from tests.support.juicefs import COHERENT, JuiceFs
 from tests.support.loop_mounts import LoopMount
@@ -155,3 +157,22 @@ def test_another_mode_than_the_original_one_is_found(tmp_path: Path, name: str, 
     (tmp_path / "tree" / PAYLOAD / name).chmod(mode)
 
     assert [(each.path, each.what) for each in verify(tmp_path / "tree")] == [(name, "mode")]
+
+
+def test_nobody_looks_into_a_restore_in_the_making(tmp_path: Path) -> None:
+    source, seen = tmp_path / "source", set[int]()
+    (source / "private").mkdir(parents=True)
+    (source / "private").chmod(0o700)
+    (source / "private/secret").write_text("x")
+    source.chmod(0o755)
+    capture_best(source, tmp_path / "tree", beside=tmp_path, quiesced=True)
+
+    def look(attempt: Attempt) -> Any:
+        if attempt.arguments[0] == "secret":
+            seen.add(stat.S_IMODE((tmp_path / "out").stat().st_mode))
+        return attempt.perform()
+
+    with interposed(look, ("open",)):
+        materialise(tmp_path / "tree", tmp_path / "out")
+    assert seen == {0o700}
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755

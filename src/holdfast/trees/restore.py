@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,7 +32,7 @@ from holdfast.trees.manifest import (
 from holdfast.trees.payload import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, Attributes, head_of_body, head_of_entry
 from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
 from holdfast.trees.shared_dirs import Stored, ready_fields
-from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
+from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable, writing
 
 _A_TICK = 0.03
 _HINT = "Restore another snapshot, or restore this one from a backup."
@@ -134,6 +135,7 @@ class _Restore:
         where = self.destination
         with Stored(self.tree) as source, TreeWalker(where) as target, TreeWalker(where) as first:
             self._attributes = Attributes(target.root_status(), kept=False)
+            self._open_to(target, stat.S_IRWXU)  # until it is complete: directories in it may be private
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
                 if name:
@@ -146,6 +148,12 @@ class _Restore:
                 self._fill(_Pair(source, os.fsdecode(path), target, first, _relative(path, top), top))
             for path in reversed(list(self._below(top))):  # 3. their modes and times, the deepest first
                 self._complete(target, path, _relative(path, top))
+            self._open_to(target, directory_of(top, self._body(top)).mode)
+
+    def _open_to(self, target: TreeWalker, mode: int) -> None:
+        with writing(self.destination):
+            descriptor = target.top()
+            calls.chmod(descriptor, mode)
 
     def _exists(self) -> AlreadyExists:
         return AlreadyExists(f"{self.destination} already exists", path=str(self.destination))
