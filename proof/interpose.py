@@ -189,7 +189,7 @@ class Fate:
         if attempt.name == "close":
             self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails also closes
         result = attempt.perform()
-        if attempt.name in ("open", "open_without_links"):
+        if attempt.name == "open":
             self.opened[result] = attempt.numbered(self.count)
         return result
 

@@ -228,11 +228,13 @@ def mutations(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case
         def spoil(victim: Victim, spoiled: list[str] = spoiled, dice: random.Random = dice) -> None:
             for path in spoiled:
                 where = f"{victim.root}/{path}"
+                if os.path.realpath(os.path.dirname(where)) != os.path.dirname(where):
+                    continue  # an earlier mutation has made a link: this one would write through it
                 try:
                     is_directory = stat.S_ISDIR(os.lstat(where).st_mode)
                     (damage.mutate_directory if is_directory else damage.mutate_file)(where, victim, dice)
-                except (FileNotFoundError, NotADirectoryError, PermissionError):
-                    continue  # an earlier mutation has removed it
+                except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
+                    continue  # an earlier mutation has removed it, or closed what it is in
 
         yield Case(number, ", ".join(spoiled), spoil, chance.sample(lines, COMMANDS_PER_REPOSITORY))
 

@@ -255,8 +255,14 @@ class Runner:
 
     def __init__(self) -> None:
         root = Path(__file__).parents[2]
+        paths = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))  # jobs run elsewhere
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+            [sys.executable, "-c", _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": paths},
         )
 
     def run(self, job: Job) -> Outcome:

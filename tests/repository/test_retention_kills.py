@@ -204,6 +204,7 @@ ALL_AT_ONCE = [
     damage.dangling_reference,
     damage.dangling_pin,
     damage.undecided_collection,
+    damage.readable_to_all,
 ]
 
 

@@ -158,7 +158,8 @@ def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
     """Refuse to decide a move that the parent directory's permissions forbid: a decided operation that cannot be
     carried out would block the worktree."""
     with parent_of(context.paths, worktree) as parent:
-        if not calls.access("." if parent.fd is not None else parent.shown, os.W_OK | os.X_OK, dir_fd=parent.fd):
+        here = "." if parent.fd is not None else parent.shown
+        if not calls.access(here, os.W_OK | os.X_OK, dir_fd=parent.fd):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise NotWritable("move", context.paths.payload(worktree), refused)
 

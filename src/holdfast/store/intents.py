@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, NotWritable
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, failing_to, io_failure
 from holdfast.store.layout import INTENTS, Directories, Kind, Layout, Location, OpenDirectories
 from holdfast.store.model import SafeName, StructCodec, not_understood
 
@@ -242,7 +242,9 @@ class StepTarget(NamedTuple):
             return
         lines = location.kind is Kind.LINES and directory.status(location.file) is not None
         name, needed = (location.file, os.W_OK | os.R_OK) if lines else (".", os.W_OK | os.X_OK)
-        if not calls.access(name, needed, dir_fd=directory.fd):
+        with failing_to("examine", directory.where(location.file)):
+            permitted = calls.access(name, needed, dir_fd=directory.fd)
+        if not permitted:
             denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             hint = "It belongs to another user. 'holdfast doctor' names wrong owners and modes; its --fix mends them."
             raise NotWritable("change", directory.where(location.file), denied, hint=hint)
