@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -330,6 +331,21 @@ def test_a_directory_that_cannot_be_moved_is_refused_before_anything_is_decided(
             repository.snapshots.restore_in_place("dev", "none", Proof.of(held), RestoreOptions(reason="x"))
     assert repository.worktrees.state("dev").operation is None
     assert repository.leases.state("dev") is None
+    repository.worktrees.change_name("dev", "new")
+
+
+def test_a_directory_of_another_user_is_refused_before_anything_is_decided(repository: Repository) -> None:
+    """Moving a directory to another parent writes its `..`, which needs the right to write to it."""
+    if sys.platform == "win32" or os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    repository.worktrees.create("dev")
+    os.chown(repository.path("dev"), 12345, -1)
+    with (
+        interposed(lambda attempt: attempt.arguments[0] != "dev" and attempt.perform(), ("access",)),
+        pytest.raises(NotWritable),
+    ):
+        repository.worktrees.change_name("dev", "new")
+    assert repository.worktrees.state("dev").operation is None
     repository.worktrees.change_name("dev", "new")
 
 

@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -155,13 +156,24 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
 
 
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
-    """Refuse to decide a move that the parent directory's permissions forbid: a decided operation that cannot be
-    carried out would block the worktree."""
+    """Refuse to decide a move that the permissions forbid, of the parent directory or of a directory of another user: a
+    decided operation that cannot be carried out would block the worktree."""
+    path = context.paths.payload(worktree)
     with parent_of(context.paths, worktree) as parent:
-        here = "." if parent.fd is not None else parent.shown
-        if not calls.access(here, os.W_OK | os.X_OK, dir_fd=parent.fd):
+        names = ["." if parent.fd is not None else parent.shown]
+        found = parent.status(path.name)
+        if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid != _own_id(found):
+            names.append(parent.at(path.name))  # our own can be made writable
+        if not all(calls.access(each, os.W_OK | os.X_OK, dir_fd=parent.fd) for each in names):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            raise NotWritable("move", context.paths.payload(worktree), refused)
+            raise NotWritable("move", path, refused)
+
+
+def _own_id(otherwise: os.stat_result) -> int:
+    """The id of this user; on Windows, which has none, that of `otherwise`."""
+    if sys.platform == "win32":
+        return otherwise.st_uid
+    return os.geteuid()
 
 
 def is_within(path: Path, directory: os.stat_result) -> bool:
