@@ -352,6 +352,31 @@ def test_a_killed_snapshot_leaves_nothing_in_the_history_and_can_be_repeated(roo
     assert [each["snapshot_id"] for each in run(root, "history")["snapshots"]] == [made["snapshot_id"]]
 
 
+_LATE = """
+import os, signal, time
+from holdfast.cli.entry import Terminated, termination_raises
+
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+try:
+    with termination_raises():
+        late = Late()
+        del late
+        time.sleep(60)
+except Terminated as asked:
+    print(asked.number)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
+def test_a_signal_that_arrives_in_a_finalizer_is_not_lost() -> None:
+    """Python ignores what is raised there, and the command would go on."""
+    result = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("15\n", "")
+
+
 def test_a_terminated_command_releases_its_lease(root: Path) -> None:
     """After `kill`, or a stop by a service manager or a build server, nobody has to wait for a lease to expire."""
     os.truncate(root / "main" / "file", 1 << 31)  # makes the snapshot slow

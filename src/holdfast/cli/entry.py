@@ -34,13 +34,29 @@ class Terminated(BaseException):
         self.number = number
 
 
+_A_MOMENT = 0.001  # seconds
+
+
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks them."""
+    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks them.
+
+    Python ignores an exception in a finalizer (`__del__`), so one that is raised there is raised again a moment later.
+    """
 
     def end(number: int, frame: object) -> None:
         raise Terminated(number)
 
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        lost = unraisable.exc_value
+        if sys.platform == "win32" or not isinstance(lost, Terminated):
+            before(unraisable)
+            return
+        number = lost.number
+        signal.signal(signal.SIGALRM, lambda _, frame: end(number, frame))
+        signal.setitimer(signal.ITIMER_REAL, _A_MOMENT)
+
+    before, sys.unraisablehook = sys.unraisablehook, ignored
     changed: list[int] = []
     with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
         for name in ("SIGTERM", "SIGHUP"):
@@ -51,6 +67,7 @@ def termination_raises() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = before
         for each in changed:
             signal.signal(each, signal.SIG_DFL)
 
