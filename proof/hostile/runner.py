@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from holdfast.errors import ExitStatus
+from proof.forked import exit_with
 
 if sys.platform != "win32":
     import resource
@@ -147,8 +148,8 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
     """Be the process of a job; never returns."""
     if sys.platform != "linux":
         raise NotImplementedError
-    status: object = 1
-    try:
+
+    def live() -> object:
         os.setsid()
         for number, each in enumerate(streams):
             os.dup2(each, number)
@@ -166,16 +167,9 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
             prepare()
         _limit()
         os.chdir(job.cwd)
-        status = work()
-    except SystemExit as end:
-        status = end.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status if isinstance(status, int) else int(status is not None))
+        return work()
+
+    exit_with(live)
 
 
 def _limit() -> None:

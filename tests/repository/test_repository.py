@@ -203,6 +203,8 @@ def test_the_lease_of_a_killed_holder_says_when_it_is_free_and_a_waiter_gets_it_
     assert re.search(r"--wait \ds", conflict.value.hint)
     with pytest.raises(LockConflict):
         repository.steal()
+    with pytest.raises(LockTimeout, match="which is dead: nobody renews it, so it becomes free in "):
+        repository.lease(wait=0.01)
     assert repository.lease(wait=60).token == 2
 
 

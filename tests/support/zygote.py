@@ -19,6 +19,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from proof.forked import exit_with
+
 _SERVE = "from tests.support.zygote import serve; serve()"
 _running: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
 _starting = threading.Lock()
@@ -125,8 +127,8 @@ def _report(running: dict[int, int]) -> None:
 
 def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
     """Run the command in this process; never returns."""
-    status: object = 1
-    try:
+
+    def live() -> object:
         for number, each in enumerate(streams):
             os.dup2(each, number)
             os.close(each)
@@ -136,13 +138,6 @@ def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
         sys.argv = ["holdfast", *order["arguments"]]  # type: ignore[misc]
         from holdfast.__main__ import main
 
-        status = main()
-    except SystemExit as end:
-        status = end.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status if isinstance(status, int) else int(status is not None))
+        return main()
+
+    exit_with(live)

@@ -21,10 +21,9 @@ from holdfast.errors import AlreadyExists, IoFailure, NotDurable, NotFound, NotW
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
 
-_OPEN = _ENTER = 0
+_ENTER = 0
 if sys.platform != "win32":
-    _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    _ENTER = _OPEN | os.O_NOFOLLOW
+    _ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _FULL_HINT = "The disk or your quota is full. 'holdfast gc plan' shows what a repository can free."

@@ -292,8 +292,8 @@ def host_of(lease: Lease) -> str | None:
     return holder.host if holder else None
 
 
-def _is_dead(waiter: LeaseWaiter) -> bool:
-    return deadlock.is_dead(waiter.identity.holder(waiter.holder_id))
+def _is_dead(of: LeaseWaiter | Lease) -> bool:
+    return deadlock.is_dead(of.identity.holder(of.holder_id))
 
 
 def _hold(word: str, lease: Lease) -> Hold:
@@ -422,5 +422,7 @@ def _or_not_yet(answer: HeldLease | LeaseWaiting) -> HeldLease | NotYet:
     if lease is None:  # free, but others come first: they are about to take it, or have died
         return NotYet(0.05 if answer.position > 1 else rules.WAITER_HEARTBEAT, [])
     shown = lease.holder_id + (f" ({lease.purpose})" if lease.purpose else "")
+    if _is_dead(lease):
+        shown += f", which is dead: nobody renews it, so it becomes free in {format_duration(answer.time_left)}"
     holder = {"holder_id": lease.holder_id, "lock_id": lease.lock_id, "shown": shown}
     return NotYet(min(rules.WAITER_HEARTBEAT, answer.time_left), [holder])

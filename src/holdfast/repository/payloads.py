@@ -101,7 +101,7 @@ def path_taken(path: Path) -> AlreadyExists:
 # --- Finding and identifying directories --------------------------------------------------------------
 
 
-def parent_of(paths: RepositoryPaths, worktree: str) -> Directory:
+def directory_above(paths: RepositoryPaths, worktree: str) -> Directory:
     """The open directory that contains the worktree's directory; a link is refused."""
     with Directory.open(paths.root) as root:
         if worktree != MAIN:
@@ -111,14 +111,14 @@ def parent_of(paths: RepositoryPaths, worktree: str) -> Directory:
 
 def status_of(paths: RepositoryPaths, worktree: str) -> os.stat_result | None:
     """The status of a worktree's path (of a link itself, not its target); None if it does not exist."""
-    with parent_of(paths, worktree) as parent:
+    with directory_above(paths, worktree) as parent:
         return parent.status(paths.payload(worktree).name)
 
 
 def directory_of(context: RepositoryContext, worktree: str) -> Path:
     """The path of a worktree's directory, which exists and is neither a link nor a file."""
     path = context.paths.payload(worktree)
-    with parent_of(context.paths, worktree) as parent:
+    with directory_above(context.paths, worktree) as parent:
         try:
             parent.enter(path.name).close()
         except IoFailure as failure:
@@ -159,7 +159,7 @@ def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
     """Refuse to decide a move that the permissions forbid, of the parent directory or of a directory of another user: a
     decided operation that cannot be carried out would block the worktree."""
     path = context.paths.payload(worktree)
-    with parent_of(context.paths, worktree) as parent:
+    with directory_above(context.paths, worktree) as parent:
         names = ["." if parent.fd is not None else parent.shown]
         found = parent.status(path.name)
         if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid != _own_id(found):
@@ -203,7 +203,7 @@ def index_of_inode(inode: str | None, found: Sequence[os.stat_result], *, same_b
 
 def sync_names(paths: RepositoryPaths, worktree: str) -> None:
     """Make the name of a worktree's directory, or its absence, survive a power cut."""
-    with parent_of(paths, worktree) as parent:
+    with directory_above(paths, worktree) as parent:
         try:
             parent.sync()
         except OSError as error:
