@@ -18,8 +18,8 @@ from proof.hostile.commands import EXEMPT, command_lines, facts_of, leaves
 from proof.hostile.victim import Victim
 
 MUTATIONS = 20_000
-FEW_MUTATIONS = 32
-FEW_CELLS = 2
+FEW_MUTATIONS = 16
+FEW_CELLS = 1
 MOST_SHOWN = 25
 
 

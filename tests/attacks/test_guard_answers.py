@@ -56,7 +56,7 @@ LEASES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_hook_refuses_a_write_to_a_leased_worktree_for(name: str, victim: Victim, runner: Runner) -> None:
     request = json.dumps(REQUESTS[name])
@@ -76,7 +76,7 @@ def test_a_hook_refuses_in_a_leased_worktree_what_it_cannot_read_as(name: str, v
     assert outcome.status == REFUSE, outcome
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LEASES)
 def test_a_lease_counts_as_held_if_it_is(name: str, victim: Victim, runner: Runner) -> None:
     LEASES[name](victim.root / LEASE)

@@ -19,7 +19,7 @@ def test_there_are_at_least_a_hundred_attacks_and_each_has_a_name_of_its_own() -
     assert len({each.name for each in ATTACKS}) == len(ATTACKS)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.name)
 def test_the_attack_changes_nothing_outside_and_ends_in_a_known_way(
     attack: Attack, victim: Victim, runner: Runner

@@ -29,7 +29,7 @@ def arena(template: Victim, victim: Victim) -> Callable[[Scenario], Arena]:
 
 @pytest.mark.parametrize("back", [False, True], ids=["and stays", "and is swapped back"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.timeout(3600)
 def test_a_swap_before_any_call_of_a_command_leads_nowhere(
     scenario: Scenario, back: bool, arena: Callable[[Scenario], Arena]

@@ -51,6 +51,7 @@ def test_with_fencing_disabled_the_demo_fails_and_says_why(scratch: Path) -> Non
     assert any(each in finding for each in found for finding in told["findings"]), told["findings"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_demo_ended_by_a_signal_leaves_nothing_behind(scratch: Path, number: signal.Signals) -> None:
     with Running("demo", "--issues", "60", env={"TMPDIR": str(scratch)}) as running:

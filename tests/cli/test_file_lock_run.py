@@ -214,6 +214,7 @@ def test_shared_holders_coexist_and_exclude_an_exclusive_one(lock: Path) -> None
         assert holdfast("lock", "run", lock, "--nonblock", "--", "true").returncode == 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux shows the waiters")
 @pytest.mark.parametrize("options", [[], ["--fair"]], ids=["", "fair"])
 def test_a_waiter_without_a_timeout_gets_the_lock_when_it_is_free(lock: Path, options: list[str]) -> None:

@@ -19,10 +19,16 @@ from tests.cli.commands import error, holdfast
 SOURCE = Path(package.__file__).parent
 
 
+def sources() -> Iterator[tuple[Path, str]]:
+    return ((path, path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py")))
+
+
 def texts() -> Iterator[tuple[str, str]]:
     """Every text in the source with its place; what is filled in later reads as an argument."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for path, source in sources():
+        if "holdfast " not in source:
+            continue
+        tree = ast.parse(source)
         parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in ast.walk(node)}
         for node in ast.walk(tree):
             where = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
@@ -68,10 +74,7 @@ def problem_of(quoted: str) -> str | None:
 
 
 def test_every_quoted_command_exists_with_its_options() -> None:
-    found = [(where, match[0]) for where, text in texts() for match in QUOTED.findall(text) if match[0]]
-    found += [
-        (where, match[1] or match[2]) for where, text in texts() for match in QUOTED.findall(text) if not match[0]
-    ]
+    found = [(where, "".join(match)) for where, text in texts() for match in QUOTED.findall(text)]
     assert len(found) > 60
     wrong = [f"{where}: {quoted!r}: {why}" for where, quoted in found if (why := problem_of(quoted))]
     assert wrong == []
@@ -94,8 +97,8 @@ def hints() -> Iterator[tuple[str, str]]:
     """Every hint in the source: of the classes, and those given where a failure is raised."""
     for kind in all_failures():
         yield kind.__name__, kind.hint
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, source in sources():
+        for node in ast.walk(ast.parse(source)) if "hint" in source else ():
             given: list[ast.expr] = []
             if (isinstance(node, ast.keyword) and node.arg == "hint") or (
                 isinstance(node, ast.Assign) and "hint" in [getattr(each, "id", "") for each in node.targets]

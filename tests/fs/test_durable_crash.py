@@ -171,7 +171,7 @@ all_cases = pytest.mark.parametrize("case", [*DURABLE.values(), *VOLATILE.values
 
 
 @all_cases
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(case: Case) -> None:
     kill_points(case, share=SHARE).require_clean(at_least=7)
 

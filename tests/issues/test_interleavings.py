@@ -163,7 +163,7 @@ def violations(first: str, second: str) -> list[str]:
 
 @pytest.mark.req("FL-08", "FL-10", "FL-17")
 @pytest.mark.parametrize("first", OPERATIONS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_two_concurrent_operations_are_serialisable(first: str) -> None:
     found = [each for second in OPERATIONS for each in violations(first, second)]
 

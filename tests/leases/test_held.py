@@ -118,6 +118,7 @@ def test_jitter_spreads_renewals_of_leases_acquired_together() -> None:
     assert len(pauses) > 10
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_held_lease_or_claim_outlives_its_ttl_and_ends_with_its_block(kind: str, scratch: Path) -> None:
     with hold(kind, scratch, TTL) as held:
@@ -154,6 +155,7 @@ def test_a_lease_held_by_a_coroutine_is_renewed_too(scratch: Path) -> None:
 # --- Expiry -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_stopped_beyond_its_ttl_learns_of_the_loss_when_it_resumes(kind: str, scratch: Path) -> None:

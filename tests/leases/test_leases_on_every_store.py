@@ -32,6 +32,7 @@ def service(tmp_path: Path, store_url: str) -> LeaseService:
     return LeaseService(open_address(tmp_path, store_url), TRAIL)
 
 
+@pytest.mark.sampled(1)
 def test_exactly_one_concurrent_acquirer_wins_with_the_next_token(
     tmp_path: Path, store_url: str, service: LeaseService
 ) -> None:

@@ -28,6 +28,7 @@ def claims_at(root: Path, url: str) -> Claims:
     return Claims(Ledger(open.open_address(root, url)))  # type: ignore[attr-defined, unused-ignore]
 
 
+@pytest.mark.sampled(1)
 def test_events_are_appended_compared_read_and_found(tmp_path: Path, store_url: str) -> None:
     ledger = claims_at(tmp_path, store_url).ledger
     assert [ledger.append({"type": "a"}).sequence for _ in range(3)] == [1, 2, 3]

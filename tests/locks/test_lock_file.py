@@ -255,7 +255,7 @@ def test_a_kill_at_any_call_leaves_no_partial_record_and_no_stuck_lock(scenario:
 
 @needs_fork
 @pytest.mark.parametrize("scenario", EVERY)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_an_error_at_any_call_leaves_no_partial_record_and_no_stuck_lock(scenario: type[Locking]) -> None:
     error_points(scenario(), share=SHARE).require_clean(at_least=50)
 
@@ -302,6 +302,7 @@ class TreatsUnreadableAsAnothers(RepoUnlock):
             held.unlock()
 
 
+@pytest.mark.sampled(1)
 @needs_fork
 @pytest.mark.parametrize(
     ("planted", "problem"), [(CreatesThenWrites, "JSONDecodeError"), (NamesNoHolder, "the lock is stuck")]

@@ -115,6 +115,7 @@ def test_it_finds_that_two_renames_both_succeed() -> None:
     assert "two winners" in str(explored)
 
 
+@pytest.mark.long
 def test_it_accepts_the_same_lock_under_a_guard() -> None:
     for tasks in (2, 3):
         explored = explore([take_under_guard] * tasks, prepare=stale_lock, check=at_most_one_winner)
@@ -160,7 +161,7 @@ def test_it_finds_a_lost_update(task: Callable[[Path], None]) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 10), (2, 1, 80), (2, 2, 80), (3, 0, 150)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_it_accepts_updates_under_one_lock(tasks: int, kills: int, at_least: int) -> None:
     explored = explore([add] * tasks, prepare=number, check=nothing_lost, kills=kills)
 
@@ -384,6 +385,7 @@ def test_a_killed_task_releases_its_lock_and_closes_its_files() -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
+@pytest.mark.long
 def test_each_task_is_killed_in_some_schedule_but_never_more_than_allowed() -> None:
     killed: set[tuple[bool, ...]] = set()
 

@@ -49,6 +49,7 @@ def test_a_healthy_repository_has_no_findings_and_is_not_changed(repository: Rep
     assert fingerprint(repository.root) == before
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.req("LC-28")
 @pytest.mark.parametrize("name", damage.ALL)
 def test_planted_damage_is_found_and_repaired_if_that_is_safe(repository: Repository, name: str) -> None:

@@ -286,6 +286,7 @@ class Initialisation:
             held.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("importing", [False, True], ids=["empty", "importing"])
 def test_after_a_kill_at_any_call_initialising_again_completes_the_repository(importing: bool) -> None:

@@ -90,6 +90,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_state_or_the_new(few: World, n
     assert report.points + report.skipped >= 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["snapshot", GIVING_UP])
 def test_power_cuts_find_a_tree_that_is_published_before_it_is_synced(
     few: World, name: str, monkeypatch: pytest.MonkeyPatch

@@ -196,6 +196,7 @@ def took_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
     with mock.patch.object(deadlock, "youngest", whoever_looks), Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))

@@ -652,6 +652,7 @@ def test_a_new_sharer_never_loses_its_directories_to_a_collection(begun: Begun, 
     assert list(violations(begun, scratch, SHARERS[sharer], step=4)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharer", list(SHARERS))
 @pytest.mark.sampled(1)
 def test_a_sharer_that_does_not_declare_what_it_uses_is_found(

@@ -131,6 +131,7 @@ def test_a_restore_in_place_names_the_processes_that_stand_in_the_old_directory(
             assert str(whole.standing[0]).startswith(f"pid {above} (")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports which processes write")
 @pytest.mark.parametrize("way", WRITING)
 def test_a_restore_in_place_is_refused_while_a_file_is_open_for_writing(repository: Repository, way: str) -> None:

@@ -95,7 +95,7 @@ class EtcdBackend(Backend):
 
 
 class TestEtcdStore(EtcdBackend, StoreContract):
-    many = rounds(100_000, least=2_000)
+    many = rounds(100_000, least=500)
 
     @pytest.fixture(autouse=True)
     def place(self, etcd_url: str) -> None:

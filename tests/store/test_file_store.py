@@ -91,7 +91,7 @@ class FileBackend(Backend):
 
 
 class TestFileStore(FileBackend, StoreContract):
-    many = rounds(100_000, least=2_000)
+    many = rounds(100_000, least=500)
 
     @pytest.fixture(autouse=True)
     def place(self, scratch: Path) -> None:
@@ -238,6 +238,7 @@ class IgnoresIntents(FileStore):
         self._intents.pending_steps = lambda name: []  # type: ignore[method-assign]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("broken", [WithoutLocks, IgnoresIntents])
 def test_a_broken_store_is_found(scratch: Path, broken: OpenStore) -> None:
     found = []

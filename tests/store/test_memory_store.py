@@ -50,7 +50,7 @@ class MemoryBackend(Backend):
 
 
 class TestMemoryStore(MemoryBackend, StoreContract):
-    many = rounds(100_000, least=2_000)
+    many = rounds(100_000, least=500)
 
 
 def test_the_comparison_of_the_model_with_itself_finds_nothing() -> None:

@@ -267,6 +267,7 @@ def _fail_reads(owner: Any, state: str) -> None:
     owner.execute("CREATE POLICY perhaps ON plain.documents USING (plain.perhaps())")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fail", "state"), [(_fail_commits, "40001"), (_fail_commits, "40003"), (_fail_reads, "40001")]
 )
@@ -307,6 +308,7 @@ def test_the_outcome_of_a_commit_with_a_garbled_answer_is_found_by_commit_id(
     assert failures == [0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_stricter_isolation_than_requested_does_no_harm(scratch: Path, postgres_url: str, level: str) -> None:

@@ -102,7 +102,7 @@ def _failing_if(lost: list[bool], call: Callable[..., Any]) -> Callable[..., Any
 
 
 class TestPostgresStore(PostgresBackend, StoreContract):
-    many = rounds(100_000, least=2_000)
+    many = rounds(100_000, least=500)
 
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:

@@ -86,6 +86,7 @@ class StaleReads(EtcdEngine):
         return known[key]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("broken", [PostgresWithoutVersions, EtcdComparesOne, StaleReads])
 def test_a_broken_engine_is_found(
     scratch: Path, broken: Callable[[str], ServerEngine], postgres_url: str, etcd_url: str

@@ -120,6 +120,7 @@ def test_reading_takes_one_round_trip_and_a_commit_two(link: Link) -> None:
     assert link.turns(lambda: link.store.transact(keys, lambda view, now: Decision([], None))) == 1
 
 
+@pytest.mark.sampled(1)
 def test_latency_only_makes_commits_slower(link: Link) -> None:
     link.proxy.delay = 0.02
     counted = run_threads(*[lambda: [increment(link.store, ONE, EVENTS) for _ in range(3)]] * 3)
@@ -144,6 +145,7 @@ def test_the_outcome_of_a_lost_answer_is_found_by_commit_id_and_nothing_happens_
     assert link.proxy.lost >= 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_outcome_is_unknown_until_the_server_can_be_reached(link: Link, when: str) -> None:
     hasty = link.open(timeout=0.1)
@@ -248,6 +250,7 @@ def _lossy_commits(link: Link, when: str, store: ServedStore | None = None) -> m
 # --- Outages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 def test_an_unreachable_server_is_a_retryable_failure(link: Link) -> None:
     link.proxy.close()
     hasty = link.open(timeout=0.2)
@@ -280,6 +283,7 @@ def test_a_standby_is_not_read_because_it_may_lag_behind(postgres_url: str, monk
         PostgresStore(postgres_url, timeout=0.3).read(ONE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("LC-12")
 def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(link: Link) -> None:
     store = link.open(timeout=30.0)

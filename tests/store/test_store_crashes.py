@@ -116,13 +116,13 @@ def test_an_error_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 def test_an_error_at_any_reading_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     count("errors", error_points(ALL[name], names=calls.READING, share=SHARE), at_least=15)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 def test_a_power_cut_at_any_moment_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     sweep = States()
     sweep.count(power_cuts(ALL[name], checked=sweep.checked, share=SHARE), at_least=3)
@@ -169,7 +169,7 @@ def test_the_intent_of_a_dead_process_does_not_redo_a_change_that_was_undone(nam
         *((name, Fault(errno.EIO, lasting=True)) for name in ("append a line", "transfer")),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_outcome_reported_after_a_failure_holds_after_a_power_cut(name: str, fault: Fault) -> None:
     """A commit reported as made survives, a failed one does not show; and the next one, on a working disk, survives."""
     case, sweep = ALL[name], States()

@@ -325,7 +325,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("known", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("listening", [True, False], ids=["told", "looking"])
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sampled(21)
+@pytest.mark.sampled(11)
 def test_any_change_after_a_directory_is_captured_is_noticed(
     snapshots: Snapshots, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,5 +322,6 @@ class Repairing:
         assert trees.problems() == []
 
 
+@pytest.mark.long
 def test_a_killed_repair_leaves_each_name_whole_and_can_be_repeated() -> None:
     kill_points(Repairing(), share=SHARE).require_clean(at_least=5)

@@ -136,7 +136,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 @pytest.mark.parametrize("back", [False, True], ids=["and stays", "and is swapped back"])
 def test_a_link_that_takes_the_place_of_a_directory_before_any_call_leads_nowhere(
@@ -200,7 +200,7 @@ REFUSED: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("act", REFUSED, ids=map(str, range(len(REFUSED))))
 @pytest.mark.parametrize("linked", ["snapshots", "snapshots/one"])
 def test_a_tree_to_which_a_link_leads_is_refused(act: Callable[[Path], object], linked: str, tmp_path: Path) -> None:

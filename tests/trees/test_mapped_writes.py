@@ -232,6 +232,7 @@ class Rounds:
         return hashlib.sha256(self.data.read_bytes()).hexdigest()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "btrfs", "subvolume"])
 def test_no_write_through_a_mapping_is_lost(
     kind: str, scratch: Path, loop_mount: Callable[[str], LoopMount], monkeypatch: pytest.MonkeyPatch

@@ -435,7 +435,7 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.parametrize("watching", [True, False], ids=["watching", "scanning"])
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 def test_any_change_after_the_scan_of_the_worker_is_noticed(
     snapshots: Snapshots, started: Started, name: str, watching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
