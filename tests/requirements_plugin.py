@@ -147,6 +147,7 @@ def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
     """
     if effort.SHARE >= 1:
         return items
+    items = [item for item in items if item.get_closest_marker("long") is None]
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
@@ -156,7 +157,7 @@ def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
         count = family[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
         chosen = random.Random(f"{effort.SEED} {name}").sample(family, min(count, len(family)))
         dropped |= {item.nodeid for item in family} - {item.nodeid for item in chosen}
-    return [item for item in items if item.nodeid not in dropped and item.get_closest_marker("long") is None]
+    return [item for item in items if item.nodeid not in dropped]
 
 
 def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:

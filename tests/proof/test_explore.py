@@ -90,8 +90,7 @@ def at_most_one_winner(directory: Path, results: Sequence[Result]) -> None:
     assert returned(results).count(True) <= 1, "two winners"
 
 
-@pytest.mark.parametrize(("tasks", "at_least"), [(2, 40), (3, 800)])
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("tasks", "at_least"), [(2, 40), pytest.param(3, 800, marks=pytest.mark.long)])
 def test_it_finds_two_winners_of_a_stale_lock_that_is_removed_by_path(tasks: int, at_least: int) -> None:
     explored = explore([take_by_removing] * tasks, prepare=stale_lock, check=at_most_one_winner)
 

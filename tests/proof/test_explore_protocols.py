@@ -144,7 +144,7 @@ def nothing_lost(directory: Path, results: Sequence[Result]) -> None:
         (add_locked, 1, 0, 300),
         (add_locked, 0, 1, 120),
         (add_in_turn, 0, 0, 150),
-        (add_to_ledger, 0, 0, 1500),
+        pytest.param(add_to_ledger, 0, 0, 1500, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.sampled(1)

@@ -19,13 +19,14 @@ from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Kill, Outcome, Report, fresh, judge, run_killed
 from proof.crash import scratch as swept_directory
+from proof.effort import SHARE
 from tests.repository.interruptions import SEEN, World, world
 from tests.repository.kept import parents_of, require_whole, trees_of
 from tests.repository.test_retention_kills import require_repair_converges
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
-EVERY = 2
+EVERY, AT_LEAST = (2, 8) if SHARE >= 1 else (10, 3)  # calls between two kills; the fewest kills
 
 
 @pytest.fixture(scope="module")
@@ -89,4 +90,4 @@ def test_one_repair_cleans_up_after_a_killed_operation(old: World, name: str) ->
                 outcome = run_killed(scenario, directory, Kill.BEFORE, index, names=SEEN)
                 report.add(outcome, judge(scenario, directory, outcome), "")
             over, index = outcome.call is None, index + EVERY
-    report.require_clean(at_least=8)
+    report.require_clean(at_least=AT_LEAST)
