@@ -17,7 +17,7 @@ from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_fi
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Create, Decision, Store
-from holdfast.store.open import FILES, address_of, open_store
+from holdfast.store.open import FILES, open_store, read_config
 
 if TYPE_CHECKING:
     from holdfast.ledger.claim_files import ClaimFiles
@@ -152,7 +152,7 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
 def _has_ledger(path: Path) -> bool:
     if entry_exists(path / DIRECTORY):
         return entry_exists(path / META_FILE) or entry_exists(path / DIRECTORY / FIRST_EVENT)
-    return address_of(path) != FILES
+    return read_config(path).store != FILES
 
 
 def _no_ledger(path: Path) -> NotInitialised:
