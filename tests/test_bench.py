@@ -356,6 +356,7 @@ class Forgetful(ledger.Ours):
             super().append()
 
 
+@pytest.mark.long
 @needs_flock
 def test_the_ledger_is_measured_and_lost_events_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = ledger.Size(rounds=1, sample_seconds=0.001, claim_rounds=1, crew_seconds=0.05, events=(0, 10))

@@ -40,6 +40,7 @@ def test_the_layers_hold(copy: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("module", "source", "chain"),
     [

@@ -42,6 +42,7 @@ def test_a_swap_before_any_call_of_a_command_leads_nowhere(
     assert not tally.escapes, f"{len(tally.escapes)} of {tally.swapped}:\n" + "\n".join(tally.escapes[:10])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.name in RACED], ids=lambda each: each.name)
 @pytest.mark.timeout(3600)
 def test_no_race_against_a_process_that_swaps_is_lost(scenario: Scenario, arena: Callable[[Scenario], Arena]) -> None:

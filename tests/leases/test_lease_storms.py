@@ -162,6 +162,7 @@ def test_a_renewal_that_races_steals_never_revives_the_old_lease(stage: Stage) -
         assert current.lock_id == granted[0].lock_id
 
 
+@pytest.mark.long
 @pytest.mark.req("LC-16")
 def test_a_release_that_races_steals_never_removes_the_new_lease(stage: Stage) -> None:
     for _ in range(ROUNDS):

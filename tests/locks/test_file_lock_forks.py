@@ -237,6 +237,7 @@ print(len(statuses), set(statuses), opened())
 """
 
 
+@pytest.mark.long
 @linux_only
 @pytest.mark.req("FL-02", "FL-03")
 def test_forks_amid_busy_locking_threads_neither_deadlock_nor_leak(

@@ -148,6 +148,7 @@ def test_a_storm_of_kills_leaves_no_stuck_lock_and_never_two_holders(scratch: Pa
     RepoLock(scratch).lock(REPO).unlock()
 
 
+@pytest.mark.long
 def test_a_storm_catches_a_removal_by_path(scratch: Path) -> None:
     seen = storm(scratch, RemovesByPath, kills=2000, first_violation_ends=True)
     assert "two holders at once" in seen.violations, f"{seen}"

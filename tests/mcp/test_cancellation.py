@@ -75,6 +75,7 @@ def test_a_cancelled_waiter_leaves_the_queue(repo: Path, era: str) -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_many_waiters_block_no_other_request_and_those_of_one_client_share_a_lease(repo: Path) -> None:
     repository = Repository(repo)
 

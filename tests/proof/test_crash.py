@@ -256,7 +256,7 @@ def test_a_correct_replacement_survives_every_error() -> None:
         (IgnoresShortWrite, "short write at call 2", "the file holds b'the new content"),
         (FailsOnShortWrite, "short write at call 2", "a short write is not an error"),
         (SwallowsFullDisk, "ENOSPC at call 2", "the file holds b'the old content"),
-        (LeaksDescriptor, "EIO at call 3", "never closed: call 1, open"),
+        pytest.param(LeaksDescriptor, "EIO at call 3", "never closed: call 1, open", marks=pytest.mark.long),
         (LeavesDraft, "EDQUOT at call 2", "a draft was left"),
         (InPlace, "EIO at call 2", "the file holds b''"),
         (RepairsByWriting, "ENOSPC from call 2", "the file holds b''"),
@@ -382,6 +382,7 @@ def test_the_descriptors_of_a_dead_operation_are_closed(tmp_path: Path) -> None:
     assert open_descriptors() - before == set()
 
 
+@pytest.mark.long
 @needs_fork
 def test_a_dead_operation_holds_no_lock_and_closes_no_descriptor_twice(tmp_path: Path) -> None:
     """A lock closes its descriptor when it is finalised: by then another file may have the same number."""

@@ -386,6 +386,7 @@ def test_snapshots_of_two_machines_form_one_linear_history(place: Path, here: Pa
             assert list(repository.snapshots.verify(each)) == []
 
 
+@pytest.mark.long
 @pytest.mark.req("WT-12")
 def test_a_mount_with_caches_is_safe_if_the_records_are_on_a_server(here: Path, caching: Path, etcd_url: str) -> None:
     """The server keeps the leases, and trees are intact whatever a machine has cached."""

@@ -500,7 +500,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory) -> Sharing:
 
 
 @pytest.mark.parametrize("reader", list(READERS))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_reader_of_the_head_never_notices_that_its_shared_directories_move(
     sharing: Sharing, scratch: Path, reader: str
 ) -> None:

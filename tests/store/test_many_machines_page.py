@@ -66,6 +66,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield word, "" if following.startswith("--") else following
 
 
+@pytest.mark.long
 def test_etcd_runs_with_the_unit_of_the_page_and_accepts_its_address(server_scratch: Path, certificates: Path) -> None:
     directory = server_scratch / "etcd"
     directory.mkdir()
