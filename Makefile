@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TYPES := types-linux types-darwin types-win32
-CHECKS := $(TYPES) layers lint format-check # the longest first
+CHECKS := $(TYPES) collection layers lint format-check # the longest first
 
 # Many tests wait more than they compute, so four processes share two cores. In a proof the tests of one file stay
 # together: some sum up what was tried.
@@ -29,22 +29,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # One target at a time, even under `make -j`: two pips in one environment interfere with each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test proof check checks format-check lint $(TYPES) layers collection unit format demo bench metrics docs clean
+.PHONY: help test proof check format-check lint $(TYPES) layers collection unit format demo bench metrics docs clean
 
 help: ## list the targets (this is the default)
 	@echo 'Usage: make [target] [PYTHON=python3.12] [ARGS="-k name"]'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	    | while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
 
-# The tests often wait; the checks fill the gaps.
-test: collection ## what a contributor runs: the checks, and every kind of test at few rounds
-	@nice $(MAKE) --no-print-directory checks >$(VENV)/checks.log 2>&1 & checks=$$!; \
-	    $(MAKE) --no-print-directory unit; tests=$$?; \
-	    wait $$checks; checked=$$?; cat $(VENV)/checks.log; exit $$((tests + checked))
+test: check unit ## what a contributor runs: check, then every kind of test at few rounds
 
-check: collection checks ## formatting, lint, types for three platforms, layers, collection of the tests
-
-checks: $(DEV)
+check: $(DEV) ## formatting, lint, types for three platforms, layers, collection of the tests; side by side
 	@printf '%s\n' $(CHECKS) | xargs -P 4 -I{} $(MAKE) --no-print-directory {}
 
 format-check: $(DEV)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SHARE = min(1.0, float(os.environ.get("HOLDFAST_ROUNDS", "0.02")))
+SHARE = min(1.0, float(os.environ.get("HOLDFAST_ROUNDS", "0.01")))
 """The share of all rounds and points that this run tries."""
 
 SEED = int(os.environ.setdefault("HOLDFAST_SEED", str(random.SystemRandom().randrange(1 << 32))))
@@ -25,12 +25,12 @@ tried: Counter[str] = Counter()
 """Counts of the points, states, schedules and rounds that this process has tried so far."""
 
 
-def rounds(full: int, *, least: int = 3) -> int:
+def rounds(full: int, *, least: int = 2) -> int:
     """The number of rounds to run: a share of `full`, but at least `least`."""
     return max(min(full, least), round(full * SHARE))
 
 
-def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 4, salt: str = "") -> list[T]:
+def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 3, salt: str = "") -> list[T]:
     """A share of the items, in order, always including the first and the last."""
     wanted = max(min(len(items), least), round(len(items) * share))
     if wanted >= len(items):

@@ -78,7 +78,7 @@ def test_the_message_for_a_very_long_name_is_short() -> None:
     assert len(str(caught.value)) < 400
 
 
-@settings(deadline=None, max_examples=rounds(500, least=8))
+@settings(deadline=None, max_examples=rounds(500, least=5))
 @given(st.text() | st.text("./\\ab\0\n\u212a\u2024\ud800-_", max_size=8))
 @example(KELVIN)
 @example("..")
@@ -126,7 +126,7 @@ def test_a_path_that_could_escape_is_refused(relative: str) -> None:
         split_relative(relative)
 
 
-@settings(deadline=None, max_examples=rounds(500, least=8))
+@settings(deadline=None, max_examples=rounds(500, least=5))
 @given(st.text() | st.lists(st.sampled_from(["", ".", "..", "a", "b", "/", "\0", "\\", "..."])).map("/".join))
 def test_the_parts_of_an_accepted_path_stay_below_the_root(relative: str) -> None:
     try:

@@ -198,7 +198,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(values)
 @example(10**4000)
 @example(1.7976931348623157e308)
@@ -227,7 +227,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=rounds(300, least=8))
+@settings(deadline=None, max_examples=rounds(300, least=5))
 @given(anything)
 @example({1: "a", "1": "b"})
 @example([["\ud800"]])
@@ -239,7 +239,7 @@ def test_every_value_that_encodes_also_decodes(value: object) -> None:
     assert encode(decode(text)) == text
 
 
-@settings(deadline=None, max_examples=rounds(500, least=8))
+@settings(deadline=None, max_examples=rounds(500, least=5))
 @given(st.binary() | st.text('{}[]",:0123456789eE+-.\\ud8Nalnftr', max_size=30).map(str.encode))
 def test_every_accepted_text_decodes_as_in_the_standard_library(text: bytes) -> None:
     try:

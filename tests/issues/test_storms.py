@@ -91,7 +91,7 @@ def test_fifty_writers_with_ten_increments_each_count_to_five_hundred(tracker: T
             here.update(issue_id, Update(increments={"n": 1}))
         return times
 
-    writers = rounds(50, least=8)
+    writers = rounds(50, least=5)
     [done] = run_rounds(scratch, act, iter([[10] * writers]))
 
     assert sum(done) == 10 * writers
@@ -108,7 +108,7 @@ def test_fifty_writers_on_ten_issues_lose_no_field(tracker: Tracker, scratch: Pa
             here.update(issue_id, Update(context={f"w{writer}": str(writer)}))
         return writer
 
-    writers = list(range(rounds(50, least=8)))
+    writers = list(range(rounds(50, least=5)))
     [done] = run_rounds(scratch, act, iter([writers]))
 
     assert done == writers

@@ -229,7 +229,7 @@ resources = st.sampled_from("uvwxyz")
 agents = st.sampled_from("abcdef")
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(st.dictionaries(resources, agents), st.lists(st.tuples(agents, resources), unique=True, max_size=12))
 def test_no_cycle_remains_after_the_victims_give_up(held_by: dict[str, str], pairs: list[tuple[str, str]]) -> None:
     waits = [wait(who, what, number) for number, (who, what) in enumerate(pairs)]
@@ -243,7 +243,7 @@ def test_no_cycle_remains_after_the_victims_give_up(held_by: dict[str, str], pai
         waits = [each for each in waits if each not in leaving]
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(st.dictionaries(resources, agents), st.dictionaries(agents, resources))
 def test_with_one_wait_per_agent_exactly_one_wait_of_each_cycle_gives_up(
     held_by: dict[str, str], wants: dict[str, str]

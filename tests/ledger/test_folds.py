@@ -69,7 +69,7 @@ def by_the_specification(events: list[dict[str, Any]], now: float) -> dict[str, 
 
 @pytest.mark.req("LG-06", "LG-08")
 @given(st.data())
-@settings(max_examples=rounds(150, least=8), deadline=None)
+@settings(max_examples=rounds(150, least=5), deadline=None)
 def test_replay_agrees_with_the_specification(data: st.DataObject) -> None:
     events: list[dict[str, Any]] = []
     held: dict[str, str] = {}
@@ -94,7 +94,7 @@ def test_replay_agrees_with_the_specification(data: st.DataObject) -> None:
 
 @pytest.mark.req("LG-08")
 @given(st.lists(_lock_events(), max_size=40), st.data())
-@settings(max_examples=rounds(200, least=8), deadline=None)
+@settings(max_examples=rounds(200, least=5), deadline=None)
 def test_resuming_from_any_saved_state_equals_a_full_replay(events: list[dict[str, Any]], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(events)))
     whole, resumed = ClaimState(), ClaimState()
@@ -176,7 +176,7 @@ _STATES = st.sampled_from(["kept", "deleted", "torn", "changed", "of another led
 @given(
     st.lists(st.tuples(st.lists(_lock_events(), max_size=70), _STATES), max_size=4),
 )
-@settings(max_examples=rounds(60, least=8), deadline=None)
+@settings(max_examples=rounds(60, least=5), deadline=None)
 def test_missing_or_damaged_checkpoints_never_change_a_result(
     rounds: list[tuple[list[dict[str, Any]], str]],
 ) -> None:

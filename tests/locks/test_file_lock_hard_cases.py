@@ -333,6 +333,7 @@ def test_five_hundred_threads_wait_for_one_lock_and_all_get_it(path: Path) -> No
     assert locker.statistics()[:4] == (500, 500, 0, 0)
 
 
+@pytest.mark.long
 def test_five_hundred_threads_wait_for_one_lock_and_all_time_out(path: Path) -> None:
     locker = FileLocker(0.1)
 

@@ -219,6 +219,7 @@ def test_no_increment_is_lost_even_if_each_holder_deletes_or_reads_the_lock_file
     assert seen.is_right, seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make_lock", "after"),
     [

@@ -134,7 +134,7 @@ holder_ids = st.tuples(st.text(max_size=5), st.text(max_size=5), st.integers(), 
 )
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(
     st.fixed_dictionaries(
         {},

@@ -238,7 +238,7 @@ _FIELDS = st.sampled_from(["pid", "created_at", "cmd", "holder_id", "lock_id"])
 
 
 @pytest.mark.req("RL-04", "RL-06")
-@settings(deadline=None, max_examples=rounds(60, least=8))
+@settings(deadline=None, max_examples=rounds(60, least=5))
 @given(content=st.binary(max_size=80) | st.dictionaries(_FIELDS, _VALUES).map(lambda said: json.dumps(said).encode()))
 def test_a_lock_with_any_content_is_held_when_recent_and_free_when_old(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -189,7 +189,7 @@ configs = st.builds(
 
 
 @pytest.mark.req("FL-13")
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(configs, st.integers(1, 10_000), st.floats(0, 1))
 def test_every_pause_is_between_half_the_full_pause_and_the_full_pause(
     config: RetryConfig, attempt: int, chance: float
@@ -313,7 +313,7 @@ def test_attempts_are_a_whole_number_from_1_to_10000(text: str) -> None:
 
 
 @pytest.mark.req("FL-14")
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(st.text())
 def test_any_value_of_a_variable_is_either_a_valid_number_or_a_setting_error(text: str) -> None:
     for read in (read_timeout, read_attempts, read_delay):

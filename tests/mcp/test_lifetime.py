@@ -105,6 +105,7 @@ def test_the_leases_and_claims_of_a_killed_server_expire(repo: Path) -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_a_client_that_lost_everything_can_take_it_again(repo: Path) -> None:
     async def test() -> None:
         async with connected(cwd=repo) as agent:

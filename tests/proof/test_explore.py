@@ -360,7 +360,7 @@ def test_a_kill_leaves_exactly_the_states_that_sigkill_leaves(scenario: TidyUp) 
         check=lambda directory, _: ours.add(without_random_names(listing(directory))),
         kills=1,
     )
-    explored.require_clean(at_least=8)
+    explored.require_clean(at_least=5)
 
     real: set[Listing] = set()
     with scratch() as base:
@@ -375,6 +375,7 @@ def test_a_kill_leaves_exactly_the_states_that_sigkill_leaves(scenario: TidyUp) 
     assert len(ours) > 5
 
 
+@pytest.mark.long
 def test_a_killed_task_releases_its_lock_and_closes_its_files() -> None:
     explored = explore([add, add], prepare=number, check=nothing_lost, kills=1)
 

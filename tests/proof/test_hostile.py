@@ -259,6 +259,7 @@ def test_an_exchange_puts_a_link_in_place_of_a_directory(victim: Victim) -> None
     assert arena.directory.is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [lambda arena: swept(arena, range(1, 3)), lambda arena: raced(arena, 5)])
 def test_a_planted_write_through_a_swapped_directory_is_found(
     way: Callable[[Arena], Tally], victim: Victim, monkeypatch: pytest.MonkeyPatch

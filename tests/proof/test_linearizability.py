@@ -288,7 +288,7 @@ def run(spec: Spec[Any], asked: Sequence[tuple[str, Any]], chance: random.Random
     return history
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
 def test_a_history_that_really_happened_is_always_accepted(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int
@@ -318,7 +318,7 @@ def _fits(order: Sequence[Operation], spec: Spec[Any]) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(kind=st.sampled_from(KINDS), draw=st.data(), seed=st.integers(0))
 def test_the_result_is_the_same_as_by_brute_force(
     kind: tuple[Spec[Any], st.SearchStrategy[Any]], draw: st.DataObject, seed: int

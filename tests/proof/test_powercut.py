@@ -571,7 +571,7 @@ def do(directory: Path, verb: str, *arguments: str | bytes) -> None:
         pass  # nothing happened, and nothing may be recorded
 
 
-@settings(max_examples=rounds(150, least=8), deadline=None)
+@settings(max_examples=rounds(150, least=5), deadline=None)
 @given(st.lists(DONE, max_size=8))
 def test_the_visible_state_is_always_possible_and_certain_once_everything_is_synced(
     done: list[tuple[str, ...]],

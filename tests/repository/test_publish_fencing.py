@@ -221,6 +221,7 @@ def planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_publish", validate_then_publish)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("planted_bug")
 def test_stopping_finds_a_publisher_that_validates_before_its_transaction(root: Path) -> None:
     context = Rival(root).context

@@ -533,6 +533,7 @@ def overtaken(
     return seen
 
 
+@pytest.mark.long
 def test_a_reader_that_checks_where_a_tree_is_before_opening_it_is_found(
     sharing: Sharing, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

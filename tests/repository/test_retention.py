@@ -269,7 +269,7 @@ def untouchable(roots: GcRoots) -> set[str]:
     return set(named) & roots.descriptors.keys()
 
 
-@settings(max_examples=rounds(300, least=8), deadline=None)
+@settings(max_examples=rounds(300, least=5), deadline=None)
 @given(any_roots(), policies)
 def test_every_snapshot_is_protected_or_collectable_and_a_needed_one_never_goes(roots: GcRoots, policy: Policy) -> None:
     decision = retain(roots, policy, NOW)
@@ -284,7 +284,7 @@ def test_every_snapshot_is_protected_or_collectable_and_a_needed_one_never_goes(
             assert not set(line(roots.descriptors, head)) & set(going)
 
 
-@settings(max_examples=rounds(300, least=8), deadline=None)
+@settings(max_examples=rounds(300, least=5), deadline=None)
 @given(any_roots(), policies, st.integers(0, 5), st.integers(0, 5))
 def test_a_more_generous_policy_never_keeps_less(roots: GcRoots, policy: Policy, more: int, longer: int) -> None:
     generous = Policy(
@@ -296,7 +296,7 @@ def test_a_more_generous_policy_never_keeps_less(roots: GcRoots, policy: Policy,
     assert kept <= retain(roots, generous, NOW).protected.keys()
 
 
-@settings(max_examples=rounds(200, least=8), deadline=None)
+@settings(max_examples=rounds(200, least=5), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 200), st.integers(0, 50))
 def test_a_larger_budget_never_releases_more_and_none_releases_more_than_it_requires(
     sizes: list[int], budget: int, more: int

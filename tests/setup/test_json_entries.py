@@ -80,7 +80,7 @@ documents = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(documents, st.sampled_from([None, 0, 1, 2, 4, "\t"]), st.booleans())
 def test_removing_entries_restores_any_document(document: dict[str, Any], indent: Any, ascii_only: bool) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)

@@ -21,14 +21,14 @@ def removed(content: bytes, first_line: bytes = b"") -> bytes | None:
     return without_block(content, comment=MARKDOWN, where=WHERE, first_line=first_line)
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(st.binary().filter(lambda content: b"holdfast:" not in content))
 def test_removing_the_block_restores_every_byte(content: bytes) -> None:
     assert removed(inserted(content)) == content
     assert removed(inserted(content, first_line=b"#!/bin/sh\n"), b"#!/bin/sh\n") == content
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(
     st.binary().filter(lambda content: b"holdfast:" not in content),
     st.binary().filter(lambda content: b"holdfast:" not in content),

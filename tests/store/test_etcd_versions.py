@@ -101,6 +101,7 @@ def test_the_acceptance_is_no_part_of_the_place(tmp_path: Path, etcd_url: str) -
     assert not same_store(tmp_path, etcd_url, etcd_url.replace("?", "-other?"))
 
 
+@pytest.mark.long
 def test_a_trial_is_accepted_once_and_shown_by_info_and_doctor(tmp_path: Path, etcd_url: str) -> None:
     root, address = tmp_path / "repository", strict(etcd_url)
     refused = holdfast("init", root, "--store", address, "--json")

@@ -135,7 +135,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=rounds(100, least=8))
+@settings(deadline=None, max_examples=rounds(100, least=5))
 @given(
     st.builds(
         Loose,
@@ -176,7 +176,7 @@ def nearly_written(draw: st.DrawFn) -> bytes:
     return content[:at] + put + content[at + cut :]
 
 
-@settings(deadline=None, max_examples=rounds(300, least=8))
+@settings(deadline=None, max_examples=rounds(300, least=5))
 @given(nearly_written())
 @example(b'{"anything":1,"anything":1}')
 @example(b'{"anything":1,"number":null,"counts":{"1":1,"1":1},"names":[],"instant":null}')

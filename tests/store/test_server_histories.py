@@ -86,6 +86,7 @@ class StaleReads(EtcdEngine):
         return known[key]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("broken", [PostgresWithoutVersions, EtcdComparesOne, StaleReads])
 def test_a_broken_engine_is_found(

@@ -68,7 +68,7 @@ def test_a_really_large_file_is_copied_and_hashed(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 1 << 30), size=st.integers(0, 700))
-@settings(max_examples=rounds(60, least=8), deadline=None)
+@settings(max_examples=rounds(60, least=5), deadline=None)
 def test_short_reads_of_any_size_are_handled(seed: int, size: int) -> None:
     chance, read = random.Random(seed), calls.read_into
 
@@ -83,7 +83,7 @@ def test_short_reads_of_any_size_are_handled(seed: int, size: int) -> None:
 
 
 @given(places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3))
-@settings(max_examples=rounds(40, least=8), deadline=None)
+@settings(max_examples=rounds(40, least=5), deadline=None)
 @pytest.mark.long
 def test_holes_are_hashed_as_zeros(places: list[tuple[int, int]], end: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:

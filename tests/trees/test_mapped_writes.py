@@ -243,7 +243,7 @@ def test_no_write_through_a_mapping_is_lost(
     if kind == "subvolume":
         subprocess.run(["btrfs", "subvolume", "create", str(place / "source")], check=True, capture_output=True)
     trial = Rounds(place)
-    for number in range(rounds(200, least=8)):
+    for number in range(rounds(200, least=5)):
         monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", number % 2 * 3000)
         trial.engine = None if number % 4 > 1 else Engine.LINKED  # the best one, or the one that copies
         trial.play()

@@ -114,7 +114,7 @@ def place() -> Iterator[Path]:
 
 
 @given(edits=EDITS)
-@settings(max_examples=rounds(40, least=8), deadline=None)
+@settings(max_examples=rounds(40, least=5), deadline=None)
 def test_a_random_tree_is_restored_exactly(edits: list[tuple[str, str, Any]]) -> None:
     with place() as here:
         for each in edits:
@@ -138,7 +138,7 @@ def test_a_random_tree_is_restored_exactly(edits: list[tuple[str, str, Any]]) ->
 
 
 @given(rounds=st.lists(EDITS, min_size=2, max_size=4))
-@settings(max_examples=rounds(40, least=8), deadline=None)
+@settings(max_examples=rounds(40, least=5), deadline=None)
 @pytest.mark.long
 def test_after_random_edits_a_linked_capture_equals_a_full_copy(
     rounds: list[list[tuple[str, str, Any]]],

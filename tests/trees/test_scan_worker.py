@@ -373,6 +373,7 @@ def test_two_processors_are_busy_with_three_running_processes(
     assert workers._is_busy() is busy
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_the_rest_to_the_capturing_process(snapshots: Snapshots, started: Started) -> None:
     _, first = snapshots.take()
     chance = random.Random(4)

@@ -290,6 +290,7 @@ def test_a_missing_tree_is_reported(trees: Trees) -> None:
     assert list(verify(third, again.payload_hash)) == []  # captured again
 
 
+@pytest.mark.long
 def test_more_trees_than_stay_open_are_all_reachable(trees: Trees) -> None:
     for number in range(40):
         trees.write(f"n{number:02}/file", str(number))

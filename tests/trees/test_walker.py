@@ -28,7 +28,7 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(paths=st.lists(st.sampled_from(PATHS)))
-@settings(max_examples=rounds(60, least=8), deadline=None)
+@settings(max_examples=rounds(60, least=5), deadline=None)
 def test_each_step_reaches_the_right_directory(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:
@@ -37,7 +37,7 @@ def test_each_step_reaches_the_right_directory(top: Path, paths: list[str]) -> N
 
 
 @given(paths=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
-@settings(max_examples=rounds(60, least=8), deadline=None)
+@settings(max_examples=rounds(60, least=5), deadline=None)
 def test_a_failed_step_does_not_mislead_the_next(top: Path, paths: list[str]) -> None:
     with TreeWalker(top) as walker:
         for path in paths:
