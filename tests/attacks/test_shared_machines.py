@@ -174,7 +174,7 @@ def test_another_user_without_rights_gets_a_failure_and_changes_nothing(owned: V
 
 GROUP, ANNA, BEN = 5000, 12345, 12346
 ALTERNATELY = (
-    *("snapshot -m x", "worktree create {who}-made --from head", "lease acquire --worktree {who}-made --ttl 1s"),
+    *("snapshot -m x", "worktree create {who}-made --from head", "lease acquire --name {who} --ttl 1s"),
     *("ref create {who}-ref head", "pin add head", "issue create {who}", "issue claim-next --ttl 1s", "gc plan"),
     *(
         "run --snapshot -m y -- install -m 664 /dev/null {who}-file",

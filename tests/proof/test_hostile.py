@@ -142,11 +142,11 @@ def test_a_planted_error_an_endless_read_and_a_strange_status_are_found(victim: 
     assert ending(victim, refused).code == "E_REFUSED"
 
 
-def campaign_with(victim: Victim, work: Callable[[Victim], int]) -> list[str]:
-    """The problems that a campaign finds in a program that does this."""
+def campaign_with(victim: Victim, work: Callable[[Victim], int], *, limit: float = 60.0) -> list[str]:
+    """The problems that a campaign finds in a program that does this; it hangs after `limit` seconds."""
 
     def run(job: Job, prepare: Callable[[], object] | None = None) -> Outcome:
-        job = job._replace(limit=0.5)
+        job = job._replace(limit=limit)
         return execute_function(job, lambda: work(campaign.victim), prepare=prepare)
 
     with Campaign(victim, run=run) as campaign:
@@ -182,7 +182,7 @@ def test_a_campaign_finds_planted_faults_and_nothing_in_a_sound_program(victim: 
     assert campaign_with(victim, outside).count("created home/planted") == 3, "the home is renewed after each"
     assert "read into repository/main/new" in campaign_with(victim, reading)
     assert "it printed the home" in campaign_with(victim, printing)
-    assert campaign_with(victim, hanging) == [HUNG] * 3
+    assert campaign_with(victim, hanging, limit=0.2) == [HUNG] * 3
 
 
 def test_a_repository_is_rebuilt_as_it_was(victim: Victim, scratch: Path) -> None:
