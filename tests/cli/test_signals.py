@@ -6,6 +6,7 @@ import os
 import pty
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -269,3 +270,29 @@ def test_the_signal_mask_is_restored_when_the_command_ends() -> None:
     child.run(["true"])
 
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+TAKEN = """
+import os, subprocess, threading, time
+from holdfast.cli import child
+
+ended, poll = threading.Event(), subprocess.Popen.poll
+
+def slow_poll(process):
+    code = poll(process)
+    if code is None:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it ends
+        time.sleep(0.1)  # the other thread takes the signal
+    return code
+
+subprocess.Popen.poll = slow_poll
+threading.Thread(target=ended.wait).start()
+assert child.run(["true"]).exit_status == 0
+ended.set()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it waits for the process itself")
+def test_the_end_of_a_command_is_noticed_although_another_thread_takes_the_signal() -> None:
+    """A thread of a library may not block signals. Then the kernel may give it the SIGCHLD before we wait for it."""
+    assert subprocess.run(python(TAKEN), timeout=60, env=environment()).returncode == 0

@@ -143,16 +143,15 @@ elif sys.platform == "darwin":
             calls.close(terminal)
 
 else:
+    _LONGEST_SLEEP = 1.0  # seconds; a thread that does not block signals may take the SIGCHLD before we wait for it
 
     def attend(child: Child, check: Periodic | None) -> int:
         """Wait for the child, forwarding signals and repeating the check; return its code."""
         watched = FORWARDED | {signal.SIGCHLD}
         due = time.monotonic() + check.every if check else None
         while (code := child.poll()) is None:
-            if due is None:
-                arrived: signal.struct_siginfo | None = signal.sigwaitinfo(watched)
-            else:
-                arrived = signal.sigtimedwait(watched, max(0.0, due - time.monotonic()))
+            left = _LONGEST_SLEEP if due is None else min(_LONGEST_SLEEP, max(0.0, due - time.monotonic()))
+            arrived = signal.sigtimedwait(watched, left)
             if arrived and arrived.si_signo in FORWARDED and not _reached(child, arrived):
                 child.send_signal(arrived.si_signo)
             if check and due is not None and time.monotonic() >= due:
