@@ -38,7 +38,7 @@ from tests.repository.rivals import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 ROUNDS = 1000
-STEP = 1 if SHARE == 1 else 4  # between the calls at which a publisher is stopped
+STEP = 1 if SHARE == 1 else 12  # between the calls at which a publisher is stopped
 REFUSED = ("E_FENCING_MISMATCH", "E_LOCK_EXPIRED")
 SHORT = 0.02
 """How long a thief waits for a guard before the test concludes that the stopped process holds it."""
