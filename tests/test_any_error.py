@@ -196,3 +196,13 @@ def test_an_error_at_any_call_leaves_the_library_as_a_failure(
     monkeypatch.setattr(usage, "_PROC", tmp_path)  # thousands of calls about processes, which are allowed to fail
     errors = (errno.EBADF,)
     error_points(scenario, errors, lasting=(), names=NAMES, descriptors=False, share=SHARE / 5).require_clean()
+
+
+@pytest.mark.long
+def test_an_error_at_any_look_at_an_open_file_leaves_the_doctor_as_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_PROC", tmp_path)
+    error_points(Examining(), (errno.EBADF,), lasting=(), names=("fstat",), descriptors=False).require_clean(
+        at_least=100
+    )

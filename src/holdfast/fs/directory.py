@@ -259,32 +259,32 @@ class Directory(Closing):
 
     def mode_of_new(self, mode: int) -> int:
         """The mode of a new file or directory here, for which `mode` would be right in an open place."""
-        here = self._status_here()
+        here = self.own_status()
         return mode if here is None else self._widened(mode) & (here.st_mode | stat.S_IRWXU)
 
     def _widened(self, mode: int) -> int:
         """The mode with the rights of the owner for the group too, and for others those that they have here, if a group
         shares this directory: then no umask applies."""
-        here = self._status_here()
+        here = self.own_status()
         if here is None or here.st_mode & _SHARED != _SHARED:
             return mode
         return (mode | (mode & stat.S_IRWXU) >> 3) & (here.st_mode | stat.S_IRWXU)
 
     def is_shared(self) -> bool:
         """Whether a group shares this directory."""
-        here = self._status_here()
+        here = self.own_status()
         return here is not None and here.st_mode & _SHARED == _SHARED
 
     def adopts(self) -> bool:
         """Whether `adopt` has anything to do here."""
-        here = self._status_here()
+        here = self.own_status()
         return here is not None and (here.st_mode & _SHARED == _SHARED or (here.st_uid != 0 and _is_root()))
 
     def adopt(self, made: int, mode: int) -> None:
         """Give an open file or directory that we have just made here its owner, group and mode. Raises `OSError`."""
         if sys.platform == "win32":
             return
-        here, found = self._status_here(), calls.fstat(made)
+        here, found = self.own_status(), calls.fstat(made)
         if here is None or found.st_uid != os.geteuid():
             return  # replaced meanwhile
         if _is_root() and (here.st_uid, here.st_gid) != (found.st_uid, found.st_gid):
@@ -315,7 +315,7 @@ class Directory(Closing):
                     return self.create(name, flags)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(name))
 
-    def _status_here(self) -> os.stat_result | None:
+    def own_status(self) -> os.stat_result | None:
         """The status of this directory, asked for once; None on Windows."""
         if self._own_status is None and self.fd is not None:
             with failing_to("examine", self.shown):

@@ -100,10 +100,12 @@ def owners(examination: Examination) -> Iterator[Finding]:
     if sys.platform == "win32":
         return
     with Directory.open(examination.context.paths.root) as root:
-        above = calls.fstat(root.fd or 0)
+        above = root.own_status()
         for top in _CONTROL:
             with contextlib.suppress(NotFound, PathEscape), root.enter(top) as directory:
-                own = calls.fstat(directory.fd or 0)
+                own = directory.own_status()
+                assert above is not None  # only Windows has no descriptors of directories
+                assert own is not None
                 right = above if own.st_uid == 0 else own
                 wrong = [top] if own.st_uid != right.st_uid else []
                 wrong += [f"{top}/{each}" for each in _of_root(directory, right.st_uid, _TREES)]
