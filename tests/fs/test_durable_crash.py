@@ -79,7 +79,8 @@ class Case:
     def check_conduct(self, directory: Path, outcome: Outcome) -> None:
         """An operation that returns has cleaned up, and raises only our own failures."""
         assert outcome.error is None or isinstance(outcome.error, Failure), f"raised {outcome.error!r}"
-        assert descriptors() == self.descriptors, "a descriptor was leaked"
+        # Fewer are fine: the garbage collector closes what other tests have left open.
+        assert descriptors() <= self.descriptors, "a descriptor was leaked"
         if outcome.call is None or outcome.call.name != "unlink":  # a draft that cannot be removed stays
             litter = {each.name for each in directory.iterdir()} - {"file", "other"}
             assert not litter, f"left {litter}"
