@@ -49,7 +49,7 @@ lint: $(DEV)
 	@echo '== lint'
 	@$(BIN)/ruff check --quiet .
 
-# The tests run on Linux only.
+# Only Linux runs the tests, so their types are checked only there.
 $(TYPES): types-%: $(DEV)
 	@echo '== types on $*'
 	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-error-summary $(if $(filter linux,$*),,src)

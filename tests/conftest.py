@@ -47,8 +47,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Close what tests have left open for the garbage collector, before its descriptors become too many for others:
-    `select` takes none above 1023."""
+    """Collect the stores that tests have left open before they use up the descriptors that `select` accepts, which are
+    below 1024."""
     if _OPEN.is_dir() and len(os.listdir(_OPEN)) > _MOST_OPEN:
         gc.collect()
 

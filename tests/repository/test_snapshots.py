@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -449,18 +450,8 @@ def test_a_held_lease_that_was_stolen_is_a_fencing_mismatch_even_if_its_holder_o
 
 
 def test_nothing_is_published_while_another_operation_is_pending(site: Site) -> None:
-    def begin() -> None:
-        key = OPERATIONS.key(MAIN)
-        pending = Operation(
-            operation_id="x",
-            kind=OperationKind.RESTORE,
-            worktree_id=MAIN,
-            begun_at="2024-01-01T00:00:00Z",
-            holder_id="somebody",
-        )
-        site.context.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
-
-    with at_call("sync_filesystem", 1, begin), pytest.raises(LockConflict, match="somebody"):
+    begin = partial(_begins_an_operation, site)
+    with at_call("sync_filesystem", 1, begin), pytest.raises(LockConflict, match="thief"):
         site.take()
     site.require_nothing_left()
 
