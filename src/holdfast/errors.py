@@ -380,7 +380,7 @@ class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
 class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
     """The new repository would be inside another one."""
 
-    hint = "Create it elsewhere. To have it here nevertheless, confirm with --nested."
+    hint = "Create it elsewhere. To create it here anyway, confirm with --nested."
 
 
 class FilesystemUnsafe(Refused, code="E_FILESYSTEM_UNSAFE"):
@@ -425,7 +425,9 @@ class JsonInvalid(Corrupt, code="E_JSON_INVALID"):
 class PartialSnapshot(Corrupt, code="E_PARTIAL_SNAPSHOT"):
     """The snapshot was never completed."""
 
-    hint = "Take the snapshot again; 'holdfast doctor --strict' lists and removes interrupted ones."
+    hint = (
+        "Take the snapshot again. 'holdfast doctor' lists interrupted ones, and 'holdfast doctor --fix' removes them."
+    )
 
 
 class AuditChainBroken(Corrupt, code="E_AUDIT_CHAIN_BROKEN"):
@@ -477,12 +479,12 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 
 
 class NotApplied(UserWarning):
-    """A commit is decided, but not in its files yet. It is no failure: Holdfast shows it everywhere from now on."""
+    """A commit is decided, but not in its files yet. It is not a failure: Holdfast shows it everywhere from now on."""
 
     def __init__(self, commit_id: str, error: Exception) -> None:
         super().__init__(
             f"the change is decided, but not in all of its files yet: {error}. Do not repeat it: Holdfast shows it as "
-            "made, and the next command that changes one of these files completes it. Other programs see it only then."
+            "done, and the next command that changes one of these files completes it. Other programs see it only then."
         )
         self.commit_id = commit_id
 
@@ -523,7 +525,7 @@ class OutcomeUnknown(Failure, code="E_OUTCOME_UNKNOWN"):
 class StoreUnavailable(Failure, code="E_STORE_UNAVAILABLE", exit_status=ExitStatus.TIMED_OUT, retryable=True):
     """The store's server does not answer. Nothing was changed by this call."""
 
-    hint = "Check the address of the store, and that its server runs and can be reached; then try again."
+    hint = "Check the address of the store, and that its server is running and can be reached; then try again."
     problem = "cannot be reached"
 
     def __init__(self, place: str, reason: object, *, hint: str | None = None) -> None:
@@ -549,7 +551,7 @@ class StoreUntrusted(StoreUnavailable, code="E_STORE_UNTRUSTED", exit_status=Exi
     hint = (
         "Check the address's TLS options (sslmode, sslrootcert, sslcert, sslkey; for etcd tls, cacert, cert, "
         "key), that the files exist, and the dates and host names of the certificates. Without sslmode, another "
-        "machine must prove its name (verify-full) by a certificate that this system, or sslrootcert, trusts."
+        "machine must prove its name (verify-full) with a certificate that this system, or sslrootcert, trusts."
     )
     problem = "has no trusted connection"
 

@@ -121,7 +121,7 @@ def test_the_audit_trail_is_shown_verified_and_limited(root: Path) -> None:
     assert data(holdfast("audit", "--since", "1h", "--json", cwd=root))["count"] == 3
     assert data(holdfast("audit", "--since", "2100-01-01T00:00:00Z", "--json", cwd=root))["entries"] == []
     assert holdfast("audit", "--since", "yesterday", cwd=root).returncode == 2
-    assert "The chain holds: 3 entries" in holdfast("audit", "--verify", cwd=root).stdout
+    assert "The chain is intact: 3 entries" in holdfast("audit", "--verify", cwd=root).stdout
 
 
 def test_a_broken_chain_is_reported_with_its_code_and_position(root: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_worktree_of_git_is_not_imported(scratch: Path, kind: str) -> None:
         (scratch / "project/.git").write_text("gitdir: /elsewhere/.git/worktrees/project\n")
     else:
         (scratch / "project/.git").symlink_to("/elsewhere/.git")
-    with pytest.raises(Refused, match="worktree or submodule of git") as refused:
+    with pytest.raises(Refused, match="git worktree or submodule") as refused:
         initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
     assert "git clone" in refused.value.hint
     assert not (scratch / "repo").exists()

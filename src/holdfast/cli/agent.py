@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NOT_SAVED = "The outcome is recorded, but no snapshot of the work was taken. It is still in the worktree {}."
 LOST = """\
 The command was ended: the claim or the lease was lost, so another agent may have this work.
-Nothing of it was published. Its files are still in the worktree."""
+None of it was published. Its files are still in the worktree."""
 
 group = Group("agent", help="Let agents work through the queue, one issue at a time.")
 

@@ -51,9 +51,9 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, since: Since, repo: str | None) -> None:
     """Show the audit trail: every change to the repository, in order.
 
-    Each entry contains the hash of the previous one, and a copy of the last one is kept beside it, so verification
-    detects entries that were altered, removed, reordered or cut off at the end. It does not detect that both were
-    replaced: store the last hash elsewhere and compare.
+    Each entry contains the hash of the previous one, and a copy of the last one is kept beside the trail, so
+    verification detects entries that were altered, removed, reordered or cut off at the end. It does not detect a
+    trail that was replaced together with the copy: store the last hash elsewhere and compare.
 
     With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 
@@ -75,7 +75,7 @@ def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, sinc
     records = [_record(each) for each in entries]
     lines = [_line(each) for each in entries]
     if verify:
-        lines.append(f"The chain holds: {counted(number, 'entry')}, the last hash is {last}.")
+        lines.append(f"The chain is intact: {counted(number, 'entry')}, the last hash is {last}.")
     record = {"entries": records, "verified": verify, "count": number, "last_hash": last}
     output.result(record, lines or ["The audit trail is empty."])
 

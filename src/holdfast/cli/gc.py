@@ -147,7 +147,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @group.command(short_help="Show or set how much history is kept.")
 @click.option("--keep-last", metavar="N", callback=_or_none(_number), help="Keep the newest N of each history.")
 @click.option("--keep-for", metavar="DURATION", callback=_or_none(duration), help="Keep snapshots younger than this.")
-@click.option("--max-bytes", metavar="SIZE", callback=_or_none(_size), help="Keep older ones too up to this total.")
+@click.option("--max-bytes", metavar="SIZE", callback=_or_none(_size), help="Keep older ones too, up to this total.")
 @dry_run_option("Show what the policy would be; change nothing.")
 @repo_option
 @json_option

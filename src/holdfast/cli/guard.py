@@ -21,9 +21,9 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
     """Check whether PATHs may be written to. Status 4 if one is in a worktree that another holder has leased.
 
     A lease is yours if you name its id, or if its holder is this process or an ancestor of it. If HOLDFAST_ACTOR is
-    set, the lease of another actor is not yours: that distinguishes the agents of one process. Every repository around
-    a path is asked, and a lease that cannot be read counts as held. Paths outside all worktrees are not guarded.
-    Changes nothing. Meant for hooks that run before every write.
+    set, the lease of another actor is not yours: that distinguishes the agents of one process. Every repository that
+    contains a path is checked, and a lease that cannot be read counts as held. Paths outside all worktrees are not
+    guarded. Changes nothing. Meant for hooks that run before every write.
 
     \b
     Examples:

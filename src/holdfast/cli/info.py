@@ -58,6 +58,6 @@ def info(output: Output, *, repo: str | None) -> None:
         *(f"  {worktree_line(each)}" for each in found.worktrees),
     ]
     if found.trouble:
-        lines += [f"  {each}: a directory, of which nothing else is known" for each in found.directories]
+        lines += [f"  {each}: a directory; nothing else is known about it" for each in found.directories]
     lines += [f"  warning   {each}" for each in warnings]
     output.result(record, [*lines, f"            {found.trouble.hint}"] if found.trouble else lines)

@@ -72,7 +72,7 @@ def claim(
 @click.command()
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label.")
 @wait_option(
-    "How long to wait for a ready issue, at most until all issues are finished",
+    "While any issue is unfinished, how long to wait for a ready one",
     default_text="do not wait; fail with status 3",
 )
 @_request_options
@@ -122,7 +122,7 @@ def _print_claimed(
 def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text: str | None, **where: Any) -> None:
     """Renew your claim on the issue ID for its full ttl.
 
-    Status 5 if the claim has expired or was taken over: stop, because another agent may work on the issue.
+    Status 5 if the claim has expired or been taken over: stop, because another agent may work on the issue.
 
     \b
     Example:
@@ -261,7 +261,7 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 def locks(output: Output, *, repo: str | None) -> None:
     """Show the locks of the tracker that are held, with their holders and waiters.
 
-    It shows the holders of every program that uses these lock files. Only Linux names the processes.
+    It shows holders in any program that uses these lock files. Their processes are named only on Linux.
 
     \b
     Example:

@@ -34,7 +34,7 @@ claim_option = click.option(
     "--claim",
     "claim_text",
     metavar="CLAIM_ID",
-    help="The claim that you hold; refused once it has expired or was taken over.  "
+    help="The claim that you hold; refused once it has expired or been taken over.  "
     f"[default: {CLAIM_VARIABLE}, if it is for this issue]",
 )
 

@@ -42,8 +42,8 @@ shell; not a shell that was started for this one command), or the one that --hol
 process ends, the lease stays until it is released or expires.
 
 With --name, a lease needs no worktree: it is the right to do what the name says, such as a nightly job. It
-has a token, a queue and a ttl like the others. Use the names of jobs, not of runs: the counter of the tokens
-of each name is kept forever.
+has a token, a queue and a ttl like the others. Name jobs, not single runs: the token counter of each name is
+kept forever.
 
 \b
 Examples:
@@ -51,7 +51,7 @@ Examples:
   holdfast lease renew && holdfast lease release
   holdfast lease acquire --name nightly-job --ttl 1h
 
-The id is --lock-id, else {LOCK_ID} from the environment, with --name {LEASE_ID}.
+The id comes from --lock-id, else from the environment: {LOCK_ID}, or with --name {LEASE_ID}.
 """,
 )
 

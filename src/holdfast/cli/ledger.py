@@ -1,4 +1,4 @@
-"""`holdfast ledger`: begin, append to, read, watch and verify a ledger. `ledger_claims` has the claims."""
+"""`holdfast ledger`: create, append to, read, watch and verify a ledger. `ledger_claims` has the claims."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
 
     Lines are appended all or none. An event without a "timestamp" or an "id" gets one; if the outcome of an append is
     unknown, look the event up with 'ledger show ID'. Events over 1 MiB are refused, and so are types that begin with
-    "lock_", which are those of claims. The events are on disk when the command returns.
+    "lock_", which are reserved for claims. The events are on disk when the command returns.
 
     \b
     Examples:
@@ -382,10 +382,10 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
     The next writer takes over a lock whose holder is certainly dead. A lock that is only old may belong to a suspended
-    process: break it only if you know that the process will not continue. If it does, it may put its event over the
-    next one, as the specification has it. So breaking such a lock first appends an event of type ledger_unlocked, which
-    takes that place. But a process that begins to count after that may still overwrite an event that is appended at the
-    same moment; 'ledger verify' finds it.
+    process: break it only if you know that the process will not continue. If it does, it may overwrite the next event,
+    as the specification allows. So breaking such a lock first appends an event of type ledger_unlocked, to be
+    overwritten instead. A process that counts the events only after that may still overwrite one that is appended at
+    the same moment; 'ledger verify' reports it.
 
     \b
     Examples:
@@ -419,7 +419,7 @@ def ledger_lock_to_json(state: LedgerLockState) -> dict[str, Any]:
 
 
 def _lock_lines(state: LedgerLockState) -> Iterator[str]:
-    holder = state.agent_id or ("a shell tool, which leaves no name" if state.is_directory else "unknown")
+    holder = state.agent_id or ("a shell tool, which records no name" if state.is_directory else "unknown")
     yield f"{state.path}: held by {holder}"
     if state.holder is not None:
         yield f"  process   {state.holder.holder_id}"

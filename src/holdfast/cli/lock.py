@@ -139,7 +139,7 @@ def _advice(path: str, failure: LockTimeout, wait_given: bool) -> str:
 def status(output: Output, *, path: str) -> None:
     """Show whether FILE is locked, who holds the lock and who waits for it.
 
-    Shows the holders of every program that uses flock(2). Only Linux names them, and only those in the same pid
+    Shows holders in any program that uses flock(2). They are named only on Linux, and only in the same pid
     namespace; otherwise the command tries the lock briefly to find out whether it is free. Changes nothing.
 
     \b

@@ -100,7 +100,7 @@ LEVELS = ("quiesced", "best_effort")
 accept_unsafe_server_option = click.option(
     "--accept-unsafe-server",
     is_flag=True,
-    help="Accept a version of etcd that is known to lose data, for a trial; the address then says so.",
+    help="Accept a version of etcd that is known to lose data, for a trial; the address records that.",
 )
 
 

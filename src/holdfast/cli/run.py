@@ -123,13 +123,13 @@ def _run_leased(
 
 
 def _warn_if_elsewhere(output: Output, worktree: str, directory: Path) -> None:
-    """Warn that the snapshot has nothing of what a command writes outside the worktree."""
+    """Warn that the snapshot does not include what a command writes outside the worktree."""
     with contextlib.suppress(OSError, NotFound):  # the current directory is gone
         here, expected = current_directory(), calls.stat(directory)
         if not any(os.path.samestat(expected, calls.stat(each)) for each in (here, *here.parents)):
             output.diagnostic(
                 f"holdfast: the command runs in {printable(str(here))}, outside {worktree}; "
-                f"the snapshot has nothing of what it writes there. Without --no-chdir, it runs in {worktree}."
+                f"the snapshot does not include what it writes there. Without --no-chdir, it runs in {worktree}."
             )
 
 

@@ -19,20 +19,20 @@ from holdfast.errors import UsageFailure
 
 @click.command(short_help="Approve the store and the checkers that a repository brings.")
 @repo_option_for(f"The directory.  [default: {REPO}, else the nearest repository, tracker or ledger upwards]")
-@click.option("--show", is_flag=True, help="Only show what it names, and what is approved.")
+@click.option("--show", is_flag=True, help="Only show what the repository names, and what is approved.")
 @click.option("--revoke", is_flag=True, help="Withdraw all approvals for it.")
 @click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
 @with_output
 def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bool) -> None:
-    """Show the store that a repository names and the commands of its gates, and approve them for you on this machine.
+    """Show the store that a repository names and the commands of its gates, and approve them on this machine.
 
-    A repository from elsewhere may name a server of a stranger, and commands that would run under your name. Until you
+    A repository from elsewhere may name a stranger's server, and commands that would run with your rights. Until you
     approve them, Holdfast contacts no store and runs no checker that a repository names. The store that you name with
     'init', 'migrate' or HOLDFAST_STORE and the gates that you define need no approval. A changed address or command
     must be approved again, and so must a copy of the repository at another path.
 
-    Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are read from the store, once that
-    is approved.
+    Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are in the store, so they are
+    shown once it is approved.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bo
     check_workspace(root)
     if revoke:
         approvals.revoke(root)
-        output.result({"root": str(root), "revoked": True}, [f"Nothing of {root} is approved any more."])
+        output.result({"root": str(root), "revoked": True}, [f"Withdrew all approvals for {root}."])
         return
     store, known = _trust_store(output, root, show=show, yes=yes)
     checkers = _trust_checkers(output, root, show=show, yes=yes) if known else []
@@ -111,5 +111,5 @@ def _confirm(output: Output, root: Path, question: str, *, yes: bool) -> None:
     command = f"holdfast trust --repo {shlex.quote(str(root))} --yes"
     if output.as_json or sys.stdin is None or not sys.stdin.isatty():
         hint = f"To approve it: '{command}'."
-        raise UsageFailure("approval needs a terminal, to ask on, or --yes", hint=hint)
+        raise UsageFailure("approval needs a terminal, or --yes", hint=hint)
     click.confirm(printable(question), abort=True, err=True)

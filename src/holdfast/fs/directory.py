@@ -31,7 +31,7 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _MOST_ATTEMPTS = 100
 _SHARED = stat.S_ISGID | stat.S_IWGRP
 _PRIVATE = frozenset([".jvs", ".holdfast"])
-"""Our own directories: other users than the owner, or the group that shares them, may not even enter."""
+"""Our own directories: only the owner, and the group that shares them, may enter."""
 
 
 def io_failure(action: str, path: object, error: OSError) -> IoFailure:

@@ -1,6 +1,6 @@
 """Validation of a tracker against the rules, and repair of findings that have only one possible repair.
 
-Cycles, unreadable documents, and commits that another program has blocked are reported and left to people.
+Cycles, unreadable documents, and commits that another program interfered with are reported and left to people.
 """
 
 from __future__ import annotations

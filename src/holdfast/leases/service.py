@@ -121,8 +121,8 @@ class LeaseService:
     ) -> LeaseRequest:
         """A request of this holder, with a new id.
 
-        `behalf_of` is the future holder if that is not this process: an agent each of whose commands is a
-        process. Such a lease outlives its processes; it ends by release or expiry. `client` is the agent
+        `behalf_of` is the future holder if that is not this process: an agent that runs each command
+        as a new process. Such a lease outlives those processes; it ends by release or expiry. `client` is the agent
         that this process, a server, holds it for; the server releases it when that agent is gone.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)

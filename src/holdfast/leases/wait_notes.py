@@ -1,7 +1,7 @@
 """Wait notes: files that record the waiters of file locks and repository locks.
 
-A note is in a directory that all processes read that could be in a deadlock with its writer. No lock depends on it.
-Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait
+A note is in a directory that is read by all processes that could be in a deadlock with its writer. No lock depends on
+it. Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait
 notes in docs/protocols/waits.md):
 
 - The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it writes.

@@ -54,8 +54,8 @@ _WRONG_NAME = (
 )
 _FORM = "Other programs may understand it differently. Find out which program wrote this invalid event."
 _FORGED = (
-    "It counts nevertheless, as the specification has it. Find out which program wrote it; ask the owner what it did. "
-    "'holdfast ledger release NODE --actor OWNER' ends a claim that nobody has."
+    "It counts nevertheless, as the specification requires. Find out which program wrote it; ask the owner what it did."
+    " 'holdfast ledger release NODE --actor OWNER' ends a claim that nobody has."
 )
 _KEPT = (
     f"Its content is in the file {RECEIPTS} of the ledger, before its number. If its file is missing or damaged, put "

@@ -87,7 +87,7 @@ _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     errors.StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
     errors.StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
     errors.StoreUnavailable: ("store-away", "The server, or the network to it, is down."),
-    errors.NotApproved: ("store-unusable", "The address is not approved on this machine, so nobody was asked."),
+    errors.NotApproved: ("store-unusable", "The address is not approved on this machine, so it was not contacted."),
     NotFound: ("store-empty", "The server runs, but has no records of this repository."),
 }
 """Code and meaning by the failure of the store; the first that fits."""
@@ -95,12 +95,12 @@ _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
 
 def _store_unusable(failure: Failure, subject: str) -> Finding:
     fitting = (found for kind, found in _UNUSABLE.items() if isinstance(failure, kind))
-    code, meaning = next(fitting, ("store-unusable", "It is not known where the records are."))
+    code, meaning = next(fitting, ("store-unusable", "The location of the records is unknown."))
     return Finding(
         code,
         subject,
         failure.message,
-        f"{meaning} No command works but this one and 'info'. Your files and snapshots are untouched.",
+        f"{meaning} Only this command and 'info' work. Your files and snapshots are untouched.",
         f"nothing: {failure.hint}",
         facts={"code": failure.code, "retryable": failure.retryable},
     )

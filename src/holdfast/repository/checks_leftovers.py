@@ -52,7 +52,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
         if status_of(context.paths.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
             continue  # it alone explains an unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
-        message = f"{each.path} was left by {holder} that is gone"
+        message = f"{each.path} was left by {holder}, which is gone"
         yield findings.of("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
 
 

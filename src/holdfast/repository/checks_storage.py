@@ -115,7 +115,7 @@ def owners(examination: Examination) -> Iterator[Finding]:
                     give = partial(_give, root.path, wrong, right) if os.geteuid() == 0 else None
                     yield findings.of("owner-wrong", top, message, give, owner=right.st_uid, count=len(wrong))
                 if top in _CONTROL[:2] and own.st_mode & _open_to(own) and not own.st_mode & stat.S_IWOTH:
-                    message = f"other users can look into {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
+                    message = f"other users can enter {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
                     close = partial(_close, directory.path) if os.geteuid() in (0, own.st_uid) else None
                     yield findings.of("permissions-readable", top, message, close)
 
@@ -321,7 +321,7 @@ def remnants(examination: Examination) -> Iterator[Finding]:
         return
     for name, need in found.items():
         why = "has more than other snapshots need" if need else "no other snapshot needs it"
-        message = f"{context.paths.remnants / name} is left of a deleted snapshot, and {why}"
+        message = f"{context.paths.remnants / name} is left over from a deleted snapshot, and {why}"
         yield findings.of("remnant-excessive", name, message, partial(_sweep, context))
 
 

@@ -44,7 +44,10 @@ def find_roots(context: RepositoryContext) -> GcRoots:
         if not any(retention.effect_of(entry.record).moves_root for entry in later):  # 2
             break
     else:
-        message, hint = "worktrees are renamed faster than they can be read", "Try again when fewer processes run."
+        message, hint = (
+            "worktrees are renamed faster than they can be read",
+            "Try again when fewer processes are running.",
+        )
         raise LockConflict(message, hint=hint, looks=MAX_READS)
     descriptors = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
     return roots._replace(descriptors=completed(context, descriptors))  # 3

@@ -63,7 +63,7 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
             rename(remnant, aside)
             rename(tree, remnant)
         else:
-            missing = f"other snapshots have directories in it that are neither all there nor all in {remnant}"
+            missing = f"other snapshots need directories of it, but neither it nor {remnant} has all of them"
             hint = "Restore one of the two as a whole from a backup."
             raise Refused(f"{tree} is not removed: {missing}", hint=hint, path=str(tree))
 

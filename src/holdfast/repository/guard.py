@@ -189,7 +189,7 @@ def _unreadable(place: WorktreePath, problem: str) -> LockConflict:
 
     return LockConflict(
         f"do not write into {place.worktree}: its lease cannot be read, so it counts as held ({problem[:160]})",
-        hint="'holdfast doctor' says what is wrong with it, and 'holdfast doctor --fix' what can be repaired.",
+        hint="'holdfast doctor' says what is wrong with it, and 'holdfast doctor --fix' repairs what it can.",
         worktree=place.worktree,
         root=place.root,
         problem=problem[:160],

@@ -78,7 +78,7 @@ def initialise(
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
     """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it, and a file that
-    changes meanwhile is `ConsistencyUnavailable`, unless `consistency` is best_effort.
+    changes meanwhile raises `ConsistencyUnavailable`, unless `consistency` is best_effort.
 
     An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
     `nested` is true. If it is `shared`, the group of `root` may do everything that its owner may. `store` is the
@@ -290,13 +290,11 @@ def _checked_source(source: Path, root: Path) -> Path:
 
 
 def _refuse_git_link(source: Path) -> None:
-    """Refuse a worktree or submodule of git, whose `.git` is a file that leads to the data: git in the copy would
+    """Refuse a git worktree or submodule, whose `.git` is a file that leads to the data: git in the copy would
     change the original's index and branches."""
     status = status_at(source / ".git")
     if status is not None and not stat.S_ISDIR(status.st_mode):
-        message = (
-            f"{source} is a worktree or submodule of git: its .git leads to data elsewhere, which a copy would share"
-        )
+        message = f"{source} is a git worktree or submodule: its .git leads to data elsewhere, which a copy would share"
         hint = "Import a clone of it: 'git clone DIR CLONE'. Or import a copy without its .git."
         raise Refused(message, hint=hint, path=str(source))
 

@@ -324,7 +324,7 @@ class Repository:
         """Take a snapshot of a worktree. An exclusive worktree needs its lease.
 
         Raises `FencingMismatch` or `LockExpired` if the lease is lost, and `ConsistencyUnavailable` if a file changed
-        during the capture. Nothing is published then. `warn` is told if its parent turns out to be damaged.
+        during the capture. Nothing is published then. `warn` is called if its parent turns out to be damaged.
         """
         from holdfast.repository.snapshots import SnapshotOptions
 

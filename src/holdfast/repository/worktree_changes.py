@@ -250,7 +250,7 @@ def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: s
         raise Refused(
             f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
             "Holdfast cannot tell which of them is the worktree",
-            hint=f"Move the one that is not out of {context.paths.worktrees}, and try again to finish the rename.",
+            hint=f"Move the directory that is not the worktree out of {context.paths.worktrees}. Then try again.",
             worktree=old,
             renamed_to=new,
             operation_id=operation.operation_id,

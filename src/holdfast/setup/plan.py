@@ -57,7 +57,7 @@ def _resolve(project: Path, relative: str) -> Path:
 def _leads_out(path: Path, target: Path) -> Refused:
     return Refused(
         f"{path} cannot be changed: a link or a setting leads out of the project, to {target}",
-        hint="Holdfast changes only files of the project. Replace the link by a file or directory of the project, or "
+        hint="Holdfast changes only files of the project. Replace the link with a file or directory of the project, or "
         "add the text by hand.",
         path=str(target),
     )

@@ -63,7 +63,7 @@ def approved(root: str | os.PathLike[str]) -> Approved:
 
 def approve(root: str | os.PathLike[str], *, store: str | None = None, commands: Iterable[str] = ()) -> None:
     """Approve the address of a store, and the texts of commands, for the repository at `root`, for this user on this
-    machine. Of a store, only the last one counts. For checkers, use `Gating.approve`."""
+    machine. Only the last store that was approved counts. For checkers, use `Gating.approve`."""
 
     def add(before: Approved) -> Approved:
         known = dict.fromkeys((*before.commands, *map(_digest, commands)))
@@ -147,7 +147,7 @@ def _platform_data(environment: Mapping[str, str]) -> Path:
     home = Path(os.path.expanduser("~"))
     if not home.is_absolute():
         hint = "Name a directory: --data-dir, or HOLDFAST_DATA_DIR."
-        raise UsageFailure("there is no home directory for the data directory", hint=hint)
+        raise UsageFailure("cannot find the data directory: this user has no home directory", hint=hint)
     if sys.platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
     if sys.platform == "darwin":

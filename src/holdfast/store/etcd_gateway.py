@@ -49,12 +49,12 @@ MOST_ANSWER = 384 << 20  # bytes: more than a page of 64 records of the largest 
 MOST_MESSAGES = 64 << 20  # of a watch, that wait to be read
 _BLOCK = 1 << 20
 MISUNDERSTOOD = (LookupError, TypeError, AttributeError, ValueError, msgspec.DecodeError, RecursionError)
-"""How reading an answer fails that does not have the form of etcd's."""
-NOT_ETCD = "its answer is not that of etcd, or its records are damaged"
+"""The errors of parsing a response that is not etcd's."""
+NOT_ETCD = "its response is not etcd's, or its records are damaged"
 _UNSAFE = (
     ("3.5.0", "3.5.2", "can lose acknowledged data when it is killed under load (etcd issue 13766)"),
-    ("3.5.3", "3.5.5", "has known defects after which its members disagree"),
-    ("3.4.20", "3.4.21", "has known defects after which its members disagree"),
+    ("3.5.3", "3.5.5", "has known defects that can make its members disagree"),
+    ("3.4.20", "3.4.21", "has known defects that can make its members disagree"),
 )
 """The versions that etcd's maintainers advise against for production: first, last, and why."""
 _WINDOW = 60.0  # bounds are kept for one to two of these: the clocks of two machines drift apart
@@ -228,9 +228,9 @@ class Gateway:
                 blocks.append(block)
                 size += len(block)
                 if size > MOST_ANSWER:
-                    raise HTTPException(f"the answer of {connection.host}:{connection.port} is too large")
+                    raise HTTPException(f"the response from {connection.host}:{connection.port} is too large")
             if response.length:  # the connection ended before the content
-                raise HTTPException(f"the answer of {connection.host}:{connection.port} is incomplete")
+                raise HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
         except TimeoutError as error:
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} in time") from error
         except OSError:
@@ -336,7 +336,7 @@ class Gateway:
             if not self._token.isascii() or not self._token.isprintable():
                 raise KeyError
         except KeyError:
-            raise HTTPException("the answer has no token") from None
+            raise HTTPException("the response has no token") from None
         except GatewayError as error:
             if "not enabled" not in str(error):  # the user may be that of a certificate
                 raise self.failure(error) from error
@@ -384,7 +384,7 @@ class _UntilDeadline(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the answer takes too long")
+            raise TimeoutError("the response takes too long")
         self._sock.settimeout(left)
         return self._raw.readinto(buffer)
 

@@ -246,7 +246,7 @@ class StepTarget(NamedTuple):
             permitted = calls.access(name, needed, dir_fd=directory.fd)
         if not permitted:
             denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            hint = "It belongs to another user. 'holdfast doctor' names wrong owners and modes; its --fix mends them."
+            hint = "It belongs to another user. 'holdfast doctor' names wrong owners and modes; --fix repairs them."
             raise NotWritable("change", directory.where(location.file), denied, hint=hint)
 
     def was_published(self) -> bool:

@@ -239,7 +239,7 @@ class Family(_Named[Record]):
 
 class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
-    appends to it makes that document a copy of the last record, so that a loss at the end of the stream shows."""
+    appends to it makes that document a copy of the last record, so that a loss at the end of the stream is noticed."""
 
     __slots__ = ("head",)
 

@@ -2,8 +2,8 @@
 
 An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
 `.holdfast/config.json`, which the user must have approved (`approvals`), then plain files. Secrets are never written
-there: they come with an explicit address
-or from the places that the server's own tools use (`.pgpass`, the environment, certificates).
+there: they come with an explicit address or from the places that the server's own tools use (`.pgpass`, the
+environment, certificates).
 """
 
 from __future__ import annotations

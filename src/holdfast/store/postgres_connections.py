@@ -77,7 +77,7 @@ class PostgresAddress(NamedTuple):
 
 
 def _encryption(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Another machine must prove its name by a certificate, unless the address, the environment or the service file
+    """Another machine must prove its name with a certificate, unless the address, the environment or the service file
     say otherwise."""
     defaults = {each.keyword.decode(): each for each in psycopg.pq.Conninfo.get_defaults()}
     known = {name: _text(each.val) for name, each in defaults.items() if each.val and each.val != each.compiled}

@@ -7,7 +7,7 @@ of that is overwritten, and nothing blocks:
 - A document whose draft is gone was published before the other program changed it: that change stands.
 - Otherwise both programs changed the same old content, and neither saw the other's change. In documents that other
   programs share, both changes are kept, field by field (`_merged`); where they clash, the other program's stands: its
-  author was told so. A removal stands too. Any other document stays as the other program left it.
+  author was told that it succeeded. A removal stands too. Any other document stays as the other program left it.
 
 Each conflict is recorded with both contents as an event of the tracker. Where a commit has no such events, nothing is
 removed, and the intent is set aside, for `doctor` to report.
