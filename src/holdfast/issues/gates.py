@@ -86,8 +86,9 @@ class Gating:
         model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
-        if not 0 < definition.timeout <= 24 * 3600:
-            raise SettingInvalid("timeout", str(definition.timeout), "more than 0s and at most 24h")
+        if not 0 < definition.timeout <= LONGEST_TIMEOUT:
+            expected = f"a duration above 0s and of {format_duration(LONGEST_TIMEOUT)} at most"
+            raise SettingInvalid("timeout", format_duration(definition.timeout), expected)
 
         def body(draft: Draft) -> Gate:
             registry = draft.get(GATES) or Registry()
@@ -221,6 +222,7 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
             raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
+LONGEST_TIMEOUT = 24 * 3600.0
 MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
 _LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 
