@@ -116,17 +116,17 @@ def owners(examination: Examination) -> Iterator[Finding]:
                     fix = give if os.geteuid() == 0 else None
                     yield findings.of("owner-wrong", top, message, fix, owner=right.st_uid, count=len(wrong))
                 if root.is_shared():
-                    yield from _of_other_groups(root, top, above.st_gid)
+                    yield from _of_other_groups(root, top, above.st_gid, may_give=os.geteuid() == 0)
                 if top in _CONTROL[:2] and own.st_mode & _open_to(own) and not own.st_mode & stat.S_IWOTH:
                     message = f"other users can look into {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
                     close = partial(_close, directory.path) if os.geteuid() in (0, own.st_uid) else None
                     yield findings.of("permissions-readable", top, message, close)
 
 
-def _of_other_groups(root: Directory, top: str, group: int) -> Iterator[Finding]:
+def _of_other_groups(root: Directory, top: str, group: int, *, may_give: bool) -> Iterator[Finding]:
     if wrong := list(_wrong(root, top, lambda found: found.st_gid != group)):
         message = f"{root.path / wrong[0]} does not belong to the group {group}{_more(wrong)}"
-        give = partial(_give, root.path, wrong, _SAME, group) if os.geteuid() == 0 else None
+        give = partial(_give, root.path, wrong, _SAME, group) if may_give else None
         yield findings.of("group-wrong", top, message, give, group=group, count=len(wrong))
 
 
