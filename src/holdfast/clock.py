@@ -144,18 +144,23 @@ def parse_instant(text: str) -> float:
     return instant.timestamp() + leap
 
 
+LONGEST_DURATION = 36_500 * 86_400.0  # a hundred years: the instant at its end can be written
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _PART = r"(\d+(?:\.\d+)?)(ms|us|µs|μs|ns|s|m|h|d)"  # not compiled here: most commands parse no duration
 
 
 def parse_duration(text: str, *, setting: str = "duration") -> float:
-    """Read `250ms`, `30s`, `1m30s`, `2h`, or a number of seconds."""
+    """Read `250ms`, `30s`, `1m30s`, `2h`, or a number of seconds, up to `LONGEST_DURATION`."""
     stripped = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?", stripped, re.ASCII):
-        return float(stripped)
-    if not re.fullmatch(rf"(?:{_PART})+", stripped, re.ASCII):
+        seconds = float(stripped)
+    elif re.fullmatch(rf"(?:{_PART})+", stripped, re.ASCII):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, stripped, re.ASCII))
+    else:
         raise SettingInvalid(setting, text, "a duration such as 250ms, 30s, 5m, 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, stripped, re.ASCII))
+    if seconds > LONGEST_DURATION:
+        raise SettingInvalid(setting, text, f"a duration of {format_duration(LONGEST_DURATION)} at most")
+    return seconds
 
 
 def format_ago(instant: str, now: float | None = None) -> str:
@@ -221,6 +226,7 @@ class TimedRight:
 def ttl_within(ttl: float, shortest: float, longest: float, *, setting: str = "ttl") -> float:
     """The ttl as a float; `SettingInvalid` outside the bounds, for NaN too."""
     if not shortest <= ttl <= longest:
-        bounds = f"a duration from {format_duration(shortest)} to {format_duration(longest)}"
-        raise SettingInvalid(setting, format_duration(ttl), bounds)
+        bounds = format_duration(shortest), format_duration(longest)
+        shown = format_duration(ttl) if format_duration(ttl) not in bounds else f"{ttl}s"  # it is hardly outside
+        raise SettingInvalid(setting, shown, f"a duration from {bounds[0]} to {bounds[1]}")
     return float(ttl)

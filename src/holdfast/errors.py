@@ -68,6 +68,14 @@ def _some(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
+def format_size(size: int) -> str:
+    """A number of bytes for people: `512 B`, `1.5 MiB`."""
+    value, units = size / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{size} B" if size < 1024 else f"{value:.1f}".removesuffix(".0") + f" {units[0]}"
+
+
 # --- Usage: the arguments are invalid ---------------------------------------------------------------
 
 
@@ -100,7 +108,10 @@ class TooLarge(UsageFailure, code="E_TOO_LARGE"):
     hint = "Make it smaller, or store the bulk in a separate file and refer to it."
 
     def __init__(self, what: str, size: int, limit: int, *, unit: str = "bytes") -> None:
-        super().__init__(f"{what} is {size} {unit}; the limit is {limit}", what=what, size=size, limit=limit)
+        shown = f"{limit} {unit}"
+        if unit == "bytes" and limit >= 1024:
+            shown = f"{format_size(limit)} ({shown})"  # a size just above it would look the same in MiB
+        super().__init__(f"{what} is {size} {unit}; the limit is {shown}", what=what, size=size, limit=limit)
 
 
 class Ambiguous(UsageFailure, code="E_AMBIGUOUS"):

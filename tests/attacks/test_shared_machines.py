@@ -289,3 +289,27 @@ def test_the_doctor_of_root_gives_wrong_owners_back_and_closes_the_records_to_ot
     assert not by_root.problem, by_root
     assert ((jvs / "audit").stat().st_uid, jvs.stat().st_mode & 0o777) == (OWNER, 0o700)
     assert secret.stat().st_uid == 0, "a file with another name was given away"
+
+
+def test_the_doctor_of_root_gives_a_wrong_group_back_in_a_shared_repository(shared: Victim, runner: Runner) -> None:
+    jvs, secret = shared.root / ".jvs", shared.home / "elsewhere"
+    wrong = [jvs / "audit", next(each for each in (jvs / "audit").iterdir() if each.is_file()), shared.root / ".jit"]
+    secret.write_text("not to be given away")
+    os.link(secret, jvs / "audit/linked")
+    assert '"group-wrong"' in runner.run(as_member(shared.job("doctor", "--json"), BEN)).out  # of the linked file
+    (jvs / "audit/linked").unlink()
+    assert '"group-wrong"' not in runner.run(as_member(shared.job("doctor", "--json"), BEN)).out
+    os.link(secret, jvs / "audit/linked")
+    for each in wrong:
+        os.chown(each, -1, GROUP + 1)
+
+    found = json.loads(runner.run(as_member(shared.job("doctor", "--json"), ANNA)).out)["error"]["findings"]
+    counts = {each["subject"]: each["facts"]["count"] for each in found if each["code"] == "group-wrong"}
+    assert counts == {".jvs": 3, ".jit": 1}
+    by_root = runner.run(shared.job("doctor", "--fix", "--json"))
+    assert not by_root.problem, by_root
+    assert {each.stat().st_gid for each in wrong} == {GROUP}
+    assert {each.stat().st_mode & 0o2070 for each in (wrong[0], wrong[2])} == {0o2070}
+    assert secret.stat().st_gid != GROUP, "a file with another name was given away"
+    after = runner.run(as_member(shared.job("snapshot", "-m", "after"), BEN))
+    assert after.status == 0, after

@@ -378,6 +378,16 @@ def test_the_worktree_of_unfinished_work_is_kept(shop: Path) -> None:
     assert holdfast("agent", "run", "--next", "--remove-worktree", "--worktree", "x", cwd=shop).returncode == 2
 
 
+def test_the_claim_and_the_lease_of_a_killed_agent_last_15_seconds_at_most(shop: Path) -> None:
+    create(shop, "Be killed")
+    show = shlex.join((*HOLDFAST, "who", "--json"))
+    result = holdfast("agent", "run", "--next", "--", "sh", "-c", show, cwd=shop)
+    assert result.returncode == 0, result.stderr
+    held = {each["kind"]: each["time_left"] for each in data(result)["holdings"]}
+    assert held.keys() == {"lease", "issue"}
+    assert max(held.values()) <= 15
+
+
 def test_a_worktree_with_a_process_left_in_it_is_kept(shop: Path, tmp_path: Path) -> None:
     create(shop, "Leave something running")
     program = f"""

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli import child
+from holdfast.clock import parse_instant
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
 from tests.cli.commands import (
@@ -104,6 +106,18 @@ def test_the_lease_is_renewed_for_as_long_as_the_command_runs(repo: Path) -> Non
         assert last is not None
         assert last.lease.lock_id == first.lease.lock_id
         assert running.finish().returncode == 0
+
+
+def test_a_killed_run_blocks_others_for_15_seconds_at_most(repo: Path) -> None:
+    with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
+        assert running.hear() == "running"
+        running.send(signal.SIGKILL)
+        assert died_of(running.finish()) is signal.SIGKILL
+    at = time.time()
+    told = error(holdfast("snapshot", "--json", cwd=repo))
+    assert (told["code"], told["liveness"]) == ("E_LOCK_CONFLICT", "dead")
+    assert f"becomes free at {told['free_at']}" in told["message"]
+    assert parse_instant(told["free_at"]) - at <= 15
 
 
 @pytest.mark.parametrize("status", [0, 3, 75])

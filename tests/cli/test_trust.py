@@ -159,3 +159,22 @@ def test_a_command_and_a_checker_do_not_inherit_the_password_of_postgresql(tmp_p
     (run,) = data(holdfast("gate", "check", issue, "--repo", root, "--json", env=secret))["runs"]
     assert "PATH=" in run["stdout"]
     assert "hunter2" not in run["stdout"]
+
+
+def test_a_gate_is_not_defined_if_its_checker_cannot_be_approved(root: Path) -> None:
+    (root.parent / "data").write_text("in place of the directory")
+    define = ("gate", "define", "tests", "--checker", "make test", "--repo", root, "--json")
+    result = holdfast(*define, env={"HOLDFAST_DATA_DIR": str(root.parent / "data")})
+    assert error(result)["code"] == "E_IO", result
+    assert data(holdfast("gate", "list", "--repo", root, "--json"))["gates"] == []
+    assert holdfast(*define).returncode == 0
+
+
+def test_a_gate_that_is_not_defined_leaves_no_approval(root: Path) -> None:
+    assert holdfast("gate", "define", "tests", "--repo", root).returncode == 0
+    refused = holdfast("gate", "define", "tests", "--checker", "make test", "--repo", root, "--json")
+    assert error(refused)["code"] == "E_ALREADY_EXISTS"
+    assert holdfast("gate", "define", "tests", "--replace", "--checker", "make other", "--repo", root).returncode == 0
+    change_checker(root, command="make test")
+    shown = data(holdfast("trust", "--repo", root, "--show", "--json"))
+    assert [each["approved"] for each in shown["checkers"]] == [False]

@@ -67,6 +67,7 @@ def test_a_password_comes_from_the_address_or_from_the_sources_of_libpq(
         (("/work", "/elsewhere"), StoreMissing, '"elsewhere" does not exist'),
         (("/work", "/work?sslmode=require"), StoreUntrusted, "SSL"),
         (("/work", "/work?sslmode=verify-full&sslrootcert=/no/such/file"), StoreUntrusted, "/no/such/file"),
+        (("/work", "/work?sslmode=strict"), StoreUntrusted, "invalid sslmode value"),
     ],
 )
 def test_each_refusal_of_the_server_is_reported_at_once_as_its_own_failure(
@@ -120,6 +121,36 @@ def test_tls_settings_and_certificates_are_passed_to_postgresql(
             less = trusted if mutual else trusted.replace("/ca.pem", "/stranger.pem")
             with pytest.raises(StoreUntrusted, match=r"certificate|alert"):
                 PostgresStore(f"{address}?schema=tls&{less}&sslcert=/none", timeout=LONG).read(INDEX)
+
+
+def test_the_certificates_of_the_system_decide_with_sslrootcert_system(
+    guarded_postgres: GuardedPostgres, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SSL_CERT_FILE` names the certificates of the system to OpenSSL."""
+    if psycopg.pq.version() < 160000:
+        pytest.skip("this libpq does not know sslrootcert=system")
+    with TlsDoor(guarded_postgres.port, certificates, mutual=False) as door:
+        address = guarded_postgres.whole_address.replace(f":{guarded_postgres.port}/", f":{door.port}/")
+        system = f"{address}?schema=system&sslrootcert=system"
+        with pytest.raises(StoreUntrusted, match="certificate verify failed") as untrusted:
+            PostgresStore(f"{system}&sslmode=verify-full", timeout=LONG).read(INDEX)
+        with pytest.raises(StoreUntrusted, match='weak sslmode "require"'):
+            PostgresStore(f"{system}&sslmode=require", timeout=LONG).read(INDEX)
+        assert not untrusted.value.retryable
+        assert PASSWORD not in untrusted.value.message
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+        with PostgresStore(system, timeout=LONG) as store:  # libpq verifies in full, whatever else is the default
+            apply(store, Create(INDEX, Item(1)))
+            apply(store, Delete(INDEX))
+            assert _is_encrypted(store)
+            assert _parameters(store)["sslrootcert"] == "system"
+
+
+def _parameters(store: PostgresStore) -> dict[str, str]:
+    used: dict[str, str] = store.engine.connections.run(  # type: ignore[attr-defined]
+        lambda connection: connection.info.get_parameters()
+    )
+    return used
 
 
 def _is_encrypted(store: PostgresStore) -> bool:

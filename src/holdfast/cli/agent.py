@@ -14,7 +14,9 @@ from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, wr
 from holdfast.cli.options import consistency_option, store_address, ttl_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository
+from holdfast.clock import format_duration
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
+from holdfast.leases.service import COMMAND_TTL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +42,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
     "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
-    default="1m",
+    default=format_duration(COMMAND_TTL),
 )
 @wait_option(
     "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",

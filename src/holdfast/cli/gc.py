@@ -13,7 +13,7 @@ from holdfast.cli.output import Output, counted, format_size
 from holdfast.cli.repository import open_repository
 from holdfast.clock import format_duration
 from holdfast.errors import SettingInvalid
-from holdfast.repository.gc_plan import Proposal, check_policy
+from holdfast.repository.gc_plan import MOST_KEPT, Proposal, check_policy
 from holdfast.repository.retention import Policy
 from holdfast.repository.to_json import renamed
 
@@ -135,8 +135,8 @@ def _or_none(parse: Callback) -> Callback:
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: str | None) -> int:
-    if not (value and value.isascii() and value.isdigit()):
-        raise SettingInvalid(parameter.opts[0], value or "", "a number, or 'none'")
+    if not (value and value.isascii() and value.isdigit() and len(value) < 10):
+        raise SettingInvalid(parameter.opts[0], value or "", f"a number from 1 to {MOST_KEPT}, or 'none'")
     return int(value)
 
 

@@ -163,7 +163,7 @@ def parse_size(text: str, *, setting: str = "size") -> int:
     """Read `4096`, `500M`, `1.5GiB` as bytes; the units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or len(text) > 40:  # longer ones are infinite as a float
-        raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G")
+        raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G, of at most 40 characters")
     return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure, NotApplied, NotEncrypted
+from holdfast.errors import format_size as format_size
 from holdfast.fs import calls
 from holdfast.fs.names import counted as counted
 from holdfast.fs.names import in_utf_8
@@ -247,14 +248,6 @@ def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Ca
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=files or None, size="0 B")
         yield lambda done, size: progress.update(task, completed=done, size=format_size(size))
-
-
-def format_size(size: int) -> str:
-    """A number of bytes for people: `512 B`, `1.5 MiB`."""
-    value, units = size / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{size} B" if size < 1024 else f"{value:.1f} {units[0]}"
 
 
 def command_as_text(command: Sequence[str]) -> str:

@@ -127,8 +127,8 @@ def token_named(environment: Mapping[str, str]) -> int | None:
     text = environment.get(TOKEN)
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()):
-        raise SettingInvalid(TOKEN, text, "the number that came with the lease")
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise SettingInvalid(TOKEN, text, "the number that came with the lease, of at most 15 digits")
     return int(text)
 
 

@@ -24,10 +24,11 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
 from holdfast.cli.repository import OpenedLease, current_directory, open_lease, refuse_own_lease
+from holdfast.clock import format_duration
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
-from holdfast.leases.service import HeldLease
+from holdfast.leases.service import COMMAND_TTL, HeldLease
 from holdfast.repository.context import Consistency, Isolation
 from holdfast.repository.repository import Repository
 
@@ -56,7 +57,7 @@ class RunOptions(NamedTuple):
 @wait_option("How long to wait in the queue")
 @ttl_option(
     "How long the lease lasts if this process is killed, from 100ms to 1d; while it lives, it renews the lease.",
-    default="30s",
+    default=format_duration(COMMAND_TTL),
 )
 @click.option("--purpose", metavar="TEXT", help="The purpose, shown to others.  [default: the command]")
 @priority_option

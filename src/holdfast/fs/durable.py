@@ -29,6 +29,7 @@ from holdfast.errors import (
     PathEscape,
     Refused,
     TooLarge,
+    format_size,
 )
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, close_quietly, failing_to, io_failure, not_a_path, write_all
@@ -434,7 +435,7 @@ def _require_regular(fd: int, where: str) -> int:
 
 def line_too_long(where: str) -> Corrupt:
     """The failure for a log of which one line is longer than any record."""
-    return Corrupt(f"{where} has a line of more than {LONGEST_LINE} bytes", path=where)
+    return Corrupt(f"{where} has a line of more than {format_size(LONGEST_LINE)}", path=where)
 
 
 def _read_all(fd: int, limit: int, where: str, *, expected: int = 0) -> bytes:

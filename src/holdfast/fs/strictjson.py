@@ -15,6 +15,7 @@ from holdfast.errors import JsonInvalid, TooLarge
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 100
+_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 
 
 def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> Any:
@@ -24,7 +25,7 @@ def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> 
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except RecursionError:
-        raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}") from None
+        raise _invalid(source, _TOO_DEEP) from None
     except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, oversized integers
         raise _invalid(source, str(error)) from None
     if b"\\u" in text or _LARGE.search(text) or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
@@ -39,7 +40,9 @@ def encode(value: object, *, what: str = "the value", limit: int = MAX_BYTES, st
     """
     try:
         text = _ENCODER.encode(value).encode("utf-8")
-    except (ValueError, TypeError, RecursionError) as error:
+    except RecursionError:
+        raise _invalid(what, _TOO_DEEP) from None
+    except (ValueError, TypeError) as error:
         raise _invalid(what, str(error)) from None
     if len(text) > limit:
         raise TooLarge(what, len(text), limit)
@@ -77,10 +80,10 @@ def _check(value: Any, source: str) -> None:
             if isinstance(each, str):
                 _check_text(each, source)
             elif isinstance(each, float) and each in (float("inf"), float("-inf")):
-                raise _invalid(source, "a number is too large")
+                raise _invalid(source, "a number is too large: the limit is about 1.8e308")
             elif isinstance(each, (dict, list, tuple)):
                 if depth == MAX_DEPTH:
-                    raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}")
+                    raise _invalid(source, _TOO_DEEP)
                 below.extend(_contents(each, source))
         level, depth = below, depth + 1
 

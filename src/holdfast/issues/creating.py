@@ -88,7 +88,7 @@ class Creating:
     def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
         """Create the parts of an issue: they inherit its dependencies, and it depends on them."""
         if not 0 < len(parts) <= MOST_TOGETHER:
-            raise UsageFailure(f"an issue is broken down into 1 to {MOST_TOGETHER} parts")
+            raise UsageFailure(f"an issue is broken down into 1 to {MOST_TOGETHER} parts, not {len(parts)}")
         return self._transactions.retrying(lambda: self._break_down(issue_id, parts))
 
     def _add_all(self, issues: Sequence[Issue], *, imported: bool) -> list[Created]:

@@ -86,23 +86,28 @@ class Gating:
         model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
-        if not 0 < definition.timeout <= 24 * 3600:
-            raise SettingInvalid("timeout", str(definition.timeout), "more than 0s and at most 24h")
+        if not 0 < definition.timeout <= LONGEST_TIMEOUT:
+            expected = f"a duration above 0s and of {format_duration(LONGEST_TIMEOUT)} at most"
+            raise SettingInvalid("timeout", format_duration(definition.timeout), expected)
+
+        def refuse_existing(known: Iterable[str]) -> None:
+            if key in known and not replace:
+                raise AlreadyExists(f"gate {key} already exists", gate=key, hint="Use --replace to change it.")
 
         def body(draft: Draft) -> Gate:
             registry = draft.get(GATES) or Registry()
-            if key in registry.gates and not replace:
-                raise AlreadyExists(f"gate {key} already exists", gate=key, hint="Use --replace to change it.")
+            refuse_existing(registry.gates)
             record = {**registry.gates.get(key, {}), **definition.as_record()}
             draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
             draft.record("gate_defined", "", gate_key=key)
             return model.gate_of(key, record)
 
         self._transactions.check_initialised()
-        gate = self._transactions.change(body, also=[GATES])
-        if gate.checker is not None:
-            self.approve([gate.checker])
-        return gate
+        refuse_existing(self.all())
+        checker = model.gate_of(key, definition.as_record()).checker
+        if checker is not None:
+            self.approve([checker])  # first: if that fails, nothing is defined that its author cannot run
+        return self._transactions.change(body, also=[GATES])
 
     def are_approved(self, checkers: Iterable[Checker]) -> list[bool]:
         """Whether the user has approved each of these checkers on this machine."""
@@ -221,6 +226,7 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
             raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
+LONGEST_TIMEOUT = 24 * 3600.0
 MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
 _LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 

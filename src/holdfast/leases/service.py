@@ -43,6 +43,9 @@ DEFAULT_TTL = 30.0
 OWN_TTL = 10.0
 """Of a lease that a command acquires for its own duration. After a kill, others wait for it this long at most. The
 heartbeat renews it about every 3 s, so a holder loses it only if three renewals in a row are late or fail."""
+COMMAND_TTL = 15.0
+"""Of a lease or claim under which the command of a user or the agent of an MCP client works, renewed by a heartbeat. It
+is longer than `OWN_TTL`, because losing it costs the work of that command."""
 HIGHEST_PRIORITY = 1_000_000
 
 Result = TypeVar("Result")

@@ -134,7 +134,9 @@ def checked(event: Mapping[str, Any]) -> Checked:
     copy = dict(event)
     kind, identity, timestamp = copy.get("type"), copy.get("id"), copy.get("timestamp")
     if not isinstance(kind, str) or not 0 < len(kind) <= LONGEST_TYPE:
-        raise UsageFailure(f"an event needs a `type`: a text of 1 to {LONGEST_TYPE} characters", type=kind)
+        raise UsageFailure(
+            f"an event needs a `type`: a text of 1 to {LONGEST_TYPE} characters{_found(kind)}", type=kind
+        )
     if kind.startswith(RESERVED):
         hint = "Use 'holdfast ledger claim', 'extend', 'release' and 'reap', or choose another type."
         message = f"the type {kind!a} is reserved: types that begin with {RESERVED!r} are the claims of the ledger"
@@ -142,7 +144,7 @@ def checked(event: Mapping[str, Any]) -> Checked:
     if identity is None:
         copy["id"] = unique_id()
     elif not isinstance(identity, str) or not 0 < len(identity) <= LONGEST_ID:
-        raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
+        raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters{_found(identity)}")
     if timestamp is not None:
         try:
             parse_instant(str(timestamp))
@@ -152,6 +154,10 @@ def checked(event: Mapping[str, Any]) -> Checked:
             raise UsageFailure(message, hint=hint) from None
     content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
     return Checked(copy, None if timestamp is None else content)
+
+
+def _found(text: object) -> str:
+    return f", not {len(text)}" if isinstance(text, str) else ""
 
 
 def stamped(event: Event, now: float) -> Event:
@@ -449,6 +455,8 @@ def node_id(text: str) -> str:
         return text
     shown = ascii(text)
     message = f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node"
+    if len(text) > LONGEST_NODE_ID:
+        message += f": it has {len(text)} characters, more than {LONGEST_NODE_ID}"
     hint = f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters."
     raise NameInvalid(message, hint=hint, what="node", name=shown[:160])
 

@@ -127,7 +127,7 @@ class Claims:
         limit; `Deadlock` if the wait is part of a deadlock and must give up.
         """
         if abs(priority) > HIGHEST_PRIORITY:
-            raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
+            raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {priority}")
         request = self.request(node, owner, ttl=ttl, priority=priority, purpose=purpose, behalf_of=behalf_of)
         if wait is not None and wait <= 0.0:
             return HeldClaim(self, self.take(request), request.ttl, clock=clock)
@@ -380,7 +380,7 @@ class Claims:
 def checked_owner(owner: str) -> str:
     """The owner, if it is a printable text that is not blank."""
     if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
-        message = f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters"
+        message = f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters; it has {len(owner)}"
         raise UsageFailure(message, owner=ascii(owner)[:160])
     return owner
 

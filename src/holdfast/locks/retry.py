@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from holdfast.clock import format_duration
 from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 
 Result = TypeVar("Result")
@@ -37,7 +38,8 @@ class RetryConfig(NamedTuple):
         if self.max_attempts < 1:
             raise SettingInvalid("max_attempts", str(self.max_attempts), "1 or more")
         if not 0 <= self.initial_delay <= self.max_delay:
-            raise SettingInvalid("initial_delay", str(self.initial_delay), f"from 0 to {self.max_delay}")
+            expected = f"a duration from 0s to max_delay, {format_duration(self.max_delay)}"
+            raise SettingInvalid("initial_delay", format_duration(self.initial_delay), expected)
         if not self.backoff_factor >= 1:
             raise SettingInvalid("backoff_factor", str(self.backoff_factor), "1 or more")
         return self

@@ -10,13 +10,16 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
+from holdfast.leases.service import COMMAND_TTL
 
 
 def _about(description: str) -> Meta:
     return Meta(description=description)
 
 
+KEPT = format_duration(COMMAND_TTL)  # the default ttl of what this server holds and renews
 LONGEST_NAME, LONGEST_LINE, LONGEST_TEXT = 128, 200, 4000
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
@@ -38,7 +41,7 @@ class Who(Arguments):
 
 class TakeLease(Arguments):
     worktree: Worktree = None
-    ttl: Annotated[Duration | None, _about("How long the lease lasts if this server dies. Default: 30s.")] = None
+    ttl: Annotated[Duration | None, _about(f"How long the lease lasts if this server dies. Default: {KEPT}.")] = None
     wait: Annotated[Duration, _about("How long to wait in the queue: 0s, 30s, 5m.")] = "0s"
     purpose: Annotated[Line, _about("The purpose, shown to others.")] = ""
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Higher priority is served first.")] = 0
@@ -80,7 +83,7 @@ class ClaimNextWork(Arguments):
     issue: Annotated[Name | None, _about("The id of an issue. Default: the most urgent ready one.")] = None
     worktree: Annotated[Name | None, _about("The worktree. Default: one for the issue, created from main.")] = None
     gate: Annotated[Name | None, _about("The gate that this work decides: passed if done, else failed.")] = None
-    ttl: Annotated[Duration, _about("How soon the work returns to the queue if this server dies.")] = "1m"
+    ttl: Annotated[Duration, _about("How soon the work returns to the queue if this server dies.")] = KEPT
     wait: Annotated[Duration, _about("How long to wait for the worktree.")] = "10s"
 
 

@@ -18,7 +18,7 @@ from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
 from holdfast.leases.rules import Lease
-from holdfast.leases.service import DEFAULT_TTL, OWN_TTL, HeldLease
+from holdfast.leases.service import COMMAND_TTL, OWN_TTL, HeldLease
 from holdfast.ledger import log
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Record
@@ -93,7 +93,7 @@ def _taken(
         try:
             return repository.lease(
                 key.worktree,
-                ttl=DEFAULT_TTL if ttl is None else ttl,
+                ttl=COMMAND_TTL if ttl is None else ttl,
                 wait=left,
                 purpose=call.purpose(given.purpose),
                 priority=given.priority,

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from mcp_types import Resource, ResourceTemplate, Tool, ToolAnnotations
 
 from holdfast.errors import NotFound, UsageFailure
+from holdfast.fs.names import counted
 from holdfast.issues import reading
 from holdfast.ledger import log
 from holdfast.mcp import arguments, operations
@@ -116,7 +117,7 @@ def _tail(call: Call) -> Record:
 
 def _event(call: Call, sequence: str) -> Record:
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 12):
-        raise UsageFailure(f"{sequence!a} is not a sequence", hint="Give a number from 1.")
+        raise UsageFailure(f"{sequence!a} is not a sequence", hint="Give a number from 1, of at most 11 digits.")
     return log.event_to_json(call.project.ledger().read(int(sequence)))
 
 
@@ -138,8 +139,10 @@ def read(call: Call, uri: str) -> Record:
         pattern = offer.address.split("/")
         if len(pattern) == len(parts) and all(a == b or a[0] == "{" for a, b in zip(pattern, parts, strict=True)):
             given = [unquote(b) for a, b in zip(pattern, parts, strict=True) if a[0] == "{"]
-            if any(not 0 < len(each) <= LONGEST_PART for each in given):
-                raise UsageFailure(f"a part of {uri[:LONGEST_PART]!a} is empty or too long")
+            for each in given:
+                if not 0 < len(each) <= LONGEST_PART:
+                    found = f"a part of {uri[:LONGEST_PART]!a} has {counted(len(each), 'character')}"
+                    raise UsageFailure(f"{found}; it must have 1 to {LONGEST_PART}")
             return offer.read(call, *given)
     raise NotFound(
         f"there is nothing at {uri[:LONGEST_PART]!a}",

@@ -41,7 +41,7 @@ from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.rules import Lease, NamedLease
-from holdfast.leases.service import HeldLease, LeaseService
+from holdfast.leases.service import COMMAND_TTL, HeldLease, LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
@@ -65,7 +65,7 @@ class AssignmentOptions(NamedTuple):
     assignee: str | None = None
     consistency: Consistency | None = None  # of the snapshots of the work; None: the worktree's setting
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
-    ttl: float = 60.0
+    ttl: float = COMMAND_TTL  # 15 s, of the claim and of the lease
     wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
     wait_for_issue: float | None = (
         0.0  # how long to wait for a ready issue while any is unfinished; None: without limit

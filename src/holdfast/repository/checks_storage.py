@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -92,11 +92,13 @@ def permissions(examination: Examination) -> Iterator[Finding]:
 
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
 _TREES = ("snapshots", "remnants", "quarantine", "tmp")  # a tree has the owners of the captured files
+_SAME = -1  # keeps the owner
 _EXAMINE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def owners(examination: Examination) -> Iterator[Finding]:
-    """Records of root in the repository of another user, and records that others may read."""
+    """Records of root in the repository of another user, of another group in a shared one, and those that others may
+    read."""
     if sys.platform == "win32":
         return
     with Directory.open(examination.context.paths.root) as root:
@@ -107,32 +109,46 @@ def owners(examination: Examination) -> Iterator[Finding]:
                 assert above is not None  # only Windows has no descriptors of directories
                 assert own is not None
                 right = above if own.st_uid == 0 else own
-                wrong = [top] if own.st_uid != right.st_uid else []
-                wrong += [f"{top}/{each}" for each in _of_root(directory, right.st_uid, _TREES)]
+                wrong = list(_wrong(root, top, lambda found: found.st_uid == 0)) if right.st_uid else []
                 if wrong:
-                    message = f"{directory.path.parent / wrong[0]} belongs to root, not to the user {right.st_uid}"
-                    message += f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-                    give = partial(_give, root.path, wrong, right) if os.geteuid() == 0 else None
-                    yield findings.of("owner-wrong", top, message, give, owner=right.st_uid, count=len(wrong))
+                    message = f"{root.path / wrong[0]} belongs to root, not to the user {right.st_uid}{_more(wrong)}"
+                    give = partial(_give, root.path, wrong, right.st_uid, right.st_gid)
+                    fix = give if os.geteuid() == 0 else None
+                    yield findings.of("owner-wrong", top, message, fix, owner=right.st_uid, count=len(wrong))
+                if root.is_shared():
+                    yield from _of_other_groups(root, top, above.st_gid, may_give=os.geteuid() == 0)
                 if top in _CONTROL[:2] and own.st_mode & _open_to(own) and not own.st_mode & stat.S_IWOTH:
                     message = f"other users can enter {directory.shown} (mode {stat.S_IMODE(own.st_mode):04o})"
                     close = partial(_close, directory.path) if os.geteuid() in (0, own.st_uid) else None
                     yield findings.of("permissions-readable", top, message, close)
 
 
-def _of_root(directory: Directory, owner: int, but: tuple[str, ...] = (), levels: int = 8) -> Iterator[str]:
-    """The paths of what root owns below a directory of another user, in as many levels as records may have."""
-    for name in sorted(directory.names()) if owner else ():
-        status = directory.status(name)
-        if status is not None and status.st_uid == 0:
-            yield name
-        if levels and status is not None and stat.S_ISDIR(status.st_mode) and name not in but:
-            with contextlib.suppress(Failure), directory.enter(name) as below:
-                yield from (f"{name}/{each}" for each in _of_root(below, owner, levels=levels - 1))
+def _of_other_groups(root: Directory, top: str, group: int, *, may_give: bool) -> Iterator[Finding]:
+    if wrong := list(_wrong(root, top, lambda found: found.st_gid != group)):
+        message = f"{root.path / wrong[0]} does not belong to the group {group}{_more(wrong)}"
+        give = partial(_give, root.path, wrong, _SAME, group) if may_give else None
+        yield findings.of("group-wrong", top, message, give, group=group, count=len(wrong))
 
 
-def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
-    """Give files and directories to the owner. Not a file with other names: it may be one from elsewhere."""
+def _more(paths: list[str]) -> str:
+    return f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+
+
+def _wrong(
+    directory: Directory, name: str, is_wrong: Callable[[os.stat_result], bool], levels: int = 9
+) -> Iterator[str]:
+    """The paths at and below `name` of what is wrong, in as many levels as records may have."""
+    status = directory.status(name)
+    if status is not None and is_wrong(status):
+        yield name
+    if levels and status is not None and stat.S_ISDIR(status.st_mode) and not (levels == 8 and name in _TREES):
+        with contextlib.suppress(Failure), directory.enter(name) as below:
+            for each in sorted(below.names()):
+                yield from (f"{name}/{path}" for path in _wrong(below, each, is_wrong, levels - 1))
+
+
+def _give(root: Path, paths: list[str], owner: int, group: int) -> None:
+    """Give files and directories to an owner and a group. Not a file with other names: it may be one from elsewhere."""
     for each in paths:
         path = root / each
         with failing_to("give away", path), Directory.open(root) as top:
@@ -140,8 +156,9 @@ def _give(root: Path, paths: list[str], right: os.stat_result) -> None:
             directory = top.beneath(parent) if parent else top
             with directory, opened(name, _EXAMINE, dir_fd=directory.fd) as descriptor:
                 found = calls.fstat(descriptor)
-                if found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
-                    calls.chown(descriptor, right.st_uid, right.st_gid)
+                is_wrong = found.st_gid != group if owner == _SAME else found.st_uid == 0
+                if is_wrong and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
+                    calls.chown(descriptor, owner, group)
 
 
 def _open_to(own: os.stat_result) -> int:

@@ -32,7 +32,6 @@ from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePat
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
-LONGEST_KEEP = 36_500 * 86_400.0  # seconds
 
 
 class Isolation(StrEnum):

@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant
-from holdfast.errors import LockConflict, NotFound, SettingInvalid
+from holdfast.clock import LONGEST_DURATION, format_duration, format_instant
+from holdfast.errors import LockConflict, NotFound, SettingInvalid, format_size
 from holdfast.repository import payloads, retention
 from holdfast.repository.context import (
     DESCRIPTORS,
-    LONGEST_KEEP,
     OPERATIONS,
     PINS,
     REFERENCES,
@@ -31,6 +29,7 @@ from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 
 MAX_READS = 50  # limits how often the roots are read again because one was moved meanwhile
 PLAN_TTL = 24 * 3600.0  # older plans are not run: the repository has changed too much
+MOST_KEPT, LARGEST_BUDGET = 1_000_000, 1 << 62
 MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next one
 
 
@@ -120,12 +119,14 @@ def set_policy(context: RepositoryContext, policy: Policy) -> Policy:
 
 
 def check_policy(policy: Policy) -> None:
-    if policy.keep_last is not None and not 1 <= policy.keep_last <= 1_000_000:
-        raise SettingInvalid("keep_last", str(policy.keep_last), "a number from 1 to 1000000")
-    if policy.keep_for is not None and not (math.isfinite(policy.keep_for) and 0 < policy.keep_for <= LONGEST_KEEP):
-        raise SettingInvalid("keep_for", str(policy.keep_for), "a duration above 0 and of 36500d at most")
-    if policy.max_bytes is not None and not 0 <= policy.max_bytes < 1 << 62:
-        raise SettingInvalid("max_bytes", str(policy.max_bytes), "a number of bytes, 0 or more")
+    if policy.keep_last is not None and not 1 <= policy.keep_last <= MOST_KEPT:
+        raise SettingInvalid("keep_last", str(policy.keep_last), f"a number from 1 to {MOST_KEPT}")
+    if policy.keep_for is not None and not 0 < policy.keep_for <= LONGEST_DURATION:
+        expected = f"a duration above 0s and of {format_duration(LONGEST_DURATION)} at most"
+        raise SettingInvalid("keep_for", format_duration(policy.keep_for), expected)
+    if policy.max_bytes is not None and not 0 <= policy.max_bytes <= LARGEST_BUDGET:
+        expected = f"a size from 0 B to {format_size(LARGEST_BUDGET)}"
+        raise SettingInvalid("max_bytes", f"{policy.max_bytes} bytes", expected)
 
 
 class Proposal(NamedTuple):

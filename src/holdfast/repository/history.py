@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.clock import format_instant
+from holdfast.clock import LONGEST_DURATION, format_instant, ttl_within
 from holdfast.errors import (
     AlreadyExists,
     Ambiguous,
@@ -28,7 +28,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs.directory import Directory
-from holdfast.fs.names import checked_text, is_safe_name, safe_name
+from holdfast.fs.names import checked_text, is_safe_name, safe_name, shortened
 from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
@@ -64,9 +64,11 @@ def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> D
         hint = "Use an id, a unique prefix of an id, a reference, head, or head~2."
         raise NameInvalid(f"{text!a} is not the name of a snapshot", hint=hint, name=ascii(text))
     found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
-    steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
+    counts = match["steps"].split("~")[1:]  # `~3` is three, `~1~1` two
+    steps = MOST_STEPS + 1 if max(map(len, counts), default=0) > 9 else sum(int(each or 1) for each in counts)
     if steps > MOST_STEPS:
-        raise NotFound(f"{text}: its history is shorter", name=text)
+        shown = shortened(text, 100)
+        raise NotFound(f"{shown}: only the last {MOST_STEPS} snapshots can be counted back", name=shown)
     for _ in range(steps):
         found = _parent(context, found, text)
     return found
@@ -348,6 +350,8 @@ def add_pin(context: RepositoryContext, snapshot_id: str, *, reason: str = "", k
     """Protect a snapshot from collection, for `keep_for` seconds or until the pin is removed."""
     pin_id, holder_id = secrets.token_hex(4), context.holder.holder_id
     checked_text(reason, what="reason")
+    if keep_for is not None:
+        ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     key, named = PINS.key(pin_id), DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[Pin]:

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant, parse_instant
-from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused, SettingInvalid
+from holdfast.clock import LONGEST_DURATION, format_instant, parse_instant, ttl_within
+from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
 from holdfast.repository import payloads
 from holdfast.repository.context import (
     DESCRIPTORS,
-    LONGEST_KEEP,
     OPERATIONS,
     PINS,
     WORKTREES,
@@ -77,8 +76,7 @@ def remove(
     keep_for: float = KEEP_FOR,
 ) -> Removed:
     """Remove a worktree without a pending operation. Without `save`, unsaved work is lost."""
-    if not 0 <= keep_for <= LONGEST_KEEP:
-        raise SettingInvalid("keep_for", f"{keep_for:.0f}s", "a duration of 36500d at most")
+    ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         saved = None if save is None else save(right)  # 2

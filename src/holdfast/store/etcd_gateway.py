@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration
 from holdfast.errors import (
     Failure,
     NotEncrypted,
@@ -37,6 +37,7 @@ from holdfast.errors import (
     StoreUnsafe,
     StoreUntrusted,
     UsageFailure,
+    format_size,
 )
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import EtcdAddress, is_local
@@ -228,11 +229,13 @@ class Gateway:
                 blocks.append(block)
                 size += len(block)
                 if size > MOST_ANSWER:
-                    raise HTTPException(f"the response from {connection.host}:{connection.port} is too large")
+                    most = format_size(MOST_ANSWER)
+                    raise HTTPException(f"the response from {connection.host}:{connection.port} has more than {most}")
             if response.length:  # the connection ended before the content
                 raise HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
         except TimeoutError as error:
-            raise TimeoutError(f"no answer from {connection.host}:{connection.port} in time") from error
+            within = format_duration(self._answer_within)
+            raise TimeoutError(f"no answer from {connection.host}:{connection.port} within {within}") from error
         except OSError:
             raise
         except ValueError as error:  # of `http.client`, for a length that is no number
@@ -494,7 +497,7 @@ class Messages:
             self._raw += received
             self._unwrap()
             if len(self._raw) + len(self._body) > MOST_MESSAGES:
-                raise ConnectionError("etcd sends a message that is too large")
+                raise ConnectionError(f"etcd sends a message of more than {format_size(MOST_MESSAGES)}")
         *lines, self._body = self._body.split(b"\n")
         yield from (msgspec.json.decode(line) for line in lines if line.strip())
 

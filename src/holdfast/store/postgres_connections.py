@@ -42,6 +42,7 @@ _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining
 _UNTRUSTED = (
     *("certificate verify failed", "does not support SSL", "server certificate for", "root certificate file"),
     *("could not read certificate", "certificate file", "private key file", "tlsv1", "tlsv13", "sslv3 alert"),
+    *("weak sslmode", "invalid sslmode value"),
 )
 _REFUSED = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects"),

@@ -9,7 +9,7 @@ import stat
 import sys
 from itertools import count
 
-from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
+from holdfast.errors import IoFailure, NotFound, NotReadable, Refused, format_size
 from holdfast.fs import calls
 from holdfast.fs.directory import (
     Closing,
@@ -91,7 +91,8 @@ def read_whole(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", path)
         if status.st_size > _LARGEST:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            sizes = f"it has {format_size(status.st_size)}; the limit is {format_size(_LARGEST)}"
+            raise OSError(errno.EFBIG, sizes, path)
         parts = []
         while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
             parts.append(chunk)
