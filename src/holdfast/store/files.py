@@ -145,11 +145,13 @@ class FileStore:
                         return self._view(locations, opened, {})
             self._finish(unfinished)
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         pending = self._intents.pending_members(family.name)
         directory, start, end = self._layout.family(family.name)
         nested = end.startswith("/")  # each member has a directory of its own
-        for name in sorted(self._members(family.name).union(pending)):  # perhaps thousands: keep this short
+        for name in sorted(
+            each for each in self._members(family.name).union(pending) if each > after
+        ):  # perhaps thousands: keep this short
             try:
                 with OpenDirectories(self._directories) as opened:
                     if name in pending:
