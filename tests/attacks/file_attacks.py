@@ -35,7 +35,12 @@ LOCKS = (
     *(".jvs/guards/payload-main.lock", ".jvs/guards/payload-spare.lock", ".jvs/guards/refs.lock"),
     *(".jvs/guards/retention.lock", ".jvs/guards/collector.lock", ".jvs/audit/.audit.lock"),
     *(".jit/.index.lock", ".jit/.gates.lock", ".jit/.events.lock", "ledger/.meta.lock", "locks/.guard"),
-    *("ledger/.ledger.lock.guard", "ledger/.ledger.lock.turnstile", "ledger/.ledger.lock.turnstile.queue"),
+    *(
+        "ledger/.ledger.lock.end",
+        "ledger/.ledger.lock.guard",
+        "ledger/.ledger.lock.turnstile",
+        "ledger/.ledger.lock.turnstile.queue",
+    ),
 )
 """Lock files, which commands create where they are missing."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NodeLocked, NotFound
+from holdfast.errors import NodeLocked, NotFound, SequenceMismatch
+from holdfast.fs.directory import Directory
 from holdfast.ledger.verify import verify
+from holdfast.locks import ledger_lock
 from holdfast.repository.opening import OpenLedger
 from holdfast.store import streams
 from holdfast.store.files import FileStore
@@ -223,3 +226,126 @@ def test_old_receipts_are_dropped(scratch: Path, monkeypatch: pytest.MonkeyPatch
     assert kept == list(range(kept[0], 101))
     assert 20 < len(kept) < 60
     assert findings(scratch) == []
+
+
+# --- Long gaps, after which only another program has appended ---------------------------------------------------
+
+GAP_LENGTHS = [17, 18, 20, 31, 33, 100, 1000]
+
+
+class CarefulProgram(GoProgram):
+    """Another program, which appends one past the highest number."""
+
+    def highest(self) -> int:
+        return max((int(path.name[6:-5]) for path in self.ledger.glob("event-*.json")), default=0)
+
+    def append(self, count: int = 1) -> None:
+        self.acquire()
+        try:
+            for number in range(self.highest() + 1, self.highest() + 1 + count):
+                draft = self.ledger / ".event-careful.tmp"
+                draft.write_text('{"type": "theirs", "timestamp": "2024-01-15T10:30:00Z"}')
+                os.rename(draft, self.ledger / f"event-{number:06d}.json")
+        finally:
+            self.release()
+
+
+@pytest.mark.req("LG-12")
+@pytest.mark.parametrize("length", GAP_LENGTHS)
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_a_gap_of_any_length_is_never_filled(scratch: Path, length: int, after: int) -> None:
+    running, program = open_ledger(scratch), CarefulProgram(scratch)
+    running.append_many([{"type": "note"}] * 3)
+    program.append(length + after)
+    remove(scratch, *range(4, 4 + length))
+    assert [each.sequence for each in open_ledger(scratch).events()][3:] == [*range(4 + length, 4 + length + after)]
+    assert open_ledger(scratch).append({"type": "new"}).sequence == 4 + length + after
+    program.append(length + after)
+    remove(scratch, *range(5 + length + after, 5 + 2 * length + after))
+    assert running.append({"type": "new"}).sequence == 5 + 2 * (length + after)
+
+
+def check_random_history(root: Path, seed: int) -> None:
+    """The next number is one past the highest, whatever our processes, another program and a person have done."""
+    chance, program = random.Random(seed), CarefulProgram(root)
+    ledgers = [open_ledger(root)]
+    ledgers[0].append({"type": "first"})
+    for _ in range(40):
+        act = chance.choice(["ours", "ours", "fresh", "batch", "refused", "theirs", "removed", "closed"])
+        expected = program.highest() + 1
+        if act == "fresh":
+            ledgers.append(open_ledger(root))
+        elif act == "closed":
+            ledgers.pop(chance.randrange(len(ledgers))).store.close()
+            ledgers.append(open_ledger(root))
+        if act == "theirs":
+            program.append(chance.choice([1, 2, 17, 19, 40, 130]))
+        elif act == "removed":
+            existing = sorted(int(path.name[6:-5]) for path in event_files(root))
+            first = chance.randrange(len(existing) or 1)
+            remove(root, *existing[first : first + chance.choice([1, 3, 18, 60, 140])])
+        elif act == "batch":
+            made = chance.choice(ledgers).append_many([{"type": "note"}] * chance.randrange(2, 30))
+            assert made[0].sequence == expected, f"seed {seed}: a number was filled"
+        elif act == "refused":
+            with pytest.raises(SequenceMismatch):
+                chance.choice(ledgers).append_if_sequence({"type": "note"}, expected + 5)
+        else:
+            sequence = chance.choice(ledgers[-3:]).append({"type": "note"}).sequence
+            assert sequence == expected, f"seed {seed}: {sequence} is not one past the highest"
+    for each in ledgers:
+        each.store.close()
+
+
+@pytest.mark.req("LG-12")
+@pytest.mark.parametrize("seed", range(12))
+def test_the_next_number_is_one_past_the_highest_in_random_histories(scratch: Path, seed: int) -> None:
+    check_random_history(scratch, seed)
+
+
+def test_a_note_that_outlives_the_changes_of_others_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_lock, "_state", lambda status: (1, 1, 1, 1))  # the planted bug
+
+    def check() -> None:
+        for seed in range(12):
+            check_random_history(scratch / str(seed), seed)
+
+    with pytest.raises(AssertionError, match=r"filled|one past"):
+        check()
+
+
+# --- What that costs ----------------------------------------------------------------------------------------------
+
+
+def listings_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collects the listings of the ledger from now on."""
+    seen: list[str] = []
+    real = Directory.names
+
+    def names(directory: Directory) -> list[str]:
+        if directory.shown.endswith("/ledger"):
+            seen.append(directory.shown)
+        return real(directory)
+
+    monkeypatch.setattr(Directory, "names", names)
+    return seen
+
+
+def test_our_own_processes_list_nothing(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(scratch, 20_000)
+    open_ledger(scratch).append({"type": "first"})  # lists once: who knows what the other program did
+    listings = listings_of(monkeypatch)
+    running, turns = [open_ledger(scratch) for _ in range(2)], 0
+    for turn in range(60):
+        fresh = open_ledger(scratch)
+        for ledger in (running[turn % 2], fresh, running[0]):
+            assert ledger.append({"type": "note"}).sequence == 20_002 + turns
+            turns += 1
+        if turn % 2:
+            fresh.append_many([{"type": "note"}] * 2)
+            turns += 2
+        fresh.store.close()
+    assert listings == []
+    CarefulProgram(scratch).append()
+    running[0].append({"type": "note"})
+    assert len(listings) == 1

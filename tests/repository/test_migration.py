@@ -55,6 +55,11 @@ def everything(store: Store) -> dict[str, object]:
     return found
 
 
+def without_index(store: Store) -> dict[str, object]:
+    """Everything but the index of issues, which only files have: see `tests/issues/test_served_trackers.py`."""
+    return {name: each for name, each in everything(store).items() if name not in ("jit/index", "jit/unlisted")}
+
+
 @pytest.mark.sampled(1)
 def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_url: str) -> None:
     origin, back = FileStore(tmp_path / "origin"), FileStore(tmp_path / "back")
@@ -66,7 +71,7 @@ def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_
     assert moved.documents > MANY
     migrate(there, back)
 
-    assert everything(origin) == everything(there) == everything(back)
+    assert without_index(origin) == without_index(there) == without_index(back)
     assert [entry.event for entry in verify(back.entries(TRAIL.stream))] == ["lock_acquired", "lock_released"]
     leases = LeaseService(back, TRAIL)
     assert leases.acquire("main", leases.request(ttl=60)).lease.fencing_token == 2  # the token counter was migrated too
@@ -170,7 +175,7 @@ def test_the_command_migrates_a_repository_and_switches_it_over(tmp_path: Path, 
     done = holdfast("migrate", root, "--to", store_url)
     assert "now uses the new store" in done.stdout, done.stderr
     store = open_store(root)
-    assert everything(store) == everything(FileStore(root))
+    assert without_index(store) == without_index(FileStore(root))
     apply(store, Replace(INDEX_RAW, b"{}"))
     store.close()
 
@@ -179,7 +184,7 @@ def test_the_command_migrates_a_repository_and_switches_it_over(tmp_path: Path, 
     refused = holdfast("migrate", root, "--to", "files", "--json")
     assert (refused.returncode, error(refused)["code"]) == (7, "E_REFUSED")
     back = data(holdfast("migrate", root, "--to", "files", "--overwrite", "--json"))
-    assert back["copied_documents"] == 1
+    assert back["copied_documents"] == (1 if store_url.startswith("file") else 2)  # 2: the note beside the index too
     assert isinstance(open_store(root), FileStore)
 
 

@@ -158,8 +158,8 @@ class OneVersion(MemoryStore):
 class ScansInReverse(MemoryStore):
     """Scans in reverse order."""
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        return iter(list(super().scan(family))[::-1])
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
+        return iter(list(super().scan(family, after=after))[::-1])
 
 
 class IgnoresPositions(MemoryStore):

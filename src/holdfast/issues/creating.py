@@ -63,7 +63,7 @@ class Creating:
 
     def create(self, new: Sequence[NewIssue]) -> list[Created]:
         """Create issues; up to `MOST_TOGETHER` of them in one transaction."""
-        ids = [str(uuid.uuid4()) for _ in new]
+        ids = _new_ids(len(new))
         by_key = {each.key: issue_id for each, issue_id in zip(new, ids, strict=True) if each.key is not None}
         if len(by_key) != sum(each.key is not None for each in new):
             raise UsageFailure("two issues in the batch have the same key")
@@ -150,7 +150,7 @@ class Creating:
     def _break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
         whole = self._transactions.need(issue_id)
         seen, index = self._transactions.with_dependencies(whole), plan_index_change(self._transactions)
-        ids = [str(uuid.uuid4()) for _ in parts]
+        ids = _new_ids(len(parts))
 
         def body(draft: Draft) -> list[Created]:
             issue = draft.issue(issue_id)
@@ -175,6 +175,11 @@ class Creating:
 
         also: list[Key[Any]] = [*index.keys, GRAPH, GATES, *map(DEPENDENTS.key, [*ids, *whole.dependencies])]
         return self._transactions.change(body, issues=[*seen.named(), *ids], seen=seen, also=also)
+
+
+def _new_ids(count: int) -> list[str]:
+    """Ids in the order in which they sort: issues of one age are listed in the order of their ids."""
+    return sorted(str(uuid.uuid4()) for _ in range(count))
 
 
 def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:

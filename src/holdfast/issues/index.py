@@ -1,5 +1,8 @@
 """The index: the list of issues for other programs. It is derived, so it can always be rebuilt from the issues.
 
+Other programs read files, so only a tracker in files has an index. Elsewhere the document exists, to show that there is
+a tracker, and stays empty: one document with all ids would soon be as large as a server accepts.
+
 Up to `MOST_EXACT` issues, a transaction that creates some also lists them in the index. Writing a larger index for
 every new issue would take longer and longer, so the transaction notes them beside it (`jit/unlisted`), and every
 `MOST_UNLISTED` of them are moved to the index together. Deleting an issue, and rebuilding, always write an exact index.
@@ -15,7 +18,15 @@ import msgspec
 
 from holdfast.errors import Changed, NotInitialised
 from holdfast.issues.model import EVENTS, INDEX, UNLISTED, Index, Issue, Unlisted
-from holdfast.issues.reading import TOLERANT_INDEX, TOLERANT_ISSUES, TOLERANT_UNLISTED, look_at, read_listing
+from holdfast.issues.reading import (
+    TOLERANT_INDEX,
+    TOLERANT_ISSUES,
+    TOLERANT_UNLISTED,
+    by_age,
+    has_index,
+    look_at,
+    read_listing,
+)
 from holdfast.store.model import Key, Store, Unreadable
 
 if TYPE_CHECKING:
@@ -27,21 +38,27 @@ MOST_DELETED = 256  # how many deleted ids the index keeps, the latest
 
 
 class IndexChange(NamedTuple):
-    """How a transaction changes the list of issues: by the index itself, or (`whole` is false) by the note beside it.
+    """How a transaction changes the list of issues: by the index itself, or (`whole` is false) by the note beside it,
+    or not at all where no index exists.
 
     `gone` are noted ids without an issue: git, or a person, has removed the files.
     """
 
     whole: bool = True
     gone: frozenset[str] = frozenset()
+    exists: bool = True
 
     @property
     def keys(self) -> list[Key[Any]]:
         """The documents that the transaction must name."""
+        if not self.exists:
+            return []
         return [TOLERANT_INDEX, TOLERANT_UNLISTED] if self.whole else [TOLERANT_UNLISTED]
 
     def add(self, draft: Draft, ids: Iterable[str]) -> None:
         """List new issues."""
+        if not self.exists:
+            return
         new, (index, unlisted) = list(ids), self._current(draft)
         if self.whole:
             self._write(draft, index, [*index.all_ids, *unlisted.ids, *new])
@@ -50,6 +67,8 @@ class IndexChange(NamedTuple):
 
     def remove(self, draft: Draft, issue_id: str) -> None:
         """Remove a deleted issue from the list."""
+        if not self.exists:
+            return
         index, unlisted = self._current(draft)
         left = (each for each in (*index.all_ids, *unlisted.ids) if each != issue_id)
         self._write(draft, msgspec.structs.replace(index, deleted_ids=[*index.deleted_ids, issue_id]), left)
@@ -71,6 +90,11 @@ def plan_index_change(transactions: Transactions, *, whole: bool = False) -> Ind
     """How to list new issues: unless `whole`, at a cost that does not depend on their number. First rebuilds a damaged
     index."""
     store = transactions.store
+    if not has_index(store):
+        found = store.read(TOLERANT_INDEX)
+        if found is None or not _is_empty(found.record):
+            _empty_index(transactions)
+        return IndexChange(exists=False)
     noted = store.read(TOLERANT_UNLISTED)
     record = noted.record if noted else None
     if isinstance(record, Unlisted) and len(record.ids) < MOST_UNLISTED and not whole:
@@ -79,6 +103,41 @@ def plan_index_change(transactions: Transactions, *, whole: bool = False) -> Ind
         rebuild_index(transactions)
         return plan_index_change(transactions, whole=whole)
     return IndexChange(gone=frozenset(each for each in (record.ids if record else ()) if look_at(store, each) is None))
+
+
+def _is_empty(index: Index | Unreadable) -> bool:
+    return isinstance(index, Index) and not (index.all_ids or index.deleted_ids)
+
+
+def _empty_index(transactions: Transactions) -> None:
+    """Make the index the empty one of a tracker that is not in files; `NotInitialised` if there is no tracker."""
+    has_issues = any(True for _ in transactions.store.scan(TOLERANT_ISSUES))
+
+    def body(draft: Draft) -> None:
+        index = draft.view.get(TOLERANT_INDEX)
+        if index is None and not has_issues:
+            raise NotInitialised("there is no issue tracker here")
+        known = index if isinstance(index, Index) else Index()
+        draft.set(INDEX, msgspec.structs.replace(known, all_ids=[], deleted_ids=[]))
+        draft.set(UNLISTED, None)
+        if not isinstance(index, Index):
+            draft.record("index_repaired", "", entered=0, removed=0)
+
+    transactions.change(body, also=[TOLERANT_INDEX, TOLERANT_UNLISTED])
+
+
+def index_of_copy(source: Store, target: Store) -> dict[str, bytes] | None:
+    """The index, and the note beside it, of a copy of the tracker, by name; None if the source's are copied as they
+    are."""
+    if has_index(source) is has_index(target):
+        return None
+    found = source.read(TOLERANT_INDEX)
+    if found is None:
+        return {}
+    known = found.record if isinstance(found.record, Index) else Index()
+    index, noted = _exact(msgspec.structs.replace(known, deleted_ids=[]), by_age(source) if has_index(target) else ())
+    documents = {INDEX.name: INDEX.codec.encode(index)}
+    return documents if noted is None else documents | {UNLISTED.name: UNLISTED.codec.encode(noted)}
 
 
 def _exact(index: Index, ids: Iterable[str]) -> tuple[Index, Unlisted | None]:
@@ -106,8 +165,12 @@ def rebuild_index(transactions: Transactions) -> None:
 
     An issue that was deleted stays deleted, even if a merge has brought back its file. Raises `NotInitialised` if there
     is neither an index nor an issue, and `Changed` if another process has rebuilt the index meanwhile. The issues are
-    read without locks; what is listed meanwhile stays listed.
+    read without locks; what is listed meanwhile stays listed. An index that lists nothing is made empty again.
     """
+    (_list_all if has_index(transactions.store) else _empty_index)(transactions)
+
+
+def _list_all(transactions: Transactions) -> None:
     store = transactions.store
     before = read_listing(store)
     earlier, found, ages = set(before.ids), set[str](), dict[str, str]()

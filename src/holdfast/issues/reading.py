@@ -1,8 +1,8 @@
 """Reading of issues without locks, and issues as JSON.
 
-The index lists the issues in one read, so a created batch or a deletion is seen whole. The state of an
-issue is derived from its dependencies, so a change that moves an issue and its dependents shows its whole
-effect or none. If an issue refers to a missing one, both are read again.
+The index lists the issues in one read, so a created batch or a deletion is seen whole. Where there is no index, the
+events tell what was created meanwhile. The state of an issue is derived from its dependencies, so a change that moves
+an issue and its dependents shows its whole effect or none. If an issue refers to a missing one, both are read again.
 
 An issue that cannot be read, because another program damaged it, is `Broken`: it is reported and left alone. Issues
 that depend on it keep waiting.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,8 +21,8 @@ from holdfast.clock import ClockReading, Now
 from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
-from holdfast.issues.model import CLAIMS, INDEX, ISSUES, UNLISTED, ClaimRecord, Issue, State, Unlisted
-from holdfast.store.model import Key, Record, Store, TolerantCodec, Unreadable
+from holdfast.issues.model import CLAIMS, EVENTS, INDEX, ISSUES, UNLISTED, ClaimRecord, Issue, State, Unlisted
+from holdfast.store.model import Decision, Key, Record, Store, TolerantCodec, Unreadable
 
 if TYPE_CHECKING:
     from holdfast.issues.claims import Claimed
@@ -60,7 +61,18 @@ class IssueListing(NamedTuple):
     exists: bool = True
 
 
+def has_index(store: Store) -> bool:
+    """Whether the index lists the issues: it is for programs that read files."""
+    return store.files is not None
+
+
 def read_listing(store: Store) -> IssueListing:
+    """What the index says; where it lists nothing, only whether there is a tracker."""
+    if not has_index(store):
+        index = store.read(TOLERANT_INDEX)
+        if index is None:
+            return IssueListing([], problem="the index is missing", exists=False)
+        return IssueListing([], problem=index.record.failure.message if isinstance(index.record, Unreadable) else "")
     noted = store.read(TOLERANT_UNLISTED)  # first: ids only move from here to the index
     index = store.read(TOLERANT_INDEX)
     more = noted.record.ids if noted is not None and isinstance(noted.record, Unlisted) else []
@@ -159,11 +171,12 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
 
 def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
     """All issues as they are now; unreadable ones are in `broken`. `reading` is used to judge claims."""
-    listing = read_listing(store)
-    found, issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
+    listing, before = read_listing(store), None if has_index(store) else _end_of_events(store)
+    (found, others), issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     if not (listing.exists or found):
         raise NotInitialised("there is no issue tracker here")
-    for issue_id in dict.fromkeys((*listing.ids, *_unlisted(store, listing, found))):
+    more = _unlisted(store, listing, found) if before is None else [*_by_age(found), *others, *_created(store, before)]
+    for issue_id in dict.fromkeys((*listing.ids, *more)):
         issue = found.get(issue_id) or look_at(store, issue_id)  # none: it was deleted since
         if isinstance(issue, Broken):
             broken[issue_id] = issue
@@ -186,16 +199,39 @@ def _unlisted(store: Store, listing: IssueListing, found: dict[str, Issue]) -> l
         return []  # the usual case
     now = read_listing(store)
     listed.update(now.ids, now.deleted)
-    return sorted(found.keys() - listed, key=lambda each: (found[each].created_at, each))
+    return _by_age({each: issue for each, issue in found.items() if each not in listed})
 
 
-def _scanned(store: Store) -> dict[str, Issue]:
-    """The issues that one scan can read. The others are read one by one: another program may have been writing them."""
-    return {
-        name: document.record
-        for name, document in store.scan(TOLERANT_ISSUES)
-        if isinstance(document.record, Issue) and document.record.id == name
-    }
+def _by_age(found: dict[str, Issue]) -> list[str]:
+    return sorted(found, key=lambda each: (found[each].created_at, each))
+
+
+def by_age(store: Store) -> list[str]:
+    """The ids of all issues, the oldest first, and those that cannot be read last."""
+    found, others = _scanned(store)
+    return [*_by_age(found), *others]
+
+
+def _end_of_events(store: Store) -> int:
+    return store.transact([EVENTS], lambda view, now: Decision((), view.end(EVENTS))).result
+
+
+def _created(store: Store, after: int) -> list[str]:
+    """The issues that were created after a position of the events: a scan may have missed some of a batch."""
+    events = (entry.record for entry in store.entries(EVENTS, after=after))
+    return [each.issue_id for each in events if each.type == "issue_created"]
+
+
+def _scanned(store: Store) -> tuple[dict[str, Issue], list[str]]:
+    """The issues that one scan can read, and the names of the others. Those are read one by one: another program may
+    have been writing them."""
+    found, others = dict[str, Issue](), list[str]()
+    for name, document in store.scan(TOLERANT_ISSUES):
+        if isinstance(document.record, Issue) and document.record.id == name:
+            found[name] = document.record
+        else:
+            others.append(name)
+    return found, others
 
 
 def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> None:
@@ -235,6 +271,8 @@ MOST_MATCHES = 50  # how many ids with the same prefix are checked
 
 def find_ids(store: Store, *prefixes: str) -> list[str]:
     """The ids of issues that begin with one of these. The index is searched as text, which is faster than decoding."""
+    if not has_index(store):
+        return [each for prefix in sorted(prefixes) for each in _named(store, prefix)]
     index, noted = store.read(RAW_INDEX), store.read(TOLERANT_UNLISTED)
     pattern = rb'"((?:%s)[^"\\]*)"' % b"|".join(re.escape(each.encode()) for each in prefixes)
     found = [each.decode("utf-8", "replace") for each in re.findall(pattern, index.record)] if index else []
@@ -244,6 +282,13 @@ def find_ids(store: Store, *prefixes: str) -> list[str]:
     if found:
         return found
     return [name for name, _ in store.scan(TOLERANT_ISSUES) if name.startswith(prefixes)]  # brought by git, for example
+
+
+def _named(store: Store, prefix: str) -> Iterator[str]:
+    if look_at(store, prefix) is not None:
+        yield prefix
+    names = (name for name, _ in store.scan(TOLERANT_ISSUES, after=prefix))
+    yield from islice(takewhile(lambda name: name.startswith(prefix), names), MOST_MATCHES)
 
 
 def read_issue(store: Store, issue_id: str) -> Issue | None:

@@ -17,7 +17,7 @@ from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.index import IndexChange, deleted_issues, rebuild_index
 from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, ISSUES, Issue, State
-from holdfast.issues.reading import TOLERANT_ISSUES, Broken, read_listing, tried
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, has_index, read_listing, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft
@@ -63,7 +63,7 @@ class _Examination:
         self.store = tracker.store
         self.unreadable: list[Finding] = []
         self.listing = read_listing(self.store)
-        self.listed = self.listing.ids
+        self.listed = self.listing.ids if has_index(self.store) else self._stored
         if not (self.listing.exists or any(self.store.scan(TOLERANT_ISSUES))):
             raise NotInitialised("there is no issue tracker here")
 
@@ -295,13 +295,15 @@ def _rewrite_dependents(tracker: Tracker) -> None:
 def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[int, str]:
     """Declare the record of dependents complete if no edge was added since `begun`; without it, incomplete.
 
-    Edges are added to existing issues, which is counted, or with new ones, which are listed.
+    Edges are added to existing issues, which is counted, or with new ones, which are listed, or have events.
     """
-    lists = IndexChange().keys
+    lists = IndexChange().keys if has_index(tracker.store) else []
 
     def body(draft: Draft) -> tuple[int, str]:
         graph, listing = draft.get(GRAPH) or model.Graph(), map(draft.view.document, lists)
         seen = int(graph.epoch), " ".join(each.version if each else "" for each in listing)
+        if not lists:
+            seen = seen[0], str(draft.view.end(EVENTS))
         if begun not in (None, seen):
             raise Changed("dependencies were added meanwhile")
         draft.set(GRAPH, msgspec.structs.replace(graph, dependents_complete=begun is not None))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
-from holdfast.errors import LockChanged, LockNotHeld, LockReentry, LockTimeout
-from holdfast.fs import durable
-from holdfast.fs.directory import Directory, chosen
+from holdfast.errors import Failure, LockChanged, LockNotHeld, LockReentry, LockTimeout
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, chosen, close_quietly
 from holdfast.locks.file_lock import FileLocker, HeldLock, LockGuard
 from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness
@@ -30,6 +30,8 @@ from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content
 
 LOCK_NAME = "ledger.lock"
 _TURNSTILE = ".ledger.lock.turnstile"
+_END = ".ledger.lock.end"
+_WRITE = sum(getattr(os, name, 0) for name in ("O_WRONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 DEFAULT_TIMEOUT = 5.0
 POLL_INTERVAL = 0.01
 SUSPECT_AFTER = 30.0  # a lock older than this was probably left behind
@@ -70,6 +72,71 @@ class _Frame(NamedTuple):
     after: str
 
 
+class EndNote:
+    """The last number of a ledger, noted with the state of its directory right after a holder released the lock.
+
+    As long as the directory has that state, nobody has added or removed an event. Every use of the lock changes the
+    state, so only a process at the turnstile reads or writes the note. It is not synced: a power cut may leave the note
+    of another state, which counts for nothing.
+    """
+
+    def __init__(self, file: LockFile) -> None:
+        self._file = file
+        self._path = str(file.path.parent)
+        self._written: tuple[int, tuple[int, ...]] | None = None
+
+    def read(self) -> int | None:
+        """The number, or None if the directory has changed since."""
+        with contextlib.suppress(OSError, Failure, ValueError):
+            if self._written is not None and self._written[1] == _state(calls.stat(self._path, follow_symlinks=False)):
+                return self._written[0]
+            with self._file.directory() as directory:
+                number, *noted = map(int, durable.read_in(directory, _END, limit=200).split())
+                return number if (*noted,) == _state(_status(directory)) else None
+        return None
+
+    def write(self, number: int) -> None:
+        """Note the number, if possible: without a note, the next process lists the directory."""
+        with contextlib.suppress(OSError, Failure):
+            if (kept := self._file.kept_directory) is not None:
+                self._write(kept, number)
+            else:
+                with self._file.directory() as directory:
+                    self._write(directory, number)
+
+    def _write(self, directory: Directory, number: int) -> None:
+        fd = directory.open_or_create(_END, _WRITE)
+        try:
+            if calls.fstat(fd).st_nlink > 1:
+                return  # not only ours
+            state = _mark(directory)
+            line = b"%d %d %d %d %d" % (number, *state)
+            calls.write(fd, line.ljust(120) + b"\n")  # of one length: it replaces the previous one in place
+        finally:
+            close_quietly(fd)
+        self._written = number, state
+
+
+def _mark(directory: Directory) -> tuple[int, ...]:
+    """Give the directory a state that no later change can give it; return it. Two changes within one tick of the clock,
+    often 4 ms, have the same time, so the time is set back a little. Only the owner can do that; for others, a change
+    within that tick is not seen."""
+    status = _status(directory)
+    with contextlib.suppress(OSError):
+        times = status.st_atime_ns, status.st_mtime_ns - 1000
+        calls.utime(directory.at("."), ns=times, dir_fd=directory.fd)
+        status = _status(directory)
+    return _state(status)
+
+
+def _status(directory: Directory) -> os.stat_result:
+    return calls.stat(directory.at("."), dir_fd=directory.fd)
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
 class LedgerLock:
     """The write lock of the ledger in one directory, for one agent."""
 
@@ -91,6 +158,8 @@ class LedgerLock:
         self._turnstile_path = str(self.path.parent / _TURNSTILE)
         self._turnstile = FileLocker(timeout / 2, fair=True, follow_links=False)
         self._frame: _Frame | None = None
+        self._end = EndNote(self._file)
+        self.held: HeldLedgerLock | None = None
 
     def acquire(self, timeout: float | None = None) -> HeldLedgerLock:
         """Wait for the lock; after `timeout` seconds (None: as configured) raise `LockTimeout`, which names the
@@ -112,7 +181,16 @@ class LedgerLock:
 
     def close(self) -> None:
         """Remove the kept draft; the lock itself is not touched."""
+        turn = noted = None
+        if self._file.kept_directory is not None:  # removing the draft changes it: keep the note true without waiting
+            with contextlib.suppress(Failure):
+                turn = self._turnstile.try_lock_exclusive(self._turnstile_path)
+                noted = None if turn is None else self._end.read()
         self._file.close()
+        if noted is not None:
+            self._end.write(noted)
+        if turn is not None:
+            turn.release()
 
     def break_lock(self, identity: str) -> None:
         """Remove the lock with exactly this `identity`. Call it only at a person's request."""
@@ -132,11 +210,15 @@ class LedgerLock:
 
     def _acquire_in_turn(self, turn: LockGuard | None, deadline: float, timeout: float) -> HeldLedgerLock:
         lock_id = os.urandom(16).hex()
+        noted = None if turn is None else self._end.read()
         while True:
             record = self._record(lock_id)
             # 2. Free: commit point. 3. Its holder is certainly dead: replace it.
-            if self._file.create(record, synced=False) or self._recover(record):
-                return HeldLedgerLock(self._file, lock_id, turn)
+            created = self._file.create(record, synced=False)
+            if created or self._recover(record):
+                self.held = HeldLedgerLock(self._file, lock_id, turn, self._end, noted if created else None)
+                return self.held
+            noted = None  # its holder changes the ledger
             if time.monotonic() >= deadline:
                 raise self._timed_out(timeout)
             time.sleep(POLL_INTERVAL)  # 4. Held by another process: try again.
@@ -183,12 +265,21 @@ class LedgerLock:
 
 
 class HeldLedgerLock(HeldLock):
-    """The held write lock of a ledger. In a forked child it is a copy without effect."""
+    """The held write lock of a ledger. In a forked child it is a copy without effect.
 
-    def __init__(self, file: LockFile, lock_id: str, turn: LockGuard | None) -> None:
+    `noted` is the last number of the ledger as far as only our processes have changed it, and None otherwise. The
+    holder sets `last`, once it knows the last number, for the next process.
+    """
+
+    def __init__(
+        self, file: LockFile, lock_id: str, turn: LockGuard | None, end: EndNote, noted: int | None = None
+    ) -> None:
         self.lock_id = lock_id
+        self.noted = noted
+        self.last: int | None = None
         self._file = file
         self._turn = turn
+        self._end = end
         self._pid = os.getpid()
         self._released = False
 
@@ -204,6 +295,8 @@ class HeldLedgerLock(HeldLock):
         try:
             removed = self._file.remove_own("lock_id", self.lock_id)
             self._released = True
+            if removed and self.last is not None and self._turn is not None:
+                self._end.write(self.last)
             return removed
         finally:
             if self._turn is not None:

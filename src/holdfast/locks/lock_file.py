@@ -64,8 +64,8 @@ class LockFile:
         """The directory is `relative` (or empty) below `root`; links in `relative` are refused. A lock that is taken
         `often` keeps its draft: see `KeptDraft`."""
         self.path = root / relative / name
-        self._directory = functools.partial(_open_directory, root, relative)
-        self._draft = KeptDraft(str(self.path.parent), name, self._directory) if often else None
+        self.directory = functools.partial(_open_directory, root, relative)
+        self._draft = KeptDraft(str(self.path.parent), name, self.directory) if often else None
         self._name = name
         self._sidecar = f".{name.lstrip('.')}.guard"
         self._sidecar_path = str(self.path.parent / self._sidecar)
@@ -78,7 +78,7 @@ class LockFile:
         try:
             made = self._create_often(encoded) if self._draft is not None and not synced else None
             if made is None:
-                with self._directory() as directory:
+                with self.directory() as directory:
                     made = self._create(directory, encoded, synced=synced)
             return made
         except BaseException:
@@ -87,7 +87,7 @@ class LockFile:
 
     def read(self) -> FoundLock | None:
         """The lock as it is now, or None if it is free."""
-        with self._directory() as directory:
+        with self.directory() as directory:
             return self._read(directory)
 
     def take_over(self, found: FoundLock, record: Record, *, synced: bool) -> bool:
@@ -98,7 +98,7 @@ class LockFile:
         if guard is None:
             return False
         try:
-            with guard, self._directory() as directory:
+            with guard, self.directory() as directory:
                 if not self._remove_if(directory, found.identity):
                     return False
                 return self._create(directory, encoded, synced=synced)
@@ -108,7 +108,7 @@ class LockFile:
 
     def remove(self, identity: str) -> bool:
         """Remove the lock if it still has this identity."""
-        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self.directory() as directory:
             return self._remove_if(directory, identity)
         return False
 
@@ -119,17 +119,22 @@ class LockFile:
                 removed = self._draft.remove(value)
                 if removed is not None:
                     return removed
-        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self.directory() as directory:
             if self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False
 
     def replace_own(self, field: str, value: str, record: Mapping[str, object]) -> bool:
-        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self._directory() as directory:
+        with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self.directory() as directory:
             if self._says(directory, field, value):
                 durable.replace_in(directory, self._name, content_of(record), mode=_mode_in(directory))
                 return True
         return False
+
+    @property
+    def kept_directory(self) -> Directory | None:
+        """The directory of the kept draft, if there is one."""
+        return None if self._draft is None else self._draft.directory
 
     def close(self) -> None:
         """Remove the kept draft."""
@@ -156,7 +161,7 @@ class LockFile:
         if self._draft is None or not self._draft.is_worth_it():
             return None
         if not self._has_sidecar:
-            with self._directory() as directory:
+            with self.directory() as directory:
                 self._make_sidecar(directory)
         return self._draft.publish(record.content, record.lock_id)
 
@@ -301,6 +306,12 @@ class KeptDraft:
             raise io_failure("create", f"{self._path}/{self._name}", error) from error
         finally:
             self._lock.release()
+
+    @property
+    def directory(self) -> Directory | None:
+        """The directory of the draft, open as long as there is one."""
+        file = self._file
+        return None if file is None or file.pid != os.getpid() else file.directory
 
     def is_for(self, lock_id: str) -> bool:
         """Whether this process made this lock from the draft."""

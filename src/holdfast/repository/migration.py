@@ -1,4 +1,5 @@
-"""Migration from one store to another: copies every row of the layout byte for byte.
+"""Migration from one store to another: copies every row of the layout byte for byte, except the index of issues, which
+only files have.
 
 1. Refuse if a lease is held: its holder would continue to write to the abandoned store.
 2. Copy the differences in small commits. The target must contain a prefix of the source, so an interrupted
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Refused, TooManyRetries
 from holdfast.fs import strictjson
+from holdfast.issues.index import index_of_copy
+from holdfast.issues.model import INDEX, UNLISTED
 from holdfast.leases.service import LeaseService
 from holdfast.store import model
 from holdfast.store.audit import AuditTrail
@@ -64,7 +67,7 @@ class _Pass:
 
     def documents_of(self, row: Row) -> None:
         changes: list[Change] = []
-        source, target = _contents(self._source, row), _contents(self._target, row)
+        source, target = self._wanted(row), _contents(self._target, row)
         self.documents += len(source)
         for name in sorted(source.keys() | target.keys()):
             if source.get(name) == target.get(name):
@@ -79,6 +82,15 @@ class _Pass:
             else:
                 changes.append((Replace if name in target else model.Create)(key, source[name]))
         self._apply(changes)
+
+    def _wanted(self, row: Row) -> dict[str, bytes]:
+        """The documents of a row that the target should have: the source's, except that only files have an index."""
+        found = _contents(self._source, row)
+        if row.key in (INDEX.name, UNLISTED.name):
+            derived = index_of_copy(self._source, self._target)
+            if derived is not None:
+                return {name: content for name, content in derived.items() if name == row.key}
+        return found
 
     def records_of(self, row: Row) -> None:
         stream: Stream[bytes] = Stream(row.key, _RAW)

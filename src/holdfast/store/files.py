@@ -145,11 +145,13 @@ class FileStore:
                         return self._view(locations, opened, {})
             self._finish(unfinished)
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         pending = self._intents.pending_members(family.name)
         directory, start, end = self._layout.family(family.name)
         nested = end.startswith("/")  # each member has a directory of its own
-        for name in sorted(self._members(family.name).union(pending)):  # perhaps thousands: keep this short
+        for name in sorted(
+            each for each in self._members(family.name).union(pending) if each > after
+        ):  # perhaps thousands: keep this short
             try:
                 with OpenDirectories(self._directories) as opened:
                     if name in pending:
@@ -341,8 +343,14 @@ class FileStore:
         number = next(numbers, None)
         if number is None:
             return planned.at
-        self._numbers.remember_durable(planned.location, number)
+        self._remember(planned.location, number)
         return number
+
+    def _remember(self, location: Location, number: int) -> None:
+        """Remember the last number of a stream, whose names this process has synced."""
+        self._numbers.remember_durable(location, number)
+        if (held := self._locks.held_ledger_lock(location)) is not None:
+            held.last = number
 
     def _commit_batch(
         self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
@@ -357,7 +365,7 @@ class FileStore:
             numbers = batch.apply()
         except (Failure, OSError):  # perhaps because another process finishes it: our lock was broken by mistake
             numbers = self._intents.apply(batch.intent, opened)
-        self._numbers.remember_durable(location, numbers[-1])
+        self._remember(location, numbers[-1])
         streams.write_receipts(records, zip(numbers, (each.content for each in planned), strict=True))
         return tuple(numbers)
 
@@ -372,7 +380,7 @@ class FileStore:
             draft = durable.write_draft(directory, name, content)
             durable.publish_new(directory, draft, name, often=often)  # under this number or none
             durable.sync_names(directory, name)
-            self._numbers.remember_durable(location, planned.at)
+            self._remember(location, planned.at)
             streams.write_receipts(directory, [(planned.at, content)])
             return (planned.at,)
         if planned.operation == "remove":
@@ -468,7 +476,10 @@ class FileStore:
             position, content = 0, b""
         else:
             if location.kind is Kind.NUMBERED:
-                position = self._numbers.find(directory, location)
+                held = self._locks.held_ledger_lock(location)
+                position = self._numbers.find_exactly(directory, location, None if held is None else held.noted)
+                if held is not None:
+                    held.last = position
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
                 position, content = durable.last_line_in(directory, location.file) or (0, b"")

@@ -26,7 +26,7 @@ from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import safe_name
 from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.flock_wait import LockWait
-from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
+from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, HeldLedgerLock, LedgerLock
 
 INTENTS = ".holdfast/intents"  # the directory of the intents of commits that change several documents
 SHARED = ("jit/index", "jit/gates", "jit/issues/")  # documents that other programs change too, field by field
@@ -208,6 +208,11 @@ class DocumentLocks:
 
     def statistics(self) -> LockStatistics:
         return self._locker.statistics()
+
+    def held_ledger_lock(self, location: Location) -> HeldLedgerLock | None:
+        """The lock of a ledger, which the caller holds."""
+        lock = self._ledger_locks.get(location.directory)
+        return None if lock is None else lock.held
 
     def without_waiting(self) -> DocumentLocks:
         """The same locks, but acquiring a held one raises `LockTimeout` at once."""

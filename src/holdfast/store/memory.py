@@ -38,11 +38,11 @@ class MemoryStore:
         with self._changed:
             return View({key: self.read(key) for key in keys})
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         prefix = family.name + "/"
         with self._changed:
             names = sorted(name.removeprefix(prefix) for name in self._documents if name.startswith(prefix))
-        for name in names:
+        for name in (each for each in names if each > after):
             document = self.read(family.key(name))
             if document is not None:
                 yield name, document

@@ -468,9 +468,9 @@ class Store(Protocol):
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
         """Several documents as of one instant."""
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        """The members of a family, in the order of their names. Takes no lock: members created or deleted
-        during the scan may or may not be included."""
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
+        """The members of a family, in the order of their names; only those that follow `after`. Takes no lock: members
+        created or deleted during the scan may or may not be included."""
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         """The entries of a stream after a position, up to its current end. Takes no lock."""

@@ -241,9 +241,9 @@ class FailFastStore:
         with self._using() as store:
             return store.read_together(keys)
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         with self._using() as store:
-            yield from store.scan(family)
+            yield from store.scan(family, after=after)
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         with self._using() as store:

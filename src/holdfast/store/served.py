@@ -186,10 +186,12 @@ class ServedStore:
             self._check(key)
         return self._view(keys, self.engine.fetch(keys))
 
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         self._layout.family(family.name)
         pages = _pages(
-            lambda last, limit: self.engine.page(family.name, last, limit), "", lambda found: len(found.content or b"")
+            lambda last, limit: self.engine.page(family.name, last, limit),
+            after,
+            lambda found: len(found.content or b""),
         )
         for name, found in pages:
             document = self._document(family.key(name), found)

@@ -28,6 +28,7 @@ _APPEND = _READ | os.O_WRONLY | os.O_APPEND
 
 # --- Numbered files --------------------------------------------------------------------------------------
 
+_LISTED_PER_READ = 16  # how many names can be listed, at least, in the time that reading a record takes
 _MOST_AT_ONCE = 256  # records, which are kept until it is known whether to hide them
 
 
@@ -45,7 +46,7 @@ def numbered_files(
     """
     if after < 0:
         raise not_a_position(location, after)
-    number, most = after + 1, 1
+    number, most, seen = after + 1, 1, 0
     while directory is not None:
         found = _existing_from(directory, location, number, most)
         until = hidden(directory)
@@ -53,9 +54,12 @@ def numbered_files(
             if until is not None and each[0] >= until:
                 return
             yield each
-        number, most = number + len(found), min(2 * most, _MOST_AT_ONCE)
+        number, most, seen = number + len(found), min(2 * most, _MOST_AT_ONCE), seen + len(found)
         if not found:
-            if number > last.find(directory, location):
+            end = last.find(directory, location)
+            if number > end and seen * _LISTED_PER_READ > end:
+                end, seen = last.find_exactly(directory, location, None), 0
+            if number > end:
                 return
             if directory.status(location.numbered(number)) is None:  # not just appended: a gap
                 number = min(each for each in numbers_in(directory, location) if each > number)
@@ -96,9 +100,13 @@ def numbers_in(directory: Directory, location: Location) -> Iterator[int]:
 
 
 class LastNumbers:
-    """Finds the last number of a stream, usually without listing it: by galloping from the last known one, which is
-    this process's or that of the last receipt. If that is missing, or there is a number beyond the end, there is a gap:
-    the directory is listed. A process looks far ahead once, and then only just beyond the end."""
+    """Finds the last number of a stream, usually without listing it.
+
+    A writer holds the lock and knows whether another program has changed the stream: only then it lists the directory.
+    A reader gallops from the last known number, which is this process's or that of the last receipt. If that is
+    missing, or there is a number beyond the end, there is a gap: the directory is listed. A process looks far ahead
+    once, and then only just beyond the end.
+    """
 
     _AHEAD = (*range(2, 17), *(1 << power for power in range(5, 18)))
 
@@ -119,6 +127,14 @@ class LastNumbers:
         name = location.name
         return location.kind is Kind.NUMBERED and self._last.get(name, 0) == self._durable.get(name)
 
+    def find_exactly(self, directory: Directory, location: Location, noted: int | None) -> int:
+        """The last number, for the holder of the lock. `noted` is the last number of which our processes know, if
+        nobody else has changed the directory since. A program that changed it while that was examined, which it can do
+        unseen, has added the next number."""
+        if noted is None or directory.status(location.numbered(noted + 1)) is not None:
+            noted = _list_last(directory, location)
+        return self._remembered(location, noted)
+
     def find(self, directory: Directory, location: Location) -> int:
         """The last number, 0 if there is none; a few lookups, however many records there are."""
 
@@ -137,15 +153,22 @@ class LastNumbers:
             if exists(known + leap):
                 known += leap
         if not is_known or any(exists(known + each) for each in (self._AHEAD if seen is None else (2,))):
-            known = max(numbers_in(directory, location), default=0)
-        self._last[location.name] = known
-        return known
+            known = _list_last(directory, location)
+        return self._remembered(location, known)
+
+    def _remembered(self, location: Location, number: int) -> int:
+        self._last[location.name] = number
+        return number
+
+
+def _list_last(directory: Directory, location: Location) -> int:
+    return max(numbers_in(directory, location), default=0)
 
 
 def publish_without_lock(directory: Directory, location: Location, content: bytes) -> int:
     """Durably give a record the next number, without the stream's lock; return it."""
     while True:
-        number = LastNumbers().find(directory, location) + 1
+        number = _list_last(directory, location) + 1
         with contextlib.suppress(AlreadyExists):
             durable.create_in(directory, location.numbered(number), content)
             write_receipts(directory, [(number, content)])

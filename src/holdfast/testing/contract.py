@@ -236,6 +236,9 @@ class DocumentsContract(Backend):
 
         assert [name for name, _ in found] == sorted(set(names) - {"9"})
         assert all(document.record.text == name for name, document in found)
+        names = [name for name, _ in found]
+        for after in (*names, "", "0", "zz"):
+            assert [name for name, _ in store.scan(ISSUES, after=after)] == [each for each in names if each > after]
         assert [name for name, _ in store.scan(backend.DESCRIPTORS)] == ["other"]
 
     def test_members_may_be_named_like_files_of_the_store(self, store: Store) -> None:
