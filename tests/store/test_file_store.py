@@ -51,7 +51,7 @@ class FileBackend(Backend):
         return time.process_time()  # the machine may be busy
 
     def process_target(self, store: Store) -> Recipe:
-        return Recipe(open_file_store, (self.path,))
+        return Recipe(partial(FileStore, timeout=PATIENCE), (self.path,))
 
     @contextlib.contextmanager
     def losing_answers(self, store: Store, when: When) -> Iterator[None]:
