@@ -41,6 +41,7 @@ from proof.interpose import (
     Call,
     Deadly,
     Death,
+    Fate,
     Fault,
     Faulty,
     Kill,
@@ -358,7 +359,7 @@ def cut_short(
     fate = Deadly(when, index, raise_death)
     with _opened_directories() as directories:
         try:
-            with interposed(fate, names), _silent_finalisers():
+            with interposed(fate, names), _recording_directories(fate, names), _silent_finalisers():
                 operation()
         except BaseException as end:  # keeps the operation's objects alive: none has closed its descriptor yet
             _disown(fate.close_all(), directories)
@@ -367,6 +368,19 @@ def cut_short(
         else:
             _disown(fate.close_all(), directories)
     return fate.struck
+
+
+@contextmanager
+def _recording_directories(fate: Fate, names: Sequence[str]) -> Iterator[None]:
+    """Record what is opened by a call that is no point of death: a dead operation cannot close it either."""
+
+    def record(attempt: Attempt) -> Any:
+        descriptor = attempt.perform()
+        fate.opened[descriptor] = attempt.numbered(fate.count)
+        return descriptor
+
+    with interposed(record, ["open_without_links"] if "close" in names else []):
+        yield
 
 
 @contextmanager

@@ -39,6 +39,15 @@ def pytest_configure() -> None:
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="holdfast-data-")
     # Memory stands in for a disk, whose times tell what changed; `memory_as_memory` takes it for what it is.
     engines._TIMED = _TIMED | {"tmpfs"}
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the modules and the collected tests from garbage collection. They stay anyway, and harnesses that collect
+    after each fault, or fork, would visit or copy them every time."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

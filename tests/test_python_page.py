@@ -15,10 +15,14 @@ from tools import python_reference
 from tools.python_failures import COMMON, failures
 from tools.python_reference import ASYNCHRONOUS, RETURNED, Method, is_property, methods_of, public_names, text_of
 
-PAGE = python_reference.python_page()
 NAMES = {each.__name__ for each in all_failures()}
 COMMONLY_RAISED = {name for name in NAMES if f"`{name}`" in COMMON}
 CLASSES = {name: module for name, module in {**public_names(), **RETURNED}.items() if name[0].isupper()}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return python_reference.python_page()
 
 
 def methods() -> Iterator[tuple[str, str, Method]]:
@@ -29,17 +33,17 @@ def methods() -> Iterator[tuple[str, str, Method]]:
 
 
 @pytest.mark.parametrize("name", [each for each in holdfast.__all__ if each[0].isupper()])
-def test_the_page_has_every_public_member_that_the_class_has(name: str) -> None:
+def test_the_page_has_every_public_member_that_the_class_has(name: str, page: str) -> None:
     offered = getattr(holdfast, name)
     ours = (each for each in offered.__mro__ if each.__module__.startswith("holdfast"))
     for member in {member for each in ours for member in vars(each) if not member.startswith("_")}:
         if inspect.isroutine(inspect.getattr_static(offered, member)):
-            assert re.search(rf"^    (async )?{name}\.{member}[(:]", PAGE, re.MULTILINE), member
+            assert re.search(rf"^    (async )?{name}\.{member}[(:]", page, re.MULTILINE), member
 
 
 @pytest.mark.parametrize("attribute", ["lost: threading.Event", "ttl: float", "context: RepositoryContext"])
-def test_the_page_has_attributes_that_a_constructor_sets(attribute: str) -> None:
-    assert f"\n    {attribute}" in PAGE
+def test_the_page_has_attributes_that_a_constructor_sets(attribute: str, page: str) -> None:
+    assert f"\n    {attribute}" in page
 
 
 def test_every_method_is_described() -> None:

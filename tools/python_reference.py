@@ -104,8 +104,14 @@ def _source(module: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@cache
+def _statements(module: str) -> list[ast.stmt]:
+    return ast.parse(_source(module)).body
+
+
+@cache
 def _defined(name: str, module: str) -> _Found:
-    for node in ast.parse(_source(module)).body:
+    for node in _statements(module):
         if isinstance(node, ast.ImportFrom) and name in (each.asname or each.name for each in node.names):
             return _defined(name, str(node.module))  # imported, perhaps to be exported again
         if isinstance(node, Definition) and node.name == name:

@@ -34,6 +34,7 @@ from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Store
+from proof.effort import rounds
 from tests.issues.trackers import cycles, problems, tracker_at, tracker_on
 from tests.locks.workers import Line, Worker, Workers
 
@@ -254,7 +255,9 @@ def _memory() -> str | None:
 
 
 @pytest.mark.req("FL-17")
-@pytest.mark.parametrize(("machine", "examples"), [(TrackerMachine, 60), (FileTrackerMachine, 12)])
+@pytest.mark.parametrize(
+    ("machine", "examples"), [(TrackerMachine, rounds(60, least=12)), (FileTrackerMachine, rounds(12, least=4))]
+)
 @pytest.mark.sampled(1)
 def test_any_sequence_of_operations_agrees_with_the_model(machine: type[TrackerMachine], examples: int) -> None:
     run_state_machine_as_test(
@@ -409,5 +412,7 @@ def test_random_concurrent_operations_of_processes_lose_and_break_nothing(scratc
         machine = type("Machine", (ProcessMachine,), {"crew": workers.start_many(PROCESSES, serve), "base": scratch})
         run_state_machine_as_test(
             machine,
-            settings=settings(max_examples=25, stateful_step_count=6, deadline=None, suppress_health_check=QUIET),
+            settings=settings(
+                max_examples=rounds(25, least=6), stateful_step_count=6, deadline=None, suppress_health_check=QUIET
+            ),
         )

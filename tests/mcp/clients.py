@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
+import subprocess
+import sys
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TextIO
+from unittest import mock
 
 import anyio
 import mcp_types as types
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from holdfast.__main__ import main
 from holdfast.issues.creating import NewIssue
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import init_ledger, open_tracker
+from proof.forked import exit_with
 from tests.cli.commands import HOLDFAST, PATIENCE, environment
 
 NAME = "test-client"
@@ -74,8 +82,13 @@ async def connected(
     env: Mapping[str, str] | None = None,
     roots: list[Path] | None = None,
     errors: Path | None = None,
+    fresh: bool = False,
 ) -> AsyncIterator[Agent]:
-    """Start a server and connect a client to it."""
+    """Start a server and connect a client to it.
+
+    The server is forked from this process, which has loaded the SDK: that takes a new interpreter a second. With
+    `fresh` it is a new interpreter, for tests of its start and its end.
+    """
     server = StdioServerParameters(
         command=HOLDFAST[0],
         args=[*HOLDFAST[1:], "mcp", *map(str, options)],
@@ -88,13 +101,37 @@ async def connected(
 
     with open(errors or os.devnull, "a") as log:
         async with Client(
-            stdio_client(server, errlog=log),
+            stdio_client(server, errlog=log) if fresh or sys.platform == "win32" else _forked(server, log),
             mode=mode,
             client_info=types.Implementation(name=name, version="1"),
             list_roots_callback=None if roots is None else list_roots,
             read_timeout_seconds=PATIENCE,
         ) as client:
             yield Agent(client)
+
+
+@contextlib.asynccontextmanager
+async def _forked(server: StdioServerParameters, log: TextIO) -> AsyncIterator[Any]:
+    """Like `stdio_client`, but the child process goes on instead of executing the command."""
+    started = partial(subprocess.Popen, preexec_fn=partial(_become, server))
+    async with contextlib.AsyncExitStack() as stack:
+        with mock.patch.object(subprocess, "Popen", started), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside other threads
+            streams = await stack.enter_async_context(stdio_client(server, errlog=log))
+        yield streams
+
+
+def _become(server: StdioServerParameters) -> NoReturn:
+    """Be the server, in a child that already has its directory and its standard streams."""
+    gc.freeze()  # what this process had open is not closed once more, by a number that is in use again
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # `Popen` waits until its pipe is closed
+    signal.set_wakeup_fd(-1)
+    warnings.resetwarnings()
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+    os.environ.clear()
+    os.environ.update(server.env or {})
+    sys.argv = ["holdfast", *server.args[len(HOLDFAST) - 1 :]]
+    exit_with(main)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -51,7 +51,7 @@ def wait_until_all_has_expired(repo: Path, taken: dict[str, Any]) -> None:
 
 def test_everything_is_renewed_while_the_client_lives_and_released_when_it_exits(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease, taken = await take_both(agent, "2s")
             for worktree in ("main", taken["worktree"]):
                 wait_until(partial(was_renewed_after, repo, worktree, taken["expires_at"]))
@@ -74,7 +74,7 @@ def test_everything_is_renewed_while_the_client_lives_and_released_when_it_exits
 @pytest.mark.sampled(1)
 def test_a_terminated_server_releases_everything(repo: Path, name: str) -> None:
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease, taken = await take_both(agent, "10m")
             server = psutil.Process(server_pid(lease))
             send(server.pid, name)
@@ -91,11 +91,11 @@ def test_a_terminated_server_releases_everything(repo: Path, name: str) -> None:
 @pytest.mark.long
 def test_the_leases_and_claims_of_a_killed_server_expire(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGKILL")
         wait_until_all_has_expired(repo, taken)
-        async with connected(cwd=repo) as other:
+        async with connected(cwd=repo, fresh=True) as other:
             assert (await other("take_lease"))["token"] == lease["token"] + 1
             again = await other("claim_next_work")
             assert (again["id"], again["token"]) == (taken["id"], taken["token"] + 1)
@@ -108,7 +108,7 @@ def test_the_leases_and_claims_of_a_killed_server_expire(repo: Path) -> None:
 @pytest.mark.long
 def test_a_client_that_lost_everything_can_take_it_again(repo: Path) -> None:
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease, taken = await take_both(agent, "1s")
             stop_between_commits(server_pid(lease))
             wait_until_all_has_expired(repo, taken)
@@ -138,7 +138,7 @@ def test_the_guard_admits_only_the_agent_whose_server_holds_the_lease(repo: Path
     )
 
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease = await agent("take_lease", ttl="10m")
             assert str(os.getpid()) in lease["on_behalf_of"].split(":")
             assert holdfast("guard", repo / "main/file").returncode == 0
@@ -158,7 +158,10 @@ def test_agents_in_one_process_are_told_apart_by_their_actor_names(repo: Path) -
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
 
     async def test() -> None:
-        async with connected(cwd=repo, env=alice) as hers, connected("--actor", "agent:bob", cwd=repo) as his:
+        async with (
+            connected(cwd=repo, env=alice, fresh=True) as hers,
+            connected("--actor", "agent:bob", cwd=repo, fresh=True) as his,
+        ):
             lease = await hers("take_lease", ttl="10m")
             assert lease["actor"] == "agent:alice"
             assert (await his.failure("take_lease"))["code"] == "E_LOCK_CONFLICT"
@@ -172,11 +175,11 @@ def test_a_server_whose_work_was_taken_over_is_refused_by_its_tokens(repo: Path)
     """The server is stopped past the ttl, another client takes over, and the server resumes."""
 
     async def test() -> None:
-        async with connected(cwd=repo) as agent:
+        async with connected(cwd=repo, fresh=True) as agent:
             lease, taken = await take_both(agent, "1s")
             stop_between_commits(server_pid(lease))
             wait_until_all_has_expired(repo, taken)
-            async with connected(cwd=repo, name="thief") as other:
+            async with connected(cwd=repo, name="thief", fresh=True) as other:
                 stolen = await other("take_lease", ttl="10m")
                 await other("claim_next_work", ttl="10m")
                 send(server_pid(lease), "SIGCONT")

@@ -43,7 +43,7 @@ def command(repo: Path, *arguments: str) -> Any:
 @pytest.mark.sampled(1)
 def test_tools_and_resources_are_described(repo: Path, era: str) -> None:
     async def test() -> None:
-        async with connected(cwd=repo, mode=era) as agent:
+        async with connected(cwd=repo, mode=era, fresh=True) as agent:
             assert "claim_next_work" in (agent.client.instructions or "")
             tools = {each.name: each for each in (await agent.client.list_tools()).tools}
             assert len(tools) <= 10

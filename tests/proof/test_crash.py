@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import calls
+from holdfast.fs.directory import Directory
 from holdfast.locks.file_lock import FileLocker
 from proof.crash import (
     SHORT_WRITE,
@@ -379,6 +380,17 @@ def test_the_descriptors_of_a_dead_operation_are_closed(tmp_path: Path) -> None:
         for when in Kill:
             (tmp_path / "draft").unlink(missing_ok=True)
             assert cut_short(lambda: Correct().operate(tmp_path), when, index)
+    assert open_descriptors() - before == set()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_a_directory_that_a_dead_operation_had_open_is_closed(tmp_path: Path) -> None:
+    def operate() -> None:
+        with Directory.open(tmp_path) as opened:
+            calls.mkdir("below", dir_fd=opened.fd)
+
+    before = open_descriptors()
+    assert cut_short(operate, Kill.BEFORE, 1)
     assert open_descriptors() - before == set()
 
 

@@ -109,4 +109,4 @@ def test_it_behaves_like_the_model(etcd_server: Etcd) -> None:
         url = etcd_server.store_url(f"model-{next(numbers)}")
         return StoreSubject(EtcdStore(url), partial(EtcdStore, url))
 
-    run_state_machine(fresh, examples=12)
+    run_state_machine(fresh, examples=rounds(12, least=4))

@@ -51,7 +51,7 @@ class FileBackend(Backend):
         return time.process_time()  # the machine may be busy
 
     def process_target(self, store: Store) -> Recipe:
-        return Recipe(open_file_store, (self.path,))
+        return Recipe(partial(FileStore, timeout=PATIENCE), (self.path,))
 
     @contextlib.contextmanager
     def losing_answers(self, store: Store, when: When) -> Iterator[None]:
@@ -105,7 +105,7 @@ def test_it_behaves_like_the_model(scratch: Path) -> None:
         path = scratch / str(next(numbers))
         return StoreSubject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
 
-    run_state_machine(fresh, examples=30)
+    run_state_machine(fresh, examples=rounds(30, least=8))
 
 
 # --- Histories of killed processes --------------------------------------------------------------------------

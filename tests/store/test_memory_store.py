@@ -58,4 +58,4 @@ def test_the_comparison_of_the_model_with_itself_finds_nothing() -> None:
         store = MemoryStore()
         return StoreSubject(store, lambda: store)
 
-    run_state_machine(fresh, examples=20)
+    run_state_machine(fresh, examples=rounds(20, least=5))

@@ -122,4 +122,4 @@ def test_it_behaves_like_the_model(postgres_server: Postgres) -> None:
 
         return StoreSubject(PostgresStore(url), partial(PostgresStore, url), dispose)
 
-    run_state_machine(fresh, examples=12)
+    run_state_machine(fresh, examples=rounds(12, least=4))

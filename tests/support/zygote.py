@@ -7,6 +7,7 @@ differs: the zygote, which ends with the process that started it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -77,13 +78,7 @@ def serve() -> None:
     """Be the zygote: fork for each order until the other end closes the connection."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
-    import pkgutil
-    from importlib import import_module
-
-    from holdfast import cli
-
-    for module in pkgutil.iter_modules(cli.__path__):
-        import_module(f"holdfast.cli.{module.name}")
+    _load_everything()
     connection = socket.socket(fileno=os.dup(0))
     bell, ring = os.pipe()
     os.set_blocking(ring, False)
@@ -110,6 +105,20 @@ def serve() -> None:
             running[child] = reply
             for each in streams:
                 os.close(each)
+
+
+def _load_everything() -> None:
+    import pkgutil
+    from importlib import import_module
+
+    import holdfast
+
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+        if not module.name.startswith(("holdfast.mcp.", "holdfast.testing.")):
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                import_module(module.name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
 
 
 def _report(running: dict[int, int]) -> None:

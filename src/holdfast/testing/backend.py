@@ -177,7 +177,7 @@ class Task(NamedTuple):
 
 def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
     """Run each task in its own process, all starting at once; return their results."""
-    context = _fresh_processes()
+    context = _fresh_processes({recipe.open.__module__, *(task.do.__module__ for task in tasks)})
     start = context.Barrier(len(tasks))
     running = []
     for task in tasks:
@@ -195,15 +195,15 @@ def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
             process.join()
 
 
-def _fresh_processes() -> Any:
+def _fresh_processes(modules: set[str]) -> Any:
     """A context for processes that share no state with this one.
 
-    Where possible, they fork from a server process that has this module loaded.
+    Where possible, they fork from a server process that has these modules loaded, those of the first caller.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, *modules])
     return context
 
 
