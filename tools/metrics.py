@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 43_750  # 40,000 for the first version; what is added later has to fit into small steps like this one
+MOST_LINES = 44_000  # 40,000 for the first version; what is added later has to fit into small steps like this one
 MODULES, MOST_MODULES = "150 to 180", 185  # "about": a few more still meet the target
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
@@ -53,7 +53,6 @@ REASONS: dict[str, str] = {
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
-    "holdfast.mcp.tools": "the list that clients read, apart from the server that answers",
     "holdfast.store.memory": "a store of its own: the model that the others are compared with",
 }
 """Why a module under 150 lines with one importer is a file of its own: module -> reason in one line."""
