@@ -90,11 +90,14 @@ def data(result: Result) -> Any:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Poll until the condition holds."""
-    deadline = time.monotonic() + PATIENCE
+    """Poll until the condition holds, and leave most of the time to what it waits for: it may run a command."""
+    began = time.monotonic()
+    deadline = began + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "timed out waiting for the condition"
-        time.sleep(0.01)
+        now = time.monotonic()
+        assert now < deadline, "timed out waiting for the condition"
+        time.sleep(max(0.01, 2 * (now - began)))
+        began = time.monotonic()
 
 
 def wait_until_idle(pid: int) -> None:

@@ -28,8 +28,9 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def theirs(root: Path) -> Iterator[Running]:
     """Another process, which has leased the worktree `theirs`."""
-    with Running("run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99") as run:
-        wait_until(lambda: "refactoring" in holdfast("lease", "list", cwd=root).stdout)
+    command = ("sh", "-c", "echo leased; exec sleep 99")
+    with Running("run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", *command) as run:
+        assert run.hear() == "leased"
         yield run
 
 

@@ -93,7 +93,7 @@ def test_others_are_refused_while_the_command_runs_and_are_shown_it(repo: Path) 
 
 def test_the_lease_is_renewed_for_as_long_as_the_command_runs(repo: Path) -> None:
     leases = Repository(repo).leases
-    with Running("run", "--repo", repo, "--ttl", "300ms", "--", *UNTIL_STDIN_ENDS) as running:
+    with Running("run", "--repo", repo, "--ttl", "1s", "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
         first = leases.state("main")
         assert first is not None
@@ -134,7 +134,7 @@ def test_run_dies_of_the_signal_that_killed_the_command(repo: Path) -> None:
 
 
 def test_each_signal_reaches_the_command_once_despite_the_heartbeat(repo: Path) -> None:
-    with Running("run", "--repo", repo, "--ttl", "200ms", "--", *python(LISTENING)) as running:
+    with Running("run", "--repo", repo, "--ttl", "600ms", "--", *python(LISTENING)) as running:
         assert running.hear() == "running"
         for _ in range(20):
             for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"):

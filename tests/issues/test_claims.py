@@ -267,7 +267,7 @@ def test_a_held_claim_renews_itself_and_notices_when_it_is_lost(scratch: Path) -
     tracker = tracker_at(scratch)
     tracker.initialise()
     [a] = create_issues(tracker, "a")
-    claimed = tracker.claims.claim(a, tracker.claims.request(ttl=0.3))
+    claimed = tracker.claims.claim(a, tracker.claims.request(ttl=1.0))
     with HeldIssueClaim(tracker.claims, claimed.claim) as held:
         wait_until(lambda: held.claim.renewed_at != claimed.claim.renewed_at)
         held.check()
@@ -286,7 +286,7 @@ def test_the_issue_of_a_killed_agent_becomes_ready_again(scratch: Path) -> None:
 
     def work(line: Line) -> None:
         here = tracker_at(scratch, "agent:doomed")
-        claimed = here.claims.claim(a, here.claims.request(ttl=0.5))
+        claimed = here.claims.claim(a, here.claims.request(ttl=1.0))
         with HeldIssueClaim(here.claims, claimed.claim):
             line.say(claimed.claim.claim_id)
             line.wait()

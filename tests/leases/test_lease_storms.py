@@ -21,12 +21,13 @@ from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Replace, View
+from proof.effort import rounds
 from tests.locks.workers import Line, Worker, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 PROCESSES = 8
-ROUNDS = 100
+ROUNDS = rounds(100, least=20)
 LONG = 3600.0
 KEYS = LeaseKeys.of("main")
 TRAIL = AuditTrail()

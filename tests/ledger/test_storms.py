@@ -203,7 +203,7 @@ def _ended(claims: Claims) -> set[str]:
 
 # --- Reaping ------------------------------------------------------------------------------------------------
 
-ROUNDS, REAPERS = rounds(200, least=10), 6
+ROUNDS, CLAIMED, REAPERS = rounds(200, least=10), rounds(100, least=20), 6
 
 
 def deal(workers: list[Worker], *orders: str) -> list[Any]:
@@ -292,10 +292,10 @@ def test_exactly_one_of_many_concurrent_claimers_wins(scratch: Path, workers: Wo
                 line.say(failure.code)
 
     running = workers.start_many(REAPERS, work)
-    for number in range(1, 101):
+    for number in range(1, CLAIMED + 1):
         answers = deal(running, f"1.{number}")
         assert Counter(answers)["E_NODE_LOCKED"] == REAPERS - 1, answers
-    assert len(raw_events(scratch)) == 100
+    assert len(raw_events(scratch)) == CLAIMED
 
 
 # --- The queue ----------------------------------------------------------------------------------------------

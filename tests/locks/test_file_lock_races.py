@@ -20,6 +20,7 @@ import pytest
 
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.flock import OpenFileDescription
+from proof.effort import rounds
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
@@ -202,7 +203,7 @@ def test_eight_processes_lose_no_increment(make_lock: MakeLock, scratch: Path) -
 @every_kind
 @pytest.mark.sampled(1)
 def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(make_lock: MakeLock, scratch: Path) -> None:
-    seen = race(Scene(scratch), make_lock, up_to=1000, kills=25)
+    seen = race(Scene(scratch), make_lock, up_to=rounds(1000, least=250), kills=rounds(25, least=6))
 
     assert seen.is_right, seen
 

@@ -148,7 +148,7 @@ def test_the_outcome_of_a_lost_answer_is_found_by_commit_id_and_nothing_happens_
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_outcome_is_unknown_until_the_server_can_be_reached(link: Link, when: str) -> None:
-    hasty = link.open(timeout=0.1)
+    hasty = link.open(timeout=0.5)
     hasty.read(ONE)
     with _lossy_commits(link, when, hasty), pytest.raises(OutcomeUnknown) as raised:
         hasty.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id="mine")

@@ -30,7 +30,7 @@ from holdfast.trees.scan import scan_directory
 from holdfast.trees.scan_worker import REPORT
 from holdfast.trees.verify import changes, verify
 from holdfast.trees.walker import TreeWalker, remove_tree
-from proof.effort import until
+from proof.effort import rounds, until
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow
 from tests.trees.test_capture import CHANGES, Snapshots
@@ -377,7 +377,7 @@ def test_two_processors_are_busy_with_three_running_processes(
 def test_a_killed_worker_leaves_the_rest_to_the_capturing_process(snapshots: Snapshots, started: Started) -> None:
     _, first = snapshots.take()
     chance = random.Random(4)
-    rounds, seen = 25, set()
+    times, seen = 25, set()
 
     def kill_soon(worker: workers.ScanWorker, path: str) -> None:
         if path == "":
@@ -387,7 +387,7 @@ def test_a_killed_worker_leaves_the_rest_to_the_capturing_process(snapshots: Sna
             timer.join()
 
     started.meet = kill_soon
-    for _ in range(rounds):
+    for _ in range(times):
         started.used.clear()
         tree, again = snapshots.take()
         assert alike(first, again)
@@ -510,15 +510,15 @@ def test_a_directory_missed_by_both_is_found(
 # --- Random edits -----------------------------------------------------------------------------------
 
 
-@given(rounds=st.lists(EDITS, min_size=2, max_size=3))
-@settings(max_examples=12, deadline=None)
+@given(batches=st.lists(EDITS, min_size=2, max_size=3))
+@settings(max_examples=rounds(12, least=4), deadline=None)
 def test_after_random_edits_the_worker_makes_no_difference(
-    rounds: list[list[tuple[str, str, Any]]],
+    batches: list[list[tuple[str, str, Any]]],
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:
         Started(monkeypatch)
         source, base = here / "source", None
-        for number, edits in enumerate(rounds):
+        for number, edits in enumerate(batches):
             for each in edits:
                 edit(source, *each)
             cheap, cache = here / f"cheap-{number}", here / "cache"

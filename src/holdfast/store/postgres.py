@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg
 
-from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store import served
@@ -112,8 +111,8 @@ class PostgresEngine:
         row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
-            with contextlib.suppress(StoreUnavailable):
-                self.connections.run(lambda each: each.execute(statements.FORGET))
+            with contextlib.suppress(psycopg.Error):  # the commit is made, and a later one forgets more
+                connection.execute(statements.FORGET)
         return made
 
     def fate_of(self, commit_id: str) -> Fate:
