@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -22,13 +21,16 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageFailure,
 )
-from holdfast.fs.directory import status_at
+from holdfast.fs.directory import Directory
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePath, Store, StructCodec, View
+
+if TYPE_CHECKING:
+    from holdfast.repository.home import Home
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
@@ -185,6 +187,13 @@ class RepositoryPaths:
         """The directory that a worktree's users work in; it contains nothing of ours."""
         return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
 
+    def above(self, worktree: str) -> Directory:
+        """The open directory that contains the worktree's directory; a link is refused."""
+        with Directory.open(self.root) as root:
+            if worktree != MAIN:
+                return root.enter("worktrees")
+        return Directory.open(self.root)
+
     def tree(self, snapshot_id: str) -> Path:
         """The directory of a snapshot: `payload/`, `manifest` and `.READY`."""
         return self.snapshots / snapshot_id
@@ -196,10 +205,14 @@ class RepositoryPaths:
 class RepositoryContext(NamedTuple):
     """One open repository, which every operation receives."""
 
-    paths: RepositoryPaths
+    home: Home
     store: Store
     trail: AuditTrail
     leases: LeaseService
+
+    @property
+    def paths(self) -> RepositoryPaths:
+        return self.home.paths
 
     @property
     def holder(self) -> Holder:
@@ -262,10 +275,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {similar[0]}? " if similar else ""
 
 
-def is_ready(paths: RepositoryPaths, snapshot_id: str) -> bool:
-    """Whether the tree of a snapshot exists and is complete."""
-    status = status_at(paths.tree(snapshot_id) / READY)
-    return status is not None and stat.S_ISREG(status.st_mode)
+def settle(context: RepositoryContext, worktree: str) -> Operation | None:
+    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
+    process is alive. Costs one read if nothing is pending."""
+    pending = context.pending(worktree)
+    return None if pending is None else context.home.finish(context, pending)
 
 
 # --- The state of a worktree, for decide functions ----------------------------------------------------

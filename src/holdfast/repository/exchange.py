@@ -29,11 +29,10 @@ from holdfast.repository.context import (
     Descriptor,
     Operation,
     RepositoryContext,
-    is_ready,
     new_snapshot_id,
 )
-from holdfast.repository.payloads import Scratch, scratch, sweep
-from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
+from holdfast.repository.payloads import CaptureOptions, Scratch, scratch, sweep
+from holdfast.repository.snapshots import describe, publish_changes, published_tree, usable_base
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
 NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is about the new files
@@ -43,7 +42,7 @@ _CONTENT = frozenset({"kind", "content", "target"})
 def finish_restore(context: RepositoryContext, operation: Operation) -> None:
     """Finish the restore of a dead process. The caller holds the payload lock."""
     try:
-        carry_out(context, operation)
+        context.home.restore(context, operation)
     except IoFailure:
         if context.pending(operation.worktree_id) is not None:
             raise
@@ -265,18 +264,14 @@ def late_writes(
     Its tree is in place for the block, which publishes it. If the operation restores a part, `directory` contains only
     `operation.path`; the rest comes from `kept`.
     """
-    from holdfast.trees.capture import capture_best
-    from holdfast.trees.walker import synced
-
     if not _has_late_writes(context, operation, directory, kept):
         yield None
         return
     with scratch(context, "late writes", uses=[kept] if kept else [], scratch_id=new_snapshot_id()) as room:
         if operation.path is not None:
             directory = _complete(context, room, directory, operation.path, kept)
-        base = base_tree(context, kept)
-        with synced(room.path):
-            captured = capture_best(directory, room.tree, beside=room.path, base=base, quiesced=False)
+        how = CaptureOptions(quiesced=False, base=usable_base(context, kept))
+        captured = context.home.capture(room, directory, how)
         with published_tree(context, room, room.scratch_id):
             yield describe(
                 context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
@@ -286,7 +281,7 @@ def late_writes(
 def _has_late_writes(context: RepositoryContext, operation: Operation, directory: Path, kept: str | None) -> bool:
     if operation.path is None:
         return differs(context, directory, kept, operation.worktree_id)
-    if kept is not None and not is_ready(context.paths, kept):
+    if kept is not None and not context.home.is_ready(kept):
         return True
     found = unsaved(context, directory, kept, operation.worktree_id)
     return next(below(operation.path, found), None) is not None
@@ -299,7 +294,7 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
     from holdfast.trees.walker import remove_tree
 
     whole, part = room.path / "whole", room.path / "part"
-    if kept is not None and is_ready(context.paths, kept):
+    if kept is not None and context.home.is_ready(kept):
         with contextlib.suppress(Corrupt):  # what is damaged there is left out: the late writes matter
             materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)

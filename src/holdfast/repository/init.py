@@ -44,6 +44,7 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
 )
+from holdfast.repository.home import PlainHome
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember
@@ -130,7 +131,7 @@ def _initialise(
 ) -> Initialised:
     store = open_store(paths.root)
     trail = AuditTrail()
-    context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
+    context = RepositoryContext(PlainHome(paths), store, trail, LeaseService(store, trail))
     make_directories(paths.worktrees, mode=0o777)  # 3
     make_directories(paths.snapshots)
     if source is None:

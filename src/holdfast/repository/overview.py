@@ -27,7 +27,7 @@ from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_l
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
-from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, RepositoryFormat
+from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
 from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
@@ -346,8 +346,6 @@ class RepositoryInfo(NamedTuple):
 
 def describe(repository: Repository) -> RepositoryInfo:
     """Describe a repository, even one opened to be examined whose store cannot be used."""
-    from holdfast.trees.engines import choose_engine
-
     known, worktrees, descriptors = None, tuple[WorktreeState, ...](), list[Descriptor]()
     try:
         descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
@@ -355,11 +353,11 @@ def describe(repository: Repository) -> RepositoryInfo:
     except Failure as failure:
         if failure is not repository.trouble:
             raise
-    kind, paths, address, engine = filesystem_kind(repository.root), repository.context.paths, "unknown", None
+    kind, address, engine = filesystem_kind(repository.root), "unknown", None
     with contextlib.suppress(Failure):
         address = address_of(repository.root)
     with contextlib.suppress(Failure):
-        engine = choose_engine(paths.payload(MAIN), paths.snapshots).value
+        engine = repository.context.home.engine()
     # For records on a server, all that matters is whether files are seen late.
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
@@ -369,7 +367,7 @@ def describe(repository: Repository) -> RepositoryInfo:
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,
-        directories=tuple(_directories(repository)),
+        directories=tuple(repository.context.home.directories()),
         snapshots=None if known is None else len(descriptors),
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
@@ -377,15 +375,3 @@ def describe(repository: Repository) -> RepositoryInfo:
         network_troubles=tuple(network_problems(repository.root, kind)) if matters else (),
         engine=engine,
     )
-
-
-def _directories(repository: Repository) -> Iterator[str]:
-    """The worktrees that have a directory here."""
-    paths = repository.context.paths
-    for path, names in ((paths.root, [MAIN]), (paths.worktrees, None)):
-        try:
-            with Directory.open(path) as directory:
-                found = directory.directories()
-        except NotFound:
-            continue
-        yield from sorted(each for each in found if names is None or each in names)

@@ -30,11 +30,13 @@ from holdfast.repository.context import (
     check_leasable,
     fenced,
     proof_of,
+    settle,
     worktree_keys,
 )
+from holdfast.repository.home import PlainHome
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
-from holdfast.repository.worktrees import Worktrees, settle
+from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.model import Store, Watch
@@ -122,7 +124,7 @@ class Repository:
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(paths, store, trail, leases)  # what the parts work with
+        self.context = RepositoryContext(PlainHome(paths), store, trail, leases)  # what the parts work with
 
     @cached_property
     def format(self) -> RepositoryFormat:
@@ -389,14 +391,14 @@ class Repository:
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
-        return examine(self.context, all_checks(), strict=strict)
+        return examine(self.context, all_checks(self.context.home), strict=strict)
 
     def repair(self, *, strict: bool = False) -> Repaired:
         """Repair what can be repaired without risk. Idempotent."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import repair
 
-        return repair(self.context, all_checks(), strict=strict)
+        return repair(self.context, all_checks(self.context.home), strict=strict)
 
 
 def _is_on_files(root: Path) -> bool:

@@ -7,13 +7,13 @@ are numbered as in `docs/protocols/worktrees.md`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import entry_exists, make_directories, move
+from holdfast.fs.directory import make_directories
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
@@ -30,13 +30,12 @@ from holdfast.repository.context import (
     operation_pending,
     worktree_keys,
 )
+from holdfast.repository.context import settle as settle
 from holdfast.repository.history import require_usable, resolve_usable, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import KEEP_FOR, Removed, Save
 from holdfast.store.model import Create, Decision, Delete, View
-
-PAYLOAD = "payload"
 
 
 class CreateOptions(NamedTuple):
@@ -53,23 +52,21 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
     name, uses = options.name, [] if options.snapshot_id is None else [options.snapshot_id]
     with payload_locked(context, name), scratch(context, "create", worktree=name, uses=uses) as room:  # 1
         _check_early(context, options)
-        _make_payload(context, options, room.path / PAYLOAD)  # 2
-        operation = _decide(context, options, room.scratch_id)  # 3
-        target = context.paths.payload(name)
+        facts = context.home.prepare_create(context, options, room)  # 2
+        operation = _decide(context, options, room.scratch_id, facts)  # 3
         try:
-            move(room.path / PAYLOAD, target)  # 4
+            context.home.place(operation)  # 4
         except AlreadyExists:
             _undo(context, operation)
-            raise payloads.path_taken(target) from None
+            raise payloads.path_taken(context.paths.payload(name)) from None
         return _publish(context, operation)  # 5
 
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
     """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
-    in_scratch = entry_exists(context.paths.scratch / operation.operation_id / PAYLOAD)
-    if not in_scratch and payloads.status_of(context.paths, operation.worktree_id) is not None:
-        payloads.sync_names(context.paths, operation.worktree_id)
+    if context.home.is_placed(operation):
         return _publish(context, operation)
+    context.home.discard(operation)
     _undo(context, operation)
     sweep(context.paths, operation.operation_id)
     return None
@@ -86,20 +83,9 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
         usable(visible(context, options.snapshot_id))
 
 
-def _make_payload(context: RepositoryContext, options: CreateOptions, payload: Path) -> None:
-    from holdfast.trees.restore import materialise
-    from holdfast.trees.walker import synced
-
-    if options.snapshot_id is None:
-        make_directories(payload, mode=0o777)
-        return
-    make_directories(context.paths.caches)
-    tree, cache = context.paths.tree(options.snapshot_id), context.paths.stat_cache(options.name)
-    with synced(payload.parent):
-        materialise(tree, payload, cache=cache)
-
-
-def _decide(context: RepositoryContext, options: CreateOptions, operation_id: str) -> Operation:
+def _decide(
+    context: RepositoryContext, options: CreateOptions, operation_id: str, more: Mapping[str, Any]
+) -> Operation:
     name, snapshot_id = options.name, options.snapshot_id
     keys = [*worktree_keys(name), *([] if snapshot_id is None else [DESCRIPTORS.key(snapshot_id)])]
 
@@ -111,7 +97,7 @@ def _decide(context: RepositoryContext, options: CreateOptions, operation_id: st
             raise payloads.worktree_exists(name)
         if snapshot_id is not None:
             require_usable(view, snapshot_id)
-        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id}
+        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id, **more}
         operation = context.operation(OperationKind.CREATE, operation_id, name, now, **facts)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
@@ -152,16 +138,12 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 }
 
 
-def settle(context: RepositoryContext, worktree: str) -> Operation | None:
-    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
-    process is alive. Costs one read if nothing is pending."""
-    pending = context.pending(worktree)
-    if pending is None:
-        return None
+def finish(context: RepositoryContext, pending: Operation) -> Operation | None:
+    """Finish the operation of a dead process, for `settle`; None if another process was faster."""
     with payload_locked(context, *names_of(pending)):
-        found = context.pending(worktree)
+        found = context.pending(pending.worktree_id)
         if found is None or found.operation_id != pending.operation_id:
-            return None  # another process was faster
+            return None
         _FINISHERS[found.kind](context, found)
         return found
 
