@@ -73,7 +73,7 @@ def open_repository(
     from holdfast.repository.repository import Repository, find_repository
 
     chosen = flag or environment.get(REPO)
-    root = Path(chosen) if chosen else find_repository(current_directory())
+    root = Path(chosen) if chosen else find_repository(current_directory(), environment.get("GIT_DIR"))
     actor, address = environment.get(ACTOR), store_address(environment)
     try:
         return Repository(root, actor=actor, ledger_address=address, to_examine=to_examine)

@@ -241,7 +241,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
         and is_directory(context.paths.tree(each))
     ]
     if orphaned and not examination.operations():
-        last, needed = _last_events(context, set(orphaned)), None
+        last, needed = last_events(context, set(orphaned)), None
         with contextlib.suppress(Corrupt):  # a tree cannot say what it needs: all may be needed
             needed = need_of_all(context.paths)
         for each in orphaned:
@@ -279,7 +279,7 @@ def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> N
     context.store.transact([context.trail.stream], decide)
 
 
-def _last_events(context: RepositoryContext, ids: set[str]) -> dict[str, AuditEntry]:
+def last_events(context: RepositoryContext, ids: set[str]) -> dict[str, AuditEntry]:
     """The last event in the audit trail that mentions each of these snapshots, if any does."""
     last = dict[str, AuditEntry]()
     reader = AuditReader(context.store, context.trail, verified=True)  # a forged entry proves nothing

@@ -48,15 +48,27 @@ class Consistency(StrEnum):
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` grows when older programs could do harm."""
+    """`version` grows when older programs could do harm. `home` is `git`, or unset for a plain home."""
 
     version: int
     repository_id: str
     created_at: str
+    home: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     consistency_level: Consistency | None = None
+
+
+class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
+    """The worktree of git behind a worktree: its path, and its branch (None: no branch is checked out). Of a creation
+    also the commit to start at; `new_branch` and `new` say whether branch and directory are created with it."""
+
+    path: str
+    branch: str | None = None
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    new_branch: bool | msgspec.UnsetType = msgspec.UNSET
+    new: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +81,7 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_snapshot_id: SafeName | None
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
+    git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # in a git home
 
     @property
     def tip(self) -> str | None:
@@ -96,6 +109,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     not_preserved: tuple[str, ...] = ()
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
+    left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
 
 
 class OperationKind(StrEnum):
@@ -130,6 +144,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
     pinned_until: Instant | None = None  # of a removal: how long a pin protects the last snapshot; None: no pin
+    git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # of a creation in a git home
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +208,9 @@ class RepositoryPaths:
             if worktree != MAIN:
                 return root.enter("worktrees")
         return Directory.open(self.root)
+
+    def check(self, worktree: str, path: Path) -> None:
+        """Raise `DirectoryReplaced` if an existing directory is not that of the worktree."""
 
     def tree(self, snapshot_id: str) -> Path:
         """The directory of a snapshot: `payload/`, `manifest` and `.READY`."""

@@ -162,8 +162,7 @@ class _Exchange(NamedTuple):
                 yield None
                 return
             kept = published.parent_id
-        note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
-        with late_writes(self.context, operation, replaced, kept, note) as descriptor:
+        with late_writes(self.context, operation, replaced, kept, restore_note(operation)) as descriptor:
             yield descriptor
 
     def end(self, late: Descriptor | None) -> None:
@@ -270,12 +269,45 @@ def late_writes(
     with scratch(context, "late writes", uses=[kept] if kept else [], scratch_id=new_snapshot_id()) as room:
         if operation.path is not None:
             directory = _complete(context, room, directory, operation.path, kept)
-        how = CaptureOptions(quiesced=False, base=usable_base(context, kept))
-        captured = context.home.capture(room, directory, how)
-        with published_tree(context, room, room.scratch_id):
-            yield describe(
-                context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
-            )
+        with _captured(context, operation, room, directory, kept, note) as descriptor:
+            yield descriptor
+
+
+@contextlib.contextmanager
+def _captured(
+    context: RepositoryContext, operation: Operation, room: Scratch, directory: Path, kept: str | None, note: str
+) -> Iterator[Descriptor]:
+    base = usable_base(context, kept)
+    facts = (base.snapshot_id, base.payload_hash) if base else (None, None)
+    captured = context.home.capture(room, directory, CaptureOptions(False, *facts))
+    with published_tree(context, room, room.scratch_id):
+        yield describe(
+            context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
+        )
+
+
+@contextlib.contextmanager
+def capture_late(context: RepositoryContext, operation: Operation, directory: Path) -> Iterator[Descriptor]:
+    """A snapshot of a directory while it is restored, whose content is in place for the block."""
+    with (
+        scratch(context, "late writes", scratch_id=new_snapshot_id()) as room,
+        _captured(context, operation, room, directory, None, restore_note(operation)) as descriptor,
+    ):
+        yield descriptor
+
+
+def restore_note(operation: Operation) -> str:
+    return f"written while {operation.snapshot_id} was being restored: {operation.reason}"
+
+
+def end_restore(context: RepositoryContext, operation: Operation, late: Descriptor | None) -> None:
+    """Step 6, for a restore that exchanges no directories."""
+    _Exchange(context, operation).end(late)
+
+
+def abandon_restore(context: RepositoryContext, operation: Operation) -> None:
+    """Delete the operation of a restore that was refused, and has changed no file."""
+    _Exchange(context, operation).abandon()
 
 
 def _has_late_writes(context: RepositoryContext, operation: Operation, directory: Path, kept: str | None) -> bool:

@@ -48,15 +48,16 @@ class WorktreePath:
 def worktrees_of(path: str) -> list[WorktreePath]:
     """The worktrees that a path is in after following links, the innermost first: one for each repository around it."""
     real = calls.realpath(possible_path(path))
-    found, root = list[WorktreePath](), find_repository_root(os.path.dirname(real))
-    while root is not None:
-        below = real[len(root) :].strip(os.sep).split(os.sep)
-        if below[0] == "main":
-            found.append(WorktreePath(root, "main"))
-        elif below[0] == "worktrees" and len(below) > 1:
-            found.append(WorktreePath(root, below[1]))
-        above = os.path.dirname(root)
-        root = None if above == root else find_repository_root(above)
+    found, here, above = list[WorktreePath](), "", real
+    while here != above:
+        here, above = above, os.path.dirname(above)
+        below = real[len(here) :].strip(os.sep).split(os.sep)
+        if below[0] == "main" and calls.is_repository(here):
+            found.append(WorktreePath(here, "main"))
+        elif below[0] == "worktrees" and len(below) > 1 and calls.is_repository(here):
+            found.append(WorktreePath(here, below[1]))
+        if (root := git_home_of(here)) is not None and (name := git_worktree_at(here, root)) is not None:
+            found.append(WorktreePath(root, name))
     return found
 
 
@@ -65,7 +66,8 @@ def worktrees_at(directory: str) -> list[WorktreePath]:
     real = calls.realpath(possible_path(directory))
     found, root = worktrees_of(real), find_repository_root(real)
     if root is not None and not any(each.root == root for each in found):
-        names = ["main", *sorted(_names(os.path.join(root, "worktrees")))]
+        at = os.path.join(root, ".jvs" if is_git_home(root) else "", "worktrees")  # of a git home, the records
+        names = ["main", *sorted(_names(at) - {"main"})]
         found += [WorktreePath(root, name) for name in names]
     return found
 
@@ -81,8 +83,38 @@ def possible_path(path: str) -> str:
 
 
 def find_repository_root(start: str) -> str | None:
-    """The repository that a path is in: the nearest directory upwards with `.jvs/`, or None."""
-    return calls.find_upwards(start, calls.is_repository)
+    """The repository that a path is in: the nearest directory upwards with `.jvs/`, or the git home of the nearest
+    checkout that is one; None if there is none."""
+    found = calls.find_upwards(start, lambda here: calls.is_repository(here) or git_home_of(here) is not None)
+    return None if found is None else found if calls.is_repository(found) else git_home_of(found)
+
+
+def git_home_of(directory: str) -> str | None:
+    """The root of the git home whose checkout or linked worktree has its top at this very directory."""
+    if not calls.exists(os.path.join(directory, ".git")):
+        return None  # by far the most frequent
+    from holdfast.git.checkout import find_checkout
+
+    checkout = find_checkout(directory)
+    root = None if checkout is None else os.path.join(checkout.common, "holdfast")
+    return root if root is not None and calls.is_repository(root) else None
+
+
+def is_git_home(root: str) -> bool:
+    """Whether a repository is in the directory of a git repository."""
+    common, name = os.path.split(root)
+    return name == "holdfast" and calls.exists(os.path.join(common, "HEAD"))
+
+
+def git_worktree_at(directory: str, root: str) -> str | None:
+    """The worktree of a git home that has its top at a directory; None if git does not register it there, or if
+    Holdfast does not know it."""
+    from holdfast.git.checkout import is_worktree_of, name_in
+
+    checkout = is_worktree_of(directory, os.path.dirname(root))
+    if checkout is None:
+        return None
+    return "main" if checkout.git_dir == checkout.common else name_in(checkout.git_dir)
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:

@@ -40,6 +40,9 @@ class Home(ABC):
     again, whatever was done before a kill."""
 
     kind: str
+    skips_equal = False  # whether a snapshot that equals its parent is not taken
+    has_branches = False  # whether worktrees are worktrees of git
+    replaces_directory = True  # whether a restore in place puts another directory at the path
     paths: RepositoryPaths
 
     def finish(self, context: RepositoryContext, pending: Operation) -> Operation | None:
@@ -140,9 +143,25 @@ class Home(ABC):
         """Step 4 of a rename. Raises `AlreadyExists` if the new path is taken, `NotFound` or `DirectoryReplaced` if the
         directory is gone: nothing is moved then."""
 
+    def revision(self, text: str) -> str:
+        """The commit that a worktree or a revision of git stands for."""
+        raise NotFound(f"there is no revision {text}", revision=text)
+
+    def uncommitted(self, worktree: str) -> str:
+        """The paths that are not as committed, or a few of them, for people."""
+        return ""
+
+    def described(self, worktree: str) -> dict[str, Any]:
+        """What the record of a worktree has about its directory."""
+        return {}
+
     @abstractmethod
     def removed(self, operation: Operation) -> Path:
         """The path of the directory of a removed worktree, until it is deleted."""
+
+    @abstractmethod
+    def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        """Move the directory of a worktree to `removed`, if it exists."""
 
     @abstractmethod
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
@@ -344,6 +363,11 @@ class PlainHome(Home):
 
     def removed(self, operation: Operation) -> Path:
         return self._room(operation) / REMOVED
+
+    def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        name, removed = operation.worktree_id, self.removed(operation)
+        if not entry_exists(removed) and payloads.status_of(self.paths, name) is not None:
+            move(payloads.directory_of(context, name), removed)
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
         from holdfast.trees.walker import remove_tree

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
@@ -30,6 +32,8 @@ from holdfast.fs.directory import (
 )
 from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
+from holdfast.git.checkout import Checkout, find_checkout, main_checkout
+from holdfast.git.program import Git
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import (
@@ -44,7 +48,7 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
 )
-from holdfast.repository.home import PlainHome
+from holdfast.repository.home import Home, PlainHome
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember
@@ -52,6 +56,7 @@ from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, View
 from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
 
+REMOVED = "holdfast.removed"  # what a killed `deinit` leaves beside the root of a git home
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
 _PROBE = ".holdfast-probe-"  # the files of another process's filesystem probe
@@ -119,6 +124,69 @@ def initialise(
     return Initialised(paths.root, known, False, None)
 
 
+def adopt_checkout(
+    start: str | os.PathLike[str], *, git_dir: str | None = None, store: str | None = None, shared: bool = False
+) -> Initialised:
+    """Make the git checkout that `start` is in, or that `git_dir` (`GIT_DIR`) names, the home of a repository.
+
+    Nothing is copied or moved, and git sees no change. An existing repository is not changed.
+    """
+    from holdfast.git.worktrees import set_main_checkout, set_name
+    from holdfast.repository.git_home import GitHome
+    from holdfast.repository.git_paths import GitPaths
+    from holdfast.trees.walker import remove_tree
+
+    checkout = _checked_checkout(os.fspath(start), git_dir)
+    root = Path(checkout.common) / "holdfast"
+    known = _known_format(root)
+    if known is not None:
+        return Initialised(root, known, False, None)
+    git = Git(Path(checkout.common))
+    git.run("rev-parse", "--git-common-dir")  # refuses an old git, and the repository of another user
+    if store is not None:
+        remember(store)
+        _require_free_store(root, store)
+    remove_tree(root.with_name(REMOVED))
+    make_directories(root)
+    if shared:
+        share_directory(root)
+    capabilities = require_safe(root, records_elsewhere=not is_in_files(address_of(root, store)))  # 1
+    make_directories(root / CONTROL / "guards")
+    with FileLocker(follow_links=False).lock_exclusive(root / CONTROL / "guards" / "init.lock"):  # 2
+        known = _known_format(root)
+        if known is not None:
+            return Initialised(root, known, False, None)
+        if store is not None:
+            configure_store(root, store, check=False)
+        if main_checkout(checkout.common) is None:  # 3. git itself cannot tell which one is `main`
+            top = Path(checkout.top or "")
+            if checkout.git_dir == checkout.common:
+                set_main_checkout(git, top)
+            else:
+                set_name(git, top, MAIN)
+        return _initialise_home(GitHome(GitPaths(root)), capabilities)
+
+
+def _checked_checkout(start: str, git_dir: str | None) -> Checkout:
+    """The checkout to adopt; refused if there is none, or if a repository of another kind is around it."""
+    found = find_checkout(start, git_dir)
+    if found is None:
+        hint = "Run it inside a git checkout, or name an empty directory: 'holdfast init DIR'."
+        raise NotFound(f"{os.path.abspath(start)} is not in a git checkout", hint=hint, path=start)
+    if found.top is None:
+        hint = "Run it in a checkout: the main one, or a linked worktree ('git worktree add')."
+        raise Refused(f"{start} is in the git directory {found.git_dir}, not in a checkout", hint=hint, path=start)
+    try:
+        found.top.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"the path {found.top!a} is not valid UTF-8, so it cannot be recorded") from None
+    refuse_nested(Path(found.top), nested=False)
+    if _is_repository(Path(found.top)):
+        message = f"{found.top} is already a repository, with worktrees of its own"
+        raise AlreadyExists(message, hint="Use it as it is, or adopt a checkout elsewhere.", path=found.top)
+    return found
+
+
 def share_directory(path: Path) -> None:
     """Share a directory with its group: new files and directories in it belong to the group, which may change them."""
     with Directory.open(path) as directory, failing_to("share", path):
@@ -129,9 +197,7 @@ def share_directory(path: Path) -> None:
 def _initialise(
     paths: RepositoryPaths, source: Path | None, capabilities: Capabilities, *, quiesced: bool
 ) -> Initialised:
-    store = open_store(paths.root)
-    trail = AuditTrail()
-    context = RepositoryContext(PlainHome(paths), store, trail, LeaseService(store, trail))
+    context = _context_of(PlainHome(paths))
     make_directories(paths.worktrees, mode=0o777)  # 3
     make_directories(paths.snapshots)
     if source is None:
@@ -142,15 +208,32 @@ def _initialise(
     return Initialised(paths.root, record, True, capabilities, files)
 
 
+def _initialise_home(home: Home, capabilities: Capabilities) -> Initialised:
+    record = _commit(_context_of(home), None)  # 4
+    home.paths.reserve.fill()
+    return Initialised(home.paths.root, record, True, capabilities)
+
+
+def _context_of(home: Home) -> RepositoryContext:
+    store, trail = open_store(home.paths.root), AuditTrail()
+    return RepositoryContext(home, store, trail, LeaseService(store, trail))
+
+
 def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat:
     """Commit point: from here on, the directory is a repository."""
-    repository_id = str(uuid.uuid4())
+    repository_id, described = str(uuid.uuid4()), context.home.described(MAIN)
+    home = context.home.kind if context.home.has_branches else UNSET
 
     def decide(view: View, now: float) -> Decision[RepositoryFormat]:
         at = format_instant(now)
-        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at)
+        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at, home=home)
         config = WorktreeConfig(
-            worktree_id=MAIN, isolation=Isolation.EXCLUSIVE, created_at=at, base_snapshot_id=None, head_snapshot_id=None
+            worktree_id=MAIN,
+            isolation=Isolation.EXCLUSIVE,
+            created_at=at,
+            base_snapshot_id=None,
+            head_snapshot_id=None,
+            **described,
         )
         facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
         entry = context.audit(view, now, "repository_created", **facts)

@@ -28,6 +28,7 @@ from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
+from holdfast.repository.guard import git_home_of
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
 from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
@@ -67,16 +68,18 @@ class Overview(NamedTuple):
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has a repository, a tracker or a ledger."""
-    found = calls.find_upwards(resolved(start), lambda directory: _is_workspace(Path(directory)))
+    found = calls.find_upwards(
+        resolved(start), lambda directory: _is_workspace(Path(directory)) or git_home_of(directory) is not None
+    )
     if found is not None:
-        return Path(found)
+        return _root_of(Path(found))
     message = f"there is no repository, tracker or ledger in {start} or above it"
     raise NotInitialised(message, create=None, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
     """Raise `NotInitialised` if the directory is not a workspace."""
-    if not _names(resolved(root)).intersection(MARKS):
+    if not _names(resolved(root)).intersection(MARKS) and git_home_of(str(root)) is None:
         raise NotInitialised(f"{root} has no repository, tracker or ledger", create=None, path=str(root))
 
 
@@ -95,7 +98,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
-    root = resolved(root)
+    root = _root_of(resolved(root))
     present = _names(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:
@@ -126,6 +129,11 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
+
+
+def _root_of(directory: Path) -> Path:
+    """The directory itself, or the git home of the checkout there."""
+    return directory if _is_workspace(directory) else Path(git_home_of(str(directory)) or directory)
 
 
 def _now(root: Path) -> float:

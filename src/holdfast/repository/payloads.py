@@ -129,6 +129,7 @@ def directory_of(context: RepositoryContext, worktree: str) -> Path:
             hint = "It was moved or deleted. Put it back, or restore a snapshot in place."
             message = f"the worktree {worktree} has lost its directory {path}"
             raise NotFound(message, hint=hint, worktree=worktree, path=str(path)) from None
+    context.paths.check(worktree, path)
     return path
 
 
@@ -330,11 +331,12 @@ class Scratch(NamedTuple):
 
 
 class CaptureOptions(NamedTuple):
-    """How to capture a directory. `base` is a snapshot to share files with; `cached` is a worktree whose stat cache
-    knows the directory."""
+    """How to capture a directory. `base` is a snapshot to share files with, and `base_hash` is its hash; `cached` is a
+    worktree whose stat cache knows the directory."""
 
     quiesced: bool
     base: str | None = None
+    base_hash: str | None = None
     cached: str | None = None
     engine: Engine | None = None
     progress: Progress | None = None

@@ -133,8 +133,9 @@ def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> W
         _check_utf8(how.path)
     config = context.config(worktree)
     refuse_replaced(context, worktree)
-    refuse_if_mounted(context, worktree, "restored in place", how.path)
-    refuse_if_fixed(context, worktree)
+    if context.home.replaces_directory:
+        refuse_if_mounted(context, worktree, "restored in place", how.path)
+        refuse_if_fixed(context, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         message = f"{worktree} is a shared worktree (high-risk): others may be writing to it now"
         hint = "Restore into a new worktree ('holdfast restore ID'), or allow it for this call: --allow-shared."

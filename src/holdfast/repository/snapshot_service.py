@@ -178,7 +178,9 @@ class Snapshots:
         if how.path is not None:
             found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
         keeps = how.keep and restore.differs_from_head(self._context, config)
-        return RestorePlan(source, found, keeps, standing_in(self._context.paths.payload(worktree) / (how.path or "")))
+        path = self._context.paths.payload(worktree) / (how.path or "")
+        standing = standing_in(path) if self._context.home.replaces_directory else ()
+        return RestorePlan(source, found, keeps, standing)
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
         """Restore a worktree in place; see `restore.restore_in_place`."""

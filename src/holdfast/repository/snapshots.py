@@ -60,6 +60,7 @@ class SnapshotOptions(NamedTuple):
     engine: Engine | None = None
     progress: Progress | None = None
     warn: Callable[[str], object] | None = None  # told that the parent is damaged; the new snapshot is not
+    allow_empty: bool = False  # take it although it equals its parent, where that makes a difference
 
 
 DEFAULT_OPTIONS = SnapshotOptions()
@@ -81,15 +82,19 @@ def snapshot(
     identity = _identity(context, worktree)
     # 1. The scratch directory has the snapshot's id: a tree with that id is in progress, not a leftover.
     with scratch(context, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
+        base = usable_base(context, config.tip)
         how = CaptureOptions(
             quiesced=level is Consistency.QUIESCED,
-            base=usable_base(context, config.tip),
+            base=base.snapshot_id if base else None,
+            base_hash=base.payload_hash if base else None,
             cached=worktree,
             engine=options.engine,
             progress=options.progress,
         )
         captured = context.home.capture(room, context.paths.payload(worktree), how)  # 2, 3
         _require_same(context, worktree, identity)
+        if base is not None and _is_enough(context, base, captured, options):
+            return base
         if captured.damaged and options.warn is not None:
             named = ", ".join(captured.damaged[:MOST_NAMED])
             options.warn(f"{config.tip} is damaged, in {named}: run 'holdfast verify {config.tip} --repair'")
@@ -100,6 +105,12 @@ def snapshot(
         with published_tree(context, room, snapshot_id):  # 4
             _require_same(context, worktree, identity)
             return _publish(context, config, descriptor, proof, options.tag)  # 5
+
+
+def _is_enough(context: RepositoryContext, base: Descriptor, captured: Captured, options: SnapshotOptions) -> bool:
+    """Whether the parent has the same content, so that no further snapshot is needed."""
+    may_skip = context.home.skips_equal and not (options.allow_empty or options.tag)
+    return may_skip and captured.payload_hash == base.payload_hash
 
 
 def _check_tag(context: RepositoryContext, tag: str | None) -> None:
@@ -131,12 +142,12 @@ def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int
         raise ConsistencyUnavailable(message, worktree=worktree)
 
 
-def usable_base(context: RepositoryContext, snapshot_id: str | None) -> str | None:
+def usable_base(context: RepositoryContext, snapshot_id: str | None) -> Descriptor | None:
     """The snapshot, if it is safe to share files and directories with it. An intent must already name it."""
     found = None if snapshot_id is None else context.descriptor(snapshot_id)
     if found is None or found.doomed_by or not context.home.is_ready(found.snapshot_id):
         return None
-    return found.snapshot_id
+    return found
 
 
 def describe(
@@ -164,6 +175,7 @@ def describe(
         fencing_token=proof.token if proof else None,
         not_preserved=truncated(captured.not_preserved),
         special=truncated(captured.special),
+        left_out=msgspec.UNSET if captured.left_out is None else captured.left_out,
     )
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, SettingInvalid
-from holdfast.fs.directory import entry_exists, make_directories, move
+from holdfast.fs.directory import entry_exists, make_directories
 from holdfast.leases.rules import LeaseKeys, TokenCounter
 from holdfast.repository import payloads
 from holdfast.repository.context import (
@@ -118,13 +118,9 @@ def _decide_remove(
 def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> None:
     """Move the directory away, once: anything that appears at its path later stays. The mark records the move before
     the directory is deleted."""
-    name = operation.worktree_id
-    if entry_exists(room / MOVED):
-        return
-    removed = context.home.removed(operation)
-    if not entry_exists(removed) and payloads.status_of(context.paths, name) is not None:
-        move(payloads.directory_of(context, name), removed)
-    make_directories(room / MOVED)
+    if not entry_exists(room / MOVED):
+        context.home.move_away(context, operation)
+        make_directories(room / MOVED)
 
 
 def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> str | None:
@@ -254,11 +250,12 @@ def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof 
 def _publish_rename(context: RepositoryContext, operation: Operation, old: str, new: str) -> WorktreeConfig:
     leases, new_leases = LeaseKeys.of(old), LeaseKeys.of(new)
     facts = {"worktree_id": old, "renamed_to": new, "begun_by": operation.holder_id}
+    described = context.home.described(new)
 
     def decide(view: View, now: float) -> Decision[WorktreeConfig]:
         config = view.get(WORKTREES.key(old))
         assert config is not None, "a worktree that is being renamed has its record"
-        renamed = msgspec.structs.replace(config, worktree_id=new)
+        renamed = msgspec.structs.replace(config, worktree_id=new, **described)
         changes: list[Change] = [
             Delete(WORKTREES.key(old)),
             Create(WORKTREES.key(new), renamed),

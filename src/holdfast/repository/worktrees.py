@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import make_directories
+from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
+from holdfast.fs.directory import make_directories, resolved
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
@@ -39,12 +39,16 @@ from holdfast.store.model import Create, Decision, Delete, View
 
 
 class CreateOptions(NamedTuple):
-    """The worktree to create: empty, or with the content of a snapshot."""
+    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at and
+    the branch, or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
     isolation: Isolation = Isolation.EXCLUSIVE
     label: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    adopted: Path | None = None
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
@@ -59,6 +63,9 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
         except AlreadyExists:
             _undo(context, operation)
             raise payloads.path_taken(context.paths.payload(name)) from None
+        except GitFailed:
+            _undo(context, operation)
+            raise
         return _publish(context, operation)  # 5
 
 
@@ -76,6 +83,8 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
     """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
+    if options.adopted is not None:
+        return
     make_directories(context.paths.worktrees, mode=0o777)
     if payloads.status_of(context.paths, options.name) is not None:
         raise payloads.path_taken(context.paths.payload(options.name))
@@ -107,6 +116,7 @@ def _decide(
 def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig:
     """Commit point of a creation."""
     name = operation.worktree_id
+    described = context.home.described(name)
 
     def decide(view: View, now: float) -> Decision[WorktreeConfig]:
         config = WorktreeConfig(
@@ -116,6 +126,7 @@ def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig
             base_snapshot_id=operation.snapshot_id,
             head_snapshot_id=operation.snapshot_id,
             label=operation.label,
+            **described,
         )
         facts = {"worktree_id": name, "isolation": config.isolation.value, "base_snapshot_id": operation.snapshot_id}
         entry = context.audit(view, now, "worktree_created", **facts)
@@ -208,17 +219,54 @@ class Worktrees:
         seen_from: str = MAIN,
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
+        branch: str | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
-        any name of it; `head` means the head of the worktree `seen_from`."""
+        any name of it; `head` means the head of the worktree `seen_from`.
+
+        In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
+        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it.
+        """
+        name = self._new_name(name, label)
+        if branch is not None and not self._context.home.has_branches:
+            raise Refused("this repository has no branches: it is not in a git checkout", hint="Leave out --branch.")
+        found, commit = None, None
+        try:
+            found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
+        except NotFound:
+            if not self._context.home.has_branches or snapshot is None:
+                raise
+            commit = self._context.home.revision(snapshot)
+        settle(self._context, name)
+        snapshot_id = found.snapshot_id if found else None
+        return create(self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch))
+
+    def uncommitted(self) -> str:
+        """The paths in `main` that are not as committed, or a few of them; empty in a plain home."""
+        return self._context.home.uncommitted(MAIN)
+
+    def adopt(
+        self,
+        path: Path,
+        *,
+        name: str | None = None,
+        isolation: Isolation = Isolation.EXCLUSIVE,
+        label: str | None = None,
+    ) -> WorktreeConfig:
+        """Make a linked worktree of git, which stays where it is, a worktree of this repository."""
+        if not self._context.home.has_branches:
+            raise Refused("this repository is not in a git checkout, so it cannot adopt a worktree of git")
+        name = self._new_name(path.name if name is None else name, label)
+        settle(self._context, name)
+        return create(self._context, CreateOptions(name, None, isolation, label, adopted=resolved(path)))
+
+    def _new_name(self, name: str, label: str | None) -> str:
         name = worktree_name(name, new=True)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
         if label is not None:
             checked_text(label, what="label")
-        found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
-        settle(self._context, name)
-        return create(self._context, CreateOptions(name, found.snapshot_id if found else None, isolation, label))
+        return name
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""
