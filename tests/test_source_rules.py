@@ -65,6 +65,8 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (paths_looked_up, "cli/setup.py", "calls.stat"): "looks for a command on the user's PATH",
     (paths_looked_up, "git/checkout.py", "calls.read_small"): "finds checkouts as git does, and loads no other module",
     (paths_looked_up, "git/program.py", "calls.stat"): "asks who owns the repository that git is to be started in",
+    (paths_looked_up, "git/worktrees.py", "calls.listdir"): "git's list of worktrees, as git reads it",
+    (paths_looked_up, "git/worktrees.py", "calls.read_small"): "the same",
     (paths_looked_up, "locks/flock.py", "Directory.follow"): "a lock file that the user named",
     (paths_looked_up, "locks/flock.py", "calls.stat"): "compares with the file that is locked; a link differs",
     (paths_looked_up, "locks/identity.py", "calls.read_small"): "files of the system",
