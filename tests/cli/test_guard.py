@@ -81,7 +81,7 @@ def test_an_expired_lease_blocks_no_writes(root: Path) -> None:
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
 
 
-ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "repository", "repository.guard"}
+ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "repository", "repository.guard", "repository.locating"}
 REPORTING = {"cli.output", "errors", "fs.names"}
 LIVENESS = {"locks", "locks.identity"}
 REFUSED = ALLOWED | REPORTING | LIVENESS | {"clock"}

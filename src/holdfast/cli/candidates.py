@@ -17,7 +17,7 @@ from holdfast.cli import REPO
 from holdfast.cli.output import printable
 from holdfast.fs import calls
 from holdfast.fs.names import is_safe_name
-from holdfast.repository.guard import find_repository_root, is_git_home
+from holdfast.repository.locating import find_repository_root, is_git_home
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

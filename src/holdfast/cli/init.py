@@ -56,7 +56,8 @@ def init(
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
     from holdfast.git.checkout import find_checkout
-    from holdfast.repository.init import adopt_checkout, initialise
+    from holdfast.repository.git_init import adopt_checkout
+    from holdfast.repository.init import initialise
     from holdfast.repository.repository import paths_at
     from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets
     from holdfast.store.open import address_of
@@ -107,7 +108,7 @@ def deinit(output: Output, *, force: bool, repo: str | None) -> None:
       holdfast deinit
     """
     from holdfast.cli.repository import open_repository
-    from holdfast.repository.deinit import deinitialise
+    from holdfast.repository.git_init import deinitialise
 
     done = deinitialise(open_repository(repo), force=force)
     lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. {done.checkout} is as before."]

@@ -244,7 +244,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
 
 
 def _repository_around(path: str | None) -> Path | None:
-    from holdfast.repository.guard import find_repository_root
+    from holdfast.repository.locating import find_repository_root
 
     starts = [os.environ.get(REPO) or ".", *([] if path is None else [os.path.dirname(path) or "."])]
     with contextlib.suppress(OSError):  # the current directory is gone

@@ -32,8 +32,6 @@ from holdfast.fs.directory import (
 )
 from holdfast.fs.names import is_draft_name
 from holdfast.fs.probe import Capabilities, require_safe
-from holdfast.git.checkout import Checkout, find_checkout, main_checkout
-from holdfast.git.program import Git
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import (
@@ -56,7 +54,6 @@ from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, View
 from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
 
-REMOVED = "holdfast.removed"  # what a killed `deinit` leaves beside the root of a git home
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
 _PROBE = ".holdfast-probe-"  # the files of another process's filesystem probe
@@ -95,11 +92,11 @@ def initialise(
     imported_from = None if source is None else _checked_source(resolved(source), paths.root)
     if store is not None:
         remember(store)
-    known = _known_format(paths.root)
+    known = known_format(paths.root)
     if known is None:
         known = _require_free_directory(paths, nested=nested)
     if known is None and store is not None:
-        known = _require_free_store(paths.root, store)
+        known = require_free_store(paths.root, store)
     if known is None:
         make_directories(paths.root, mode=0o777)
         if shared:
@@ -108,7 +105,7 @@ def initialise(
         capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):  # 2
-            known = _known_format(paths.root)
+            known = known_format(paths.root)
             if known is None:
                 if store is not None:
                     configure_store(paths.root, store, check=False)
@@ -122,69 +119,6 @@ def initialise(
         hint = "Copy the files into one of its worktrees, or import into a new repository."
         raise AlreadyExists(message, hint=hint, path=str(paths.root))
     return Initialised(paths.root, known, False, None)
-
-
-def adopt_checkout(
-    start: str | os.PathLike[str], *, git_dir: str | None = None, store: str | None = None, shared: bool = False
-) -> Initialised:
-    """Make the git checkout that `start` is in, or that `git_dir` (`GIT_DIR`) names, the home of a repository.
-
-    Nothing is copied or moved, and git sees no change. An existing repository is not changed.
-    """
-    from holdfast.git.worktrees import set_main_checkout, set_name
-    from holdfast.repository.git_home import GitHome
-    from holdfast.repository.git_paths import GitPaths
-    from holdfast.trees.walker import remove_tree
-
-    checkout = _checked_checkout(os.fspath(start), git_dir)
-    root = Path(checkout.common) / "holdfast"
-    known = _known_format(root)
-    if known is not None:
-        return Initialised(root, known, False, None)
-    git = Git(Path(checkout.common))
-    git.run("rev-parse", "--git-common-dir")  # refuses an old git, and the repository of another user
-    if store is not None:
-        remember(store)
-        _require_free_store(root, store)
-    remove_tree(root.with_name(REMOVED))
-    make_directories(root)
-    if shared:
-        share_directory(root)
-    capabilities = require_safe(root, records_elsewhere=not is_in_files(address_of(root, store)))  # 1
-    make_directories(root / CONTROL / "guards")
-    with FileLocker(follow_links=False).lock_exclusive(root / CONTROL / "guards" / "init.lock"):  # 2
-        known = _known_format(root)
-        if known is not None:
-            return Initialised(root, known, False, None)
-        if store is not None:
-            configure_store(root, store, check=False)
-        if main_checkout(checkout.common) is None:  # 3. git itself cannot tell which one is `main`
-            top = Path(checkout.top or "")
-            if checkout.git_dir == checkout.common:
-                set_main_checkout(git, top)
-            else:
-                set_name(git, top, MAIN)
-        return _initialise_home(GitHome(GitPaths(root)), capabilities)
-
-
-def _checked_checkout(start: str, git_dir: str | None) -> Checkout:
-    """The checkout to adopt; refused if there is none, or if a repository of another kind is around it."""
-    found = find_checkout(start, git_dir)
-    if found is None:
-        hint = "Run it inside a git checkout, or name an empty directory: 'holdfast init DIR'."
-        raise NotFound(f"{os.path.abspath(start)} is not in a git checkout", hint=hint, path=start)
-    if found.top is None:
-        hint = "Run it in a checkout: the main one, or a linked worktree ('git worktree add')."
-        raise Refused(f"{start} is in the git directory {found.git_dir}, not in a checkout", hint=hint, path=start)
-    try:
-        found.top.encode()
-    except UnicodeEncodeError:
-        raise Refused(f"the path {found.top!a} is not valid UTF-8, so it cannot be recorded") from None
-    refuse_nested(Path(found.top), nested=False)
-    if _is_repository(Path(found.top)):
-        message = f"{found.top} is already a repository, with worktrees of its own"
-        raise AlreadyExists(message, hint="Use it as it is, or adopt a checkout elsewhere.", path=found.top)
-    return found
 
 
 def share_directory(path: Path) -> None:
@@ -208,7 +142,7 @@ def _initialise(
     return Initialised(paths.root, record, True, capabilities, files)
 
 
-def _initialise_home(home: Home, capabilities: Capabilities) -> Initialised:
+def initialise_home(home: Home, capabilities: Capabilities) -> Initialised:
     record = _commit(_context_of(home), None)  # 4
     home.paths.reserve.fill()
     return Initialised(home.paths.root, record, True, capabilities)
@@ -251,14 +185,14 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
         if not _is_directory(paths.root / CONTROL) or status_at(paths.guards / "init.lock") is None:
             raise
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):
-            known = _known_format(paths.root)
+            known = known_format(paths.root)
         if known is None:
             raise
         return known
     return None
 
 
-def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
+def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
     """Refuse a store that does not work, or that has a repository. If another process has just created that repository
     in this directory, return its format."""
     store = open_address(root, address)
@@ -268,7 +202,7 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
         store.close()
     if not taken:
         return None
-    if (made_meanwhile := _known_format(root)) is not None:
+    if (made_meanwhile := known_format(root)) is not None:
         return made_meanwhile
     message = f"the store {address_of(root, address)} has the records of another repository"
     hint = "Choose another schema or prefix. To work on that repository, mount its directory: a store has only records."
@@ -278,7 +212,7 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
 # --- Existing content ---------------------------------------------------------------------------------
 
 
-def _known_format(root: Path) -> RepositoryFormat | None:
+def known_format(root: Path) -> RepositoryFormat | None:
     """The format of the repository at `root`, None if there is none; an unknown format is refused."""
     if not _is_directory(root / CONTROL):
         return None
@@ -290,7 +224,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
     worktree, whose snapshots will contain the whole new repository."""
     real = resolved(root)
-    outer = next(filter(_is_repository, real.parents), None)
+    outer = next(filter(is_repository, real.parents), None)
     if outer is None:
         return
     inside = real.relative_to(outer).parts
@@ -306,7 +240,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     raise NestedRepository(message, hint=hint, path=str(root), outer=str(outer))
 
 
-def _is_repository(directory: Path) -> bool:
+def is_repository(directory: Path) -> bool:
     """Whether a directory looks like a repository, without asking a server."""
     marks = (f"{CONTROL}/format.json", CONFIG)
     return _is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
@@ -326,7 +260,7 @@ def _refuse_foreign_content(root: Path) -> None:
                 foreign += [name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None]
     except NotFound:
         return
-    if (inside or foreign) and _known_format(root) is not None:
+    if (inside or foreign) and known_format(root) is not None:
         return  # another process has just created the repository
     if inside:
         message = f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}"

@@ -28,8 +28,8 @@ from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
-from holdfast.repository.guard import git_home_of
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
+from holdfast.repository.locating import git_home_of
 from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository

@@ -33,8 +33,8 @@ from holdfast.repository.context import (
     settle,
     worktree_keys,
 )
-from holdfast.repository.guard import find_repository_root, git_home_of, git_worktree_at, is_git_home
 from holdfast.repository.home import Home, PlainHome
+from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
