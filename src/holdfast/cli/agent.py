@@ -36,7 +36,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
-@consistency_option("the snapshot")
+@consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
     "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
@@ -61,8 +61,9 @@ def run(
 
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
-    goes back to the queue when the claim expires, and no work is lost. If no snapshot can be taken, the outcome counts
-    nevertheless, the work stays in the worktree, and the status says why (4 if a file changed meanwhile).
+    goes back to the queue when the claim expires, and no work is lost. If something keeps writing, the snapshot is
+    taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
+    stays in the worktree, and the status says why.
 
     COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
     environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL) and its work is not
@@ -107,6 +108,8 @@ def run(
         broken = unreadable_issues_to_json(assignment.broken)
         record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
         _tell(output, _conclusion(outcome))
+        if outcome.warning is not None:
+            output.warning(outcome.warning)
         if outcome.not_saved is not None and ended.exit_status == 0:
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)
