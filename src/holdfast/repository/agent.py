@@ -39,9 +39,11 @@ from holdfast.errors import (
     Refused,
     SequenceMismatch,
 )
+from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
+from holdfast.issues.prompt import Ending, Workplace, issue_prompt
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.rules import Lease, NamedLease
 from holdfast.leases.service import HeldLease, LeaseService
@@ -49,11 +51,13 @@ from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
+from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
+PROMPT = "prompt.txt"
 MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
 MOST_CAPTURES, CAPTURE_PAUSE = 3, 0.5  # how often a quiesced snapshot of the work is tried, and seconds between tries
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
@@ -136,6 +140,20 @@ class Assignment:
             if ended is None or ended.state not in FINISHED:
                 raise
         self.lease.check()
+
+    def prompt(self, ending: Ending) -> str:
+        """The task as text: see `issues.prompt`."""
+        place = Workplace(self.lease.worktree, str(self.path))
+        return issue_prompt(self._tracker, self.issue.id, ending=ending, workplace=place).text
+
+    @contextlib.contextmanager
+    def prompt_file(self) -> Iterator[tuple[str, Path]]:
+        """The prompt for a command, and a file that has it while the block runs. The file is in a scratch directory:
+        private, in no snapshot, and swept after a kill."""
+        prompt = self.prompt(Ending.COMMAND)
+        with scratch(self._repository.context, "prompt", worktree=self.lease.worktree) as room:
+            durable.create(room.path / PROMPT, f"{prompt}\n".encode(), mode=0o600, durable=False)
+            yield prompt, room.path / PROMPT
 
     def succeed(self, **facts: object) -> Outcome:
         """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent
