@@ -18,7 +18,7 @@ from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
 from holdfast.git.checkout import is_worktree_of
-from holdfast.git.contents import LINK, SNAPSHOTS, Difference, differences, entries, sizes
+from holdfast.git.contents import LINK, NONE, SNAPSHOTS, TREE, Difference, differences, entries, sizes
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Git
 from holdfast.git.worktrees import head_commit
@@ -28,6 +28,7 @@ from holdfast.trees.walker import shown
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
+_TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def capture(
     working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
     sums = start(source, working)
     look = working.look(keep=True)
-    for _ in range(_MOST_ROUNDS):
+    for rounds_left in reversed(range(_MOST_ROUNDS)):
         look, nested = _update(working, look)  # 1. new contents become objects in scratch
         if progress is not None:
             progress(len(look.changed), 0)
@@ -96,18 +97,15 @@ def capture(
         tree = parent_tree if parent_tree and is_parent else working.write_tree()
         if tree == parent_tree:
             return _unchanged(source, working, sums, tree, nested)
-        new = _New.of(source, tree, parent_tree, message)
         try:
-            pack = new.pack(source)
-        except GitFailed:
-            if not (lost := new.lost(source)):
+            commit, pack = _pack(
+                source, working, tree, parent_tree, f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
+            )
+            break
+        except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
+            if not rounds_left:
                 raise
-            working.write_again(lost)  # pruned since: the index knew them from the user's, or from a deleted snapshot
-            sums, look = None, working.look(keep=True)
-            continue
-        break
-    else:
-        raise ConsistencyUnavailable(f"objects of {source.top} vanish as fast as they are written")
+        look = working.look(keep=True)
     after = working.look(ignored=True)
     changed = not _equal_after(after, nested)
     if changed and quiesced:
@@ -116,7 +114,7 @@ def capture(
     sums = publish_index(source, working, tree, sums)
     files = entry_count(source.index) - sums.links
     left_out = _left_out(after, nested, sums.links)
-    return GitCaptured(new.commit, tree, files, sums.bytes, left_out, changed, moved)
+    return GitCaptured(commit, tree, files, sums.bytes, left_out, changed, moved)
 
 
 def start(source: GitSource, working: WorkTree) -> _Sums | None:
@@ -174,43 +172,33 @@ def _names(paths: list[bytes]) -> tuple[str, ...]:
     return tuple(shown(os.fsdecode(path)) for path in paths[:_MOST_NAMED])
 
 
-class _New(NamedTuple):
-    """A new commit, and the differences of its tree from one that a reference keeps."""
+def _pack(source: GitSource, working: WorkTree, tree: str, parent_tree: str | None, message: str) -> tuple[str, Path]:
+    """Make the commit, and pack all that no reference keeps in scratch, synced; return the path without its suffix.
 
-    commit: str
-    tree: str
-    differences: list[Difference]
-    commits: list[str]  # objects of commits that no reference keeps
-
-    @classmethod
-    def of(cls, source: GitSource, tree: str, parent_tree: str | None, message: str) -> _New:
-        git = source.git
-        head = head_commit(git, source.top)
-        parents = ("-p", head) if head else ()
-        content = message.encode(errors="surrogateescape")
-        commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=source.objects, content=content)
-        found = _differences_from_any((parent_tree, head), tree, source)
-        return cls(commit.decode().strip(), tree, found, _unkept(git, source.top, head))
-
-    def pack(self, source: GitSource) -> Path:
-        """Pack all new objects in scratch, synced; return the path without its suffix."""
-        new = (each.oids[1] for each in self.differences if each.modes[1] != LINK and each.oids[1].strip("0"))
-        content = "".join(f"{oid}\n" for oid in dict.fromkeys((self.commit, *self.commits, self.tree, *new))).encode()
-        settings = ("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync")
-        base = source.objects / "pack-new"
-        name = source.git.run(
+    If git cannot, the files whose objects do not exist any more are read again.
+    """
+    git, objects = source.git, source.objects
+    head = head_commit(git, source.top)
+    parents = ("-p", head) if head else ()
+    content = message.encode(errors="surrogateescape")
+    commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=objects, content=content).decode().strip()
+    new = _differences_from_any((parent_tree, head), tree, source)
+    stored = (each.oids[1] for each in new if each.modes[1] not in (LINK, NONE))
+    names = dict.fromkeys((commit, *_unkept(git, source.top, head), tree, *stored))
+    base = objects / "pack-new"
+    try:
+        name = git.run(
             *("pack-objects", "-q", "--window=0", os.fspath(base)),
-            objects=source.objects,
-            content=content,
-            settings=settings,
+            objects=objects,
+            content="".join(f"{oid}\n" for oid in names).encode(),
+            settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
         )
-        return base.with_name(f"{base.name}-{name.decode().strip()}")
-
-    def lost(self, source: GitSource) -> list[bytes]:
-        """The paths of new files whose objects do not exist any more."""
-        files = [each for each in self.differences if each.modes[1] not in (LINK, "040000") and each.oids[1].strip("0")]
-        found = sizes(source.git, (each.oids[1] for each in files), objects=source.objects)
-        return [each.path for each in files if each.oids[1] not in found]
+    except GitFailed:
+        files = [each for each in new if each.modes[1] not in (LINK, NONE, TREE)]
+        found = sizes(git, (each.oids[1] for each in files), objects=objects)
+        working.write_again([each.path for each in files if each.oids[1] not in found])
+        raise
+    return commit, base.with_name(f"{base.name}-{name.decode().strip()}")
 
 
 def _differences_from_any(bases: tuple[str | None, ...], tree: str, source: GitSource) -> list[Difference]:
