@@ -18,7 +18,7 @@ from tests.git.conftest import Home, commit_all, content_of, git, write
 
 
 @contextmanager
-def repeated(*actions: list[str], directory: Path) -> Iterator[list[str]]:
+def repeated(*actions: list[str], directory: Path, pause: threading.Lock) -> Iterator[list[str]]:
     """Run commands of git one after the other, over and over, during the block; yields what went wrong."""
     done = threading.Event()
     wrong: list[str] = []
@@ -26,7 +26,8 @@ def repeated(*actions: list[str], directory: Path) -> Iterator[list[str]]:
     def run() -> None:
         while not done.is_set():
             for action in actions:
-                ended = subprocess.run(["git", *action], cwd=directory, capture_output=True, text=True)
+                with pause:
+                    ended = subprocess.run(["git", *action], cwd=directory, capture_output=True, text=True)
                 if ended.returncode:
                     wrong.append(f"git {action}: {ended.stderr}")
 
@@ -50,12 +51,14 @@ def test_collecting_garbage_all_the_time_disturbs_nothing(home: Home) -> None:
     captured = None
     # The user stages the agent's very contents and drops them: objects that exist now and vanish the next moment.
     stage, drop = ["--work-tree", str(linked), "add", "-A"], ["reset", "-q", "--mixed"]
-    with repeated(stage, drop, ["gc", "-q", "--prune=now"], directory=home.top) as wrong:
+    pause = threading.Lock()  # git does not promise that its own `commit` survives a pruning beside it
+    with repeated(stage, drop, ["gc", "-q", "--prune=now"], directory=home.top, pause=pause) as wrong:
         for number in range(effort.rounds(400, least=30)):
             for _ in range(chance.randrange(1, 6)):
                 write(linked / f"f{chance.randrange(10)}", chance.randbytes(chance.choice((0, 10, 1000))))
             if chance.random() < 0.2:
-                commit_all(linked, f"commit {number}")
+                with pause:
+                    commit_all(linked, f"commit {number}")
             captured = agent.capture(captured)
             if captured.commit is not None:
                 taken[captured.commit] = content_of(linked)

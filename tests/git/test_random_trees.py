@@ -101,7 +101,7 @@ def test_whatever_is_captured_comes_back(tmp_path: Path, seed: int) -> None:
             restore(home.source(), here, tree)
         except Refused:  # an ignored file is in the way
             assert content_of(home.top) == before_restore
-            assert any(path.endswith(b".log") for path in kept)
+            assert any(b".log" in path for path in kept)
             continue
         assert content_of(home.top) == expected | kept
         assert home.unsaved(tree) == []
