@@ -13,8 +13,6 @@ from holdfast.git import contents, look, snapshots
 from holdfast.git.restore import unsaved
 from tests.git.conftest import Home, commit_all, content_of, fingerprint, git, new_repository, write
 
-EMPTY = {"ignored": 0, "nested": 0, "names": ()}
-
 
 def committed(captured: snapshots.GitCaptured) -> str:
     assert captured.commit is not None
@@ -37,7 +35,7 @@ def test_a_snapshot_has_what_is_tracked_and_what_is_not_ignored(home: Home) -> N
     assert captured.files == 4
     assert captured.bytes == sum(len(content) for _, content in kept.values())
     assert git(home.top, "rev-parse", f"{captured.commit}^") == git(home.top, "rev-parse", "HEAD")
-    assert git(home.top, "log", "-1", "--format=%B", committed(captured)) == "snapshot s0\n"
+    assert git(home.top, "log", "-1", "--format=%B", committed(captured)) == "snapshot s0\n\nHoldfast-Snapshot: s0\n"
 
 
 def test_nothing_of_the_users_changes(home: Home) -> None:

@@ -16,10 +16,10 @@ from holdfast.trees.restore import Materialised
 from holdfast.trees.verify import Change, Problem
 from holdfast.trees.walker import remove_tree, shown
 
-LINK, NONE = "160000", "000000"  # modes
+LINK, NONE, TREE = "160000", "000000", "040000"  # modes
 UNKNOWN = "?"  # an object
 SNAPSHOTS = "refs/holdfast/snapshots/"
-_KINDS = {"100644": "f", "100755": "f", "120000": "l", LINK: "m", "040000": "d"}
+_KINDS = {"100644": "f", "100755": "f", "120000": "l", LINK: "m", TREE: "d"}
 
 
 class Entry(NamedTuple):

@@ -28,13 +28,11 @@ class Indexed(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Paths that differ from the index: `changed` (or new), `removed`, and `nested` repositories that it does not have.
-    `ignored` only if it was asked for, where a directory stands for everything in it."""
+    """Paths that differ from the index: changed or new, removed, and nested repositories that it does not have."""
 
     changed: dict[bytes, Indexed]
     removed: dict[bytes, Indexed]
     nested: list[bytes]
-    ignored: list[bytes]
 
     @property
     def is_clean(self) -> bool:
@@ -64,17 +62,21 @@ class WorkTree:
             settings=(*_untracked(self.top), "core.looseCompression=0", "core.fsync=none", *settings),
         )
 
-    def look(self, *, ignored: bool = False, keep: bool = False) -> Look:
+    def look(self, *, keep: bool = False) -> Look:
         """Compare the files with the index. With `keep`, what git learned is written to the index."""
         found = self.run(
             *(() if keep else ("--no-optional-locks",)),
             *("status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty"),
-            *(("--ignored=matching",) if ignored else ()),
         )
-        look = Look({}, {}, [], [])
+        look = Look({}, {}, [])
         for record in found.split(b"\0"):
             _sort(record, look)
         return look
+
+    def ignored(self) -> list[bytes]:
+        """What git ignores, where a directory stands for everything in it."""
+        options = ("--others", "--ignored", "--exclude-standard", "--directory", "-z")
+        return [path for path in self.run("ls-files", *options).split(b"\0") if path]
 
     def update(self, look: Look) -> list[bytes]:
         """Take what a look found into the index; return the nested repositories that cannot be linked to."""
@@ -147,8 +149,6 @@ def _sort(record: bytes, look: Look) -> None:
             look.nested.append(record[2:])
         case b"?":
             look.changed[record[2:]] = _NOTHING
-        case b"!":
-            look.ignored.append(record[2:])
 
 
 # --- The private index --------------------------------------------------------------------------------

@@ -10,14 +10,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
+
+T = TypeVar("T")
 
 _PROGRAM = "git"
 _OLDEST = (2, 38)
@@ -91,6 +95,35 @@ class Git(NamedTuple):
                 raise
             return False
         return True
+
+
+class Background(Generic[T]):
+    """Work that runs beside that of a block: git waits for the disk, and much of it uses one processor only."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._found: list[T] = []
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._found.append(work())
+        except BaseException as failure:  # raised again where the result is asked for
+            self._failures.append(failure)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def result(self) -> T:
+        """Wait for the work; return its result or raise its failure."""
+        self._thread.join()
+        for failure in self._failures:
+            raise failure
+        return self._found[0]
 
 
 def require_git() -> None:

@@ -18,9 +18,9 @@ from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
 from holdfast.git.checkout import is_worktree_of
-from holdfast.git.contents import LINK, SNAPSHOTS, Difference, differences, entries, sizes
+from holdfast.git.contents import LINK, NONE, SNAPSHOTS, TREE, Difference, differences, entries, sizes
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
-from holdfast.git.program import Git
+from holdfast.git.program import Background, Git
 from holdfast.git.worktrees import head_commit
 from holdfast.trees.scan import Progress
 from holdfast.trees.walker import shown
@@ -28,6 +28,7 @@ from holdfast.trees.walker import shown
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
+_TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
 @dataclass(frozen=True)
@@ -87,36 +88,31 @@ def capture(
     make_directories(source.objects)
     working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
     sums = start(source, working)
-    look = working.look(keep=True)
-    for _ in range(_MOST_ROUNDS):
-        look, nested = _update(working, look)  # 1. new contents become objects in scratch
+    text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
+    for rounds_left in reversed(range(_MOST_ROUNDS)):
+        look, nested = _update(working)  # 1. new contents become objects in scratch
         if progress is not None:
             progress(len(look.changed), 0)
         is_parent = look.is_clean and sums is not None and sums.tree == parent_tree
         tree = parent_tree if parent_tree and is_parent else working.write_tree()
         if tree == parent_tree:
             return _unchanged(source, working, sums, tree, nested)
-        new = _New.of(source, tree, parent_tree, message)
         try:
-            pack = new.pack(source)
-        except GitFailed:
-            if not (lost := new.lost(source)):
+            with Background(working.look) as second_look, Background(working.ignored) as ignored:
+                packed = _pack(source, working, tree, parent_tree, text)
+                after, left = second_look.result(), ignored.result()
+            break
+        except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
+            if not rounds_left:
                 raise
-            working.write_again(lost)  # pruned since: the index knew them from the user's, or from a deleted snapshot
-            sums, look = None, working.look(keep=True)
-            continue
-        break
-    else:
-        raise ConsistencyUnavailable(f"objects of {source.top} vanish as fast as they are written")
-    after = working.look(ignored=True)
     changed = not _equal_after(after, nested)
     if changed and quiesced:
         raise _changed(source.top, after)
-    moved = _move_pack(source, pack, snapshot_id)  # 2. into the repository, with a `.keep` file
-    sums = publish_index(source, working, tree, sums)
+    moved = _move_pack(source, packed.path, snapshot_id)  # 2. into the repository, with a `.keep` file
+    sums = publish_index(source, working, tree, sums, packed)
     files = entry_count(source.index) - sums.links
-    left_out = _left_out(after, nested, sums.links)
-    return GitCaptured(new.commit, tree, files, sums.bytes, left_out, changed, moved)
+    left_out = LeftOut(len(left), sums.links + len(nested), _names([*nested, *left]))
+    return GitCaptured(packed.commit, tree, files, sums.bytes, left_out, changed, moved)
 
 
 def start(source: GitSource, working: WorkTree) -> _Sums | None:
@@ -137,16 +133,17 @@ def git_dir_of(git: Git, top: Path) -> Path:
     return Path(found.git_dir if found else git.common)
 
 
-def _update(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
+def _update(working: WorkTree) -> tuple[Look, list[bytes]]:
     """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
-    for _ in range(_MOST_ROUNDS):
+    before = None
+    while True:
+        look = working.look(keep=True)
         try:
             return look, working.update(look)
         except GitFailed:
-            before, look = look, working.look(keep=True)
             if look == before:
                 raise
-    return look, working.update(look)
+            before = look
 
 
 def _unchanged(source: GitSource, working: WorkTree, sums: _Sums | None, tree: str, nested: list[bytes]) -> GitCaptured:
@@ -166,62 +163,60 @@ def _changed(top: Path, look: Look) -> ConsistencyUnavailable:
     return ConsistencyUnavailable(f"{top} changed during the snapshot: {names}", path=str(top), changed=len(found))
 
 
-def _left_out(look: Look, nested: list[bytes], links: int) -> LeftOut:
-    return LeftOut(len(look.ignored), links + len(nested), _names([*nested, *look.ignored]))
-
-
 def _names(paths: list[bytes]) -> tuple[str, ...]:
     return tuple(shown(os.fsdecode(path)) for path in paths[:_MOST_NAMED])
 
 
-class _New(NamedTuple):
-    """A new commit, and the differences of its tree from one that a reference keeps."""
+class _Packed(NamedTuple):
+    """A commit and the pack of it in scratch, the path without its suffix; and the differences from the parent."""
 
     commit: str
-    tree: str
+    path: Path
+    parent_tree: str | None
     differences: list[Difference]
-    commits: list[str]  # objects of commits that no reference keeps
 
-    @classmethod
-    def of(cls, source: GitSource, tree: str, parent_tree: str | None, message: str) -> _New:
-        git = source.git
-        head = head_commit(git, source.top)
-        parents = ("-p", head) if head else ()
-        content = message.encode(errors="surrogateescape")
-        commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=source.objects, content=content)
-        found = _differences_from_any((parent_tree, head), tree, source)
-        return cls(commit.decode().strip(), tree, found, _unkept(git, source.top, head))
 
-    def pack(self, source: GitSource) -> Path:
-        """Pack all new objects in scratch, synced; return the path without its suffix."""
-        new = (each.oids[1] for each in self.differences if each.modes[1] != LINK and each.oids[1].strip("0"))
-        content = "".join(f"{oid}\n" for oid in dict.fromkeys((self.commit, *self.commits, self.tree, *new))).encode()
-        settings = ("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync")
-        base = source.objects / "pack-new"
-        name = source.git.run(
-            *("pack-objects", "-q", "--window=0", os.fspath(base)),
-            objects=source.objects,
-            content=content,
-            settings=settings,
+def _pack(source: GitSource, working: WorkTree, tree: str, parent_tree: str | None, message: str) -> _Packed:
+    """Make the commit, and pack all that no reference keeps in scratch, synced.
+
+    If git cannot, the files whose objects do not exist any more are read again.
+    """
+    git, objects = source.git, source.objects
+    head = head_commit(git, source.top)
+    parents = ("-p", head) if head else ()
+    content = message.encode(errors="surrogateescape")
+    commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=objects, content=content).decode().strip()
+    base, new = _differences_from_any((parent_tree, head), tree, source)
+    stored = (each.oids[1] for each in new if each.modes[1] not in (LINK, NONE))
+    names = dict.fromkeys((commit, *_unkept(git, source.top, head), tree, *stored))
+    path = objects / "pack-new"
+    try:
+        name = git.run(
+            *("pack-objects", "-q", "--window=0", os.fspath(path)),
+            objects=objects,
+            content="".join(f"{oid}\n" for oid in names).encode(),
+            settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
         )
-        return base.with_name(f"{base.name}-{name.decode().strip()}")
+    except GitFailed:
+        files = [each for each in new if each.modes[1] not in (LINK, NONE, TREE)]
+        found = sizes(git, (each.oids[1] for each in files), objects=objects)
+        working.write_again([each.path for each in files if each.oids[1] not in found])
+        raise
+    return _Packed(commit, path.with_name(f"{path.name}-{name.decode().strip()}"), base, new)
 
-    def lost(self, source: GitSource) -> list[bytes]:
-        """The paths of new files whose objects do not exist any more."""
-        files = [each for each in self.differences if each.modes[1] not in (LINK, "040000") and each.oids[1].strip("0")]
-        found = sizes(source.git, (each.oids[1] for each in files), objects=source.objects)
-        return [each.path for each in files if each.oids[1] not in found]
 
-
-def _differences_from_any(bases: tuple[str | None, ...], tree: str, source: GitSource) -> list[Difference]:
-    """The differences from the first of the bases that exists, or else from nothing."""
+def _differences_from_any(
+    bases: tuple[str | None, ...], tree: str, source: GitSource
+) -> tuple[str | None, list[Difference]]:
+    """The first of the bases that exists, or else nothing; and the differences from it."""
+    git, objects = source.git, source.objects
     for base in filter(None, bases):
         try:
-            return list(differences(source.git, base, tree, objects=source.objects, trees=True))
+            return base, list(differences(git, base, tree, objects=objects, trees=True))
         except GitFailed:
             continue
-    empty = source.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
-    return list(differences(source.git, empty, tree, objects=source.objects, trees=True))
+    empty = git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+    return None, list(differences(git, empty, tree, objects=objects, trees=True))
 
 
 def _unkept(git: Git, top: Path, head: str | None) -> list[str]:
@@ -326,27 +321,30 @@ def read_sums(index: Path) -> _Sums | None:
     return None
 
 
-def publish_index(source: GitSource, working: WorkTree, tree: str, known: _Sums | None) -> _Sums:
+def publish_index(
+    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, packed: _Packed | None = None
+) -> _Sums:
     """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
-    sums = _sums_of(source, tree, known)
+    if known is None or known.tree != tree:
+        known = _count(source, tree, known, packed)
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
     rename(working.index, source.index)
-    record = {"index": _identity(source.index), **sums._asdict()}
+    record = {"index": _identity(source.index), **known._asdict()}
     durable.replace(_sums_path(source.index), strictjson.encode(record))
-    return sums
+    return known
 
 
-def _sums_of(source: GitSource, tree: str, known: _Sums | None) -> _Sums:
-    """The sums of a tree, from those that are known if possible."""
+def _count(source: GitSource, tree: str, known: _Sums | None, packed: _Packed | None) -> _Sums:
+    """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
-    if known is not None and known.tree == tree:
-        return known
-    try:
-        changed = None if known is None else list(differences(git, known.tree, tree, objects=objects))
-    except GitFailed:
-        changed = None  # the other tree was pruned
+    changed: list[Difference] | None = None
+    if known is not None and packed is not None and packed.parent_tree == known.tree:
+        changed = [each for each in packed.differences if TREE not in each.modes]
+    elif known is not None:
+        with contextlib.suppress(GitFailed):  # it was pruned
+            changed = list(differences(git, known.tree, tree, objects=objects))
     if known is None or changed is None:
         found = list(entries(git, tree, objects=objects))
         return _Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
