@@ -15,7 +15,6 @@ from holdfast import (
     Repository,
     Tracker,
     init_ledger,
-    initialise,
     open_tracker,
     take_work,
 )
@@ -27,6 +26,9 @@ from holdfast.repository.retention import Policy
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 from holdfast.repository.worktrees import settle
+from tests.support.homes import make_repository
+
+pytestmark = pytest.mark.both_homes
 
 
 class PausedLedger(Ledger):
@@ -64,7 +66,7 @@ def release(tracker: Tracker, claim_id: str) -> None:
 @pytest.fixture
 def shop(tmp_path: Path) -> tuple[Repository, Tracker, Ledger, str]:
     """A repository with a ledger and one issue."""
-    initialise(tmp_path)
+    make_repository(tmp_path)
     tracker = open_tracker(tmp_path, actor="agent:a")
     tracker.initialise()
     return Repository(tmp_path), tracker, init_ledger(tmp_path).ledger, tracker.create(NewIssue(title="x")).id
@@ -186,7 +188,7 @@ def test_work_whose_lease_is_lost_does_not_count(shop: tuple[Repository, Tracker
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])
 def test_an_agent_paused_before_it_records_cannot_record_after_its_successor(tmp_path: Path, how: str) -> None:
-    initialise(tmp_path)
+    make_repository(tmp_path)
     ledger = init_ledger(tmp_path).ledger
     tracker, other = (open_tracker(tmp_path, actor=f"agent:{name}") for name in "ab")
     tracker.initialise()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
 
 ENGINE = "git"
-BRANCHES = "hf/"  # the branch of a worktree, unless the user names another one
 _COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
@@ -219,7 +219,7 @@ class GitHome(Home):
         if commit is None:
             message = f"{main} has no commit yet, so there is nothing to start from"
             raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
-        branch, is_new = options.branch or f"{BRANCHES}{name}", True
+        branch, is_new = options.branch or branch_of(name), True
         if linked.branch_exists(self.git, branch):
             if options.branch is None:
                 hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
@@ -308,8 +308,8 @@ class GitHome(Home):
         path = self.paths.payload(old)
         target = path.with_name(new) if path.name == old else path
         self._move_directory(path, target)
-        if linked.current_branch(self.git, target) == BRANCHES + old:
-            linked.rename_branch(self.git, BRANCHES + old, BRANCHES + new)
+        if linked.current_branch(self.git, target) == branch_of(old):
+            linked.rename_branch(self.git, branch_of(old), branch_of(new))
         linked.set_name(self.git, target, new)
 
     def _move_directory(self, path: Path, target: Path) -> None:
@@ -363,18 +363,31 @@ class GitHome(Home):
     def _keep(self, commit: str, name: str) -> None:
         """Give a commit that was checked out without a branch a branch, unless a reference reaches it."""
         if not self.git.run("for-each-ref", "--count=1", f"--contains={commit}"):
-            self.git.run("update-ref", f"refs/heads/{BRANCHES}{name}-{commit[:8]}", commit)
+            self.git.run("update-ref", f"refs/heads/{branch_of(name)}-{commit[:8]}", commit)
 
     # --- Restoring in place ------------------------------------------------------------------------
 
     def prepare_restore(
         self, context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
     ) -> Operation:
-        durable.replace(room.path / _COMMIT, self.commit(source.snapshot_id).encode())
+        from holdfast.repository.restore import exchanged_path
+
+        commit, path = self.commit(source.snapshot_id), self.paths.payload(worktree)
+        if how.path is not None:
+            exchanged_path(context, worktree, how.path)  # refuses a link on the way
+        if how.path is not None and not self._has(commit, how.path):
+            raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
+        if not entry_exists(path) and worktree != MAIN:  # it comes back as git would make it
+            make_directories(path, mode=0o777)
+            durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
+        durable.replace(room.path / _COMMIT, commit.encode())
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         return context.operation(
             OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), keeps=how.keep, **facts
         )
+
+    def _has(self, commit: str, path: str) -> bool:
+        return bool(self.git.run("--literal-pathspecs", "ls-tree", "--full-tree", commit, "--", path.rstrip("/")))
 
     def restore(self, context: RepositoryContext, operation: Operation) -> bool:
         """Turn the files from the kept tree into the restored one; git refuses if a file is as in neither.
@@ -390,7 +403,7 @@ class GitHome(Home):
         make_directories(room)
         first = not entry_exists(room / _BEGUN)
         make_directories(room / _BEGUN)
-        if first and kept is not None:
+        if first and operation.keeps and kept is not None:
             with contextlib.suppress(Changed, Refused):
                 self._write(operation, path, kept, target)
                 end_restore(context, operation, None)
@@ -446,6 +459,11 @@ class GitHome(Home):
         from holdfast.repository.checks_git import adapted
 
         return adapted(self, general)
+
+
+def branch_of(worktree: str) -> str:
+    """The branch of a worktree, unless the user names another one; git does not accept every name of a worktree."""
+    return "hf/" + re.sub(r"^\.|\.$|\.lock$", "_", worktree)
 
 
 def _work(operation: Operation) -> GitWorktree:

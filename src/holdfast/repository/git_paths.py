@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.errors import DirectoryReplaced, Failure, NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory
-from holdfast.git.checkout import Checkout, find_checkout, is_worktree_of, main_checkout, name_in
+from holdfast.git.checkout import Checkout, is_worktree_of, main_checkout, name_in
 from holdfast.repository.context import MAIN, RepositoryPaths
 
 
@@ -25,7 +25,8 @@ class GitPaths(RepositoryPaths):
         self.common = root.parent
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
         main = self.payload(MAIN)
-        self.worktrees = main.with_name(f"{main.name}.worktrees")
+        is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
+        self.worktrees = main.with_name("worktrees" if is_bare else f"{main.name}.worktrees")
 
     def payload(self, worktree: str) -> Path:
         if worktree == MAIN and (main := main_checkout(os.fspath(self.common))) is not None:
@@ -55,9 +56,8 @@ class GitPaths(RepositoryPaths):
         for each in sorted(ids, key=lambda git_id: (git_id != first, git_id)):
             git_dir = os.path.join(place, each)
             name = name_in(git_dir)
-            found = None if name is None else find_checkout(git_dir, git_dir)
-            if name is not None and found is not None:
-                yield name, found
+            if name is not None:
+                yield name, Checkout(_top(git_dir), git_dir, os.fspath(self.common))
 
     def git_dir(self, worktree: str) -> Path:
         """git's own directory of a worktree."""
@@ -76,6 +76,16 @@ class GitPaths(RepositoryPaths):
             message = f"{path} is not the directory that git knows as the worktree {worktree}"
             hint = "If it was moved: 'git worktree repair' in it."
             raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
+
+
+def _top(git_dir: str) -> str | None:
+    """The directory that git registers for a linked worktree; if that is a link now, the link."""
+    try:
+        content = calls.read_small(os.path.join(git_dir, "gitdir"), 1 << 16)
+    except OSError:
+        return None
+    path = os.path.dirname(os.path.join(git_dir, os.fsdecode(content).rstrip("\r\n")))
+    return os.path.join(calls.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def names_in_git(paths: GitPaths) -> Iterator[str]:

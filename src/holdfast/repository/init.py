@@ -47,6 +47,7 @@ from holdfast.repository.context import (
     WorktreeConfig,
 )
 from holdfast.repository.home import Home, PlainHome
+from holdfast.repository.locating import git_home_of
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember
@@ -224,11 +225,13 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
     worktree, whose snapshots will contain the whole new repository."""
     real = resolved(root)
-    outer = next(filter(is_repository, real.parents), None)
+    outer = next((each for each in real.parents if is_repository(each) or git_home_of(str(each))), None)
     if outer is None:
         return
     inside = real.relative_to(outer).parts
-    in_worktree = inside[0] == MAIN or (inside[0] == WORKTREES_DIRECTORY and len(inside) > 1)
+    in_worktree = (
+        not is_repository(outer) or inside[0] == MAIN or (inside[0] == WORKTREES_DIRECTORY and len(inside) > 1)
+    )
     if nested and in_worktree:
         return
     if in_worktree:

@@ -256,11 +256,12 @@ class Repository:
             return self._plain_worktree_around(path)
         for above in (path, *path.parents):
             if git_home_of(str(above)) == str(self.root):
-                if (name := git_worktree_at(str(above), str(self.root))) is None:
+                name = git_worktree_at(str(above), str(self.root))
+                if name is None and not calls.is_directory(above / ".git"):  # else a directory beside its worktrees
                     hint = f"Adopt it: 'holdfast worktree adopt {above}'. Or name a worktree: --worktree."
                     message = f"{above} is a worktree of git that Holdfast does not know"
                     raise NotFound(message, hint=hint, path=str(above))
-                return name
+                return name or MAIN
         return MAIN
 
     def _plain_worktree_around(self, path: Path) -> str:

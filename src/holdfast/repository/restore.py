@@ -184,7 +184,7 @@ def prepare(
         if how.path is None:
             materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
         else:
-            path, rest = _exchanged_path(context, worktree, how.path)
+            path, rest = exchanged_path(context, worktree, how.path)
             for top in (context.paths.payload(worktree), room.path / REPLACED):
                 inode_at(top / path)  # refuse an impossible path before anything is decided
             for each in rest:
@@ -202,7 +202,7 @@ def prepare(
     return operation
 
 
-def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
+def exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
     """The path to exchange to restore `path` (itself, or the first missing directory above it), and the names from
     there on."""
     parts = split_relative(path)
