@@ -70,7 +70,7 @@ def files_in(directory: Path) -> dict[str, str]:
     return {
         str(path.relative_to(directory)): path.read_text()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != ".git"
+        if path.is_file() and ".git" not in path.relative_to(directory).parts
     }
 
 
@@ -103,7 +103,7 @@ def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) ->
         parent_id=None,
         created_at=format_instant(0),
         consistency_level=Consistency.QUIESCED,
-        engine=captured.engine.value,
+        engine=captured.engine,
         payload_hash=captured.payload_hash,
         files=captured.files,
         bytes=captured.bytes,

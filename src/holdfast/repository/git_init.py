@@ -5,12 +5,14 @@ git and all checkouts stay as they are. The numbered steps are those of `init`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
-from holdfast.fs.directory import make_directories, move
+from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotFound, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.probe import require_safe
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
@@ -26,7 +28,6 @@ from holdfast.repository.init import (
     initialise_home,
     is_repository,
     known_format,
-    refuse_nested,
     require_free_store,
     share_directory,
 )
@@ -90,7 +91,10 @@ def _checked_checkout(start: str, git_dir: str | None) -> Checkout:
         found.top.encode()
     except UnicodeEncodeError:
         raise Refused(f"the path {found.top!a} is not valid UTF-8, so it cannot be recorded") from None
-    refuse_nested(Path(found.top), nested=False)
+    outer = next(filter(is_repository, Path(found.top).parents), None)
+    if outer is not None:
+        message = f"{found.top} is inside the repository {outer}"
+        raise NestedRepository(message, hint="Adopt a clone of it elsewhere.", path=found.top, outer=str(outer))
     if is_repository(Path(found.top)):
         message = f"{found.top} is already a repository, with worktrees of its own"
         raise AlreadyExists(message, hint="Use it as it is, or adopt a checkout elsewhere.", path=found.top)
@@ -128,7 +132,11 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     for each in commits.kept_packs(home.git):
         commits.drop_keep(home.git, each)
     for path in paths:
-        linked.clear_name(home.git, path)
+        with contextlib.suppress(Refused):  # its directory is gone
+            linked.clear_name(home.git, path)
+    for name in ("refs/holdfast/snapshots", "refs/holdfast"):
+        with contextlib.suppress(OSError, NotFound), Directory.open((home.paths.common / name).parent) as above:
+            calls.rmdir(above.at(name.rpartition("/")[2]), dir_fd=above.fd)
     repository.close()
     removed = repository.root.with_name(REMOVED)
     remove_tree(removed)
