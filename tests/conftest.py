@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.loop_mounts",
     "tests.support.servers",
     "tests.support.guarded",
+    "tests.support.homes",
     "tests.support.machines",
 ]
 

@@ -148,6 +148,8 @@ Issue.gate_status: -
 Issue.open_gates: -
 take_work: NotFound IdAmbiguous IssueClaimed Blocked LockConflict LockTimeout Deadlock Refused TooManyRetries
 Assignment.check: LockNotHeld LockExpired FencingMismatch
+Assignment.prompt: NotFound Corrupt
+Assignment.prompt_file: NotFound Corrupt
 Assignment.succeed: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable TransitionRefused DirectoryReplaced
     TooManyRetries
 Assignment.fail: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable DirectoryReplaced TooManyRetries

@@ -112,6 +112,42 @@ def test_the_consistency_of_the_snapshot_can_be_chosen(shop: Path, command: list
         create(shop, "Write another")
 
 
+LEAVE_A_WRITER = """
+import os, subprocess, sys
+for each in range(200):
+    open(f'file-{each}', 'w').write('work')
+writer = '''
+import itertools, os
+for each in itertools.count():
+    with open(f'file-{each % 200}', 'w') as file:
+        file.write(str(each))
+'''
+program = f'import os; print(os.getpid(), flush=True)\\n{writer}'
+subprocess.Popen([sys.executable, '-c', program], stdout=open(sys.argv[1], 'w'), start_new_session=True)
+while not os.path.getsize(sys.argv[1]):
+    pass
+"""
+
+
+def test_success_is_saved_as_best_effort_although_a_process_keeps_writing(shop: Path, tmp_path: Path) -> None:
+    issue = create(shop, "Write the result")
+    told, pid = None, tmp_path / "pid"
+    command = [*python(LEAVE_A_WRITER), str(pid)]
+
+    try:
+        result = holdfast("agent", "run", "--next", "--json", "--", *command, cwd=shop)
+        told = outcome(result)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+    assert (told["issue_id"], told["state"], told["not_saved"]) == (issue, "done", None)
+    assert "kept writing" in told["warning"]
+    assert envelope(result.stderr)["warnings"] == [told["warning"]]
+    shown = data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))
+    assert (shown["consistency_level"], shown["files"]) == ("best_effort", 200)
+    assert ledger_of(shop)[-1]["warning"] == told["warning"]
+
+
 def test_successful_work_is_snapshotted_recorded_and_done(shop: Path) -> None:
     issue = create(shop, "Write the result")
 

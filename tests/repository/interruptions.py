@@ -89,7 +89,7 @@ def world(contents: Contents = MANY) -> Iterator[World]:
 
 def write(directory: Path, content: Content) -> None:
     """Replace all files of a directory."""
-    for path in [each for each in directory.rglob("*") if each.is_file()]:
+    for path in [each for each in directory.rglob("*") if each.is_file() and each.name != ".git"]:
         path.unlink()
     for name, text in content.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def write(directory: Path, content: Content) -> None:
 
 def content_of(directory: Path) -> Content:
     """The files of a directory and their text; empty directories do not count."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != ".git"]
     return {str(path.relative_to(directory)): path.read_text() for path in files}
 
 

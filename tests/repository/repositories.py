@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.clock import format_instant
+from holdfast.git import worktrees
 from holdfast.repository.context import (
     DESCRIPTORS,
     FORMAT,
@@ -21,6 +22,7 @@ from holdfast.repository.context import (
     SnapshotDefaults,
     WorktreeConfig,
 )
+from holdfast.repository.git_home import GitHome
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Change, Create, Decision, Replace
@@ -55,10 +57,20 @@ def add_worktree(
         head_snapshot_id=head,
         snapshot_defaults=SnapshotDefaults(consistency) if consistency else None,
     )
-    context.paths.payload(name).mkdir(parents=True)
+    add_directory(context, name)
     key = WORKTREES.key(name)
     context.store.transact([key], lambda view, now: Decision([Create(key, config)], None))
     return config
+
+
+def add_directory(context: RepositoryContext, name: str) -> None:
+    """The directory of a worktree, in any home."""
+    if isinstance(context.home, GitHome):
+        git, path = context.home.git, context.paths.worktrees / name
+        worktrees.add(git, path, f"hf/{name}", "trunk", new_branch=True)
+        worktrees.set_name(git, path, name)
+    else:
+        context.paths.payload(name).mkdir(parents=True)
 
 
 def add_snapshot(

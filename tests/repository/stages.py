@@ -13,8 +13,7 @@ from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
 from holdfast.leases.rules import Lease
 from holdfast.leases.service import LeaseService
-from holdfast.repository.context import DESCRIPTORS, MAIN, Consistency, Descriptor
-from holdfast.repository.init import initialise
+from holdfast.repository.context import DESCRIPTORS, MAIN, Consistency, Descriptor, RepositoryContext
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View
@@ -22,6 +21,8 @@ from holdfast.trees.capture import capture
 from holdfast.trees.engines import choose_engine
 from holdfast.trees.manifest import read_manifest
 from holdfast.trees.shared_dirs import located, read_shared_directories
+from tests.support.homes import SAFE
+from tests.support.homes import make_repository as make_repository
 
 LASTING = tuple(
     name
@@ -30,18 +31,10 @@ LASTING = tuple(
 )
 """Calls that change the disk. (A file that was only opened exists, empty, before the next of them.)"""
 
-SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
-
 
 def unprobed(directory: Path) -> Capabilities:
     """Stand in for the probe of the filesystem, which starts processes."""
     return SAFE
-
-
-def make_repository(root: Path) -> Repository:
-    """A new repository, on a filesystem that is known to be safe."""
-    initialise(root, probe=unprobed)
-    return Repository(root)
 
 
 def expire(repository: Repository, worktree: str = MAIN, *, service: LeaseService | None = None) -> Lease:
@@ -75,8 +68,17 @@ def put_files(directory: Path, files: dict[str, str]) -> None:
 def files_in(directory: Path) -> dict[str, str]:
     """The files below a directory and their content."""
     return {
-        str(path.relative_to(directory)): path.read_text() for path in sorted(directory.rglob("*")) if path.is_file()
+        str(path.relative_to(directory)): path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and ".git" not in path.relative_to(directory).parts
     }
+
+
+def files_stored(context: RepositoryContext, snapshot_id: str) -> dict[str, str]:
+    """The files of a snapshot and their content, in any home."""
+    read = context.home.reader(snapshot_id)
+    paths = [each.path for each in context.home.entries(snapshot_id) if each.kind == "f"]
+    return {os.fsdecode(path): read(path, 1 << 20).decode() for path in paths}
 
 
 def files_kept(tree: Path) -> dict[str, str]:
@@ -101,7 +103,7 @@ def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) ->
         parent_id=None,
         created_at=format_instant(0),
         consistency_level=Consistency.QUIESCED,
-        engine=captured.engine.value,
+        engine=captured.engine,
         payload_hash=captured.payload_hash,
         files=captured.files,
         bytes=captured.bytes,

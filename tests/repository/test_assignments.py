@@ -15,16 +15,20 @@ from holdfast import (
     Repository,
     Tracker,
     init_ledger,
-    initialise,
     open_tracker,
     take_work,
 )
-from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, Refused
+from holdfast.errors import ConsistencyUnavailable, FencingMismatch, LockExpired, LockNotHeld, Refused
 from holdfast.ledger.log import Ledger, Recorded
-from holdfast.repository import worktree_changes
+from holdfast.repository import agent, worktree_changes
+from holdfast.repository.context import Consistency, Descriptor, Proof
 from holdfast.repository.retention import Policy
+from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 from holdfast.repository.worktrees import settle
+from tests.support.homes import make_repository
+
+pytestmark = pytest.mark.both_homes
 
 
 class PausedLedger(Ledger):
@@ -62,7 +66,7 @@ def release(tracker: Tracker, claim_id: str) -> None:
 @pytest.fixture
 def shop(tmp_path: Path) -> tuple[Repository, Tracker, Ledger, str]:
     """A repository with a ledger and one issue."""
-    initialise(tmp_path)
+    make_repository(tmp_path)
     tracker = open_tracker(tmp_path, actor="agent:a")
     tracker.initialise()
     return Repository(tmp_path), tracker, init_ledger(tmp_path).ledger, tracker.create(NewIssue(title="x")).id
@@ -73,6 +77,47 @@ def prevent_snapshots(repository: Repository) -> None:
     scratch = repository.root / ".jvs/tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.write_text("in the way")
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusals", "attempts", "level"),
+    [
+        (None, 1, [None, None], "quiesced"),
+        (None, 3, [None, None, None, Consistency.BEST_EFFORT], "best_effort"),
+        (Consistency.QUIESCED, 3, [Consistency.QUIESCED] * 3, None),
+    ],
+)
+def test_the_snapshot_of_the_work_is_taken_again_and_then_as_best_effort(
+    shop: tuple[Repository, Tracker, Ledger, str],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: Consistency | None,
+    refusals: int,
+    attempts: list[Consistency | None],
+    level: str | None,
+) -> None:
+    repository, tracker, ledger, _ = shop
+    seen: list[Consistency | None] = []
+    take = repository.snapshots.take_if_changed
+
+    def refused_at_first(worktree: str, proof: Proof | None, options: SnapshotOptions) -> Descriptor | None:
+        seen.append(options.consistency)
+        if len(seen) <= refusals:
+            raise ConsistencyUnavailable("something changed")
+        return take(worktree, proof, options)
+
+    monkeypatch.setattr(agent, "CAPTURE_PAUSE", 0.0)
+    with take_work(repository, tracker, AssignmentOptions(consistency=asked), ledger=ledger) as work:
+        (work.path / "result").write_text("work")
+        monkeypatch.setattr(repository.snapshots, "take_if_changed", refused_at_first)
+        outcome = work.succeed()
+
+    assert (outcome.issue.state.value, seen) == ("done", attempts)
+    assert (outcome.warning is not None) == (level == "best_effort")
+    if level is None:
+        assert isinstance(outcome.not_saved, ConsistencyUnavailable)
+    else:
+        assert outcome.snapshot_id is not None
+        assert repository.snapshots.named(outcome.snapshot_id).consistency_level.value == level
 
 
 @pytest.mark.parametrize(("how", "state", "kind"), [("succeed", "done", "work_done"), ("fail", "ready", "work_failed")])
@@ -143,7 +188,7 @@ def test_work_whose_lease_is_lost_does_not_count(shop: tuple[Repository, Tracker
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])
 def test_an_agent_paused_before_it_records_cannot_record_after_its_successor(tmp_path: Path, how: str) -> None:
-    initialise(tmp_path)
+    make_repository(tmp_path)
     ledger = init_ledger(tmp_path).ledger
     tracker, other = (open_tracker(tmp_path, actor=f"agent:{name}") for name in "ab")
     tracker.initialise()

@@ -16,6 +16,8 @@ from tests.repository.history_states import state_of
 from tests.repository.interruptions import write
 from tests.repository.repositories import make_repository
 
+pytestmark = pytest.mark.both_homes
+
 
 class Site:
     def __init__(self, root: Path) -> None:

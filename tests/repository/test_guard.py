@@ -35,8 +35,12 @@ from holdfast.repository.guard import (
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
+from tests.support.homes import make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the guard finds ancestor processes through /proc")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="the guard finds ancestor processes through /proc"),
+]
 
 MINUTE = 60.0
 LOCK_ID, ANOTHER_LOCK_ID = "3c1e6f3e-0000-4000-8000-000000000001", "3c1e6f3e-0000-4000-8000-000000000002"
@@ -46,14 +50,18 @@ Answer = Mapping[str, object] | bool
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    initialise(tmp_path / "root")
-    Repository(tmp_path / "root").worktrees.create("theirs")
+    make_repository(tmp_path / "root").worktrees.create("theirs")
     return tmp_path / "root"
+
+
+def records(root: Path) -> str:
+    """The directory that has the records of a repository."""
+    return str(Repository(root).root)
 
 
 @pytest.fixture
 def place(root: Path) -> WorktreePath:
-    return WorktreePath(str(root), "theirs")
+    return WorktreePath(records(root), "theirs")
 
 
 @pytest.fixture
@@ -223,14 +231,14 @@ def test_a_lease_that_cannot_be_understood_counts_as_held(place: WorktreePath) -
 
 
 def test_a_path_that_no_system_accepts_belongs_to_the_worktree_that_it_would_be_in(root: Path) -> None:
-    theirs = [WorktreePath(str(root.resolve()), "theirs")]
+    theirs = [WorktreePath(records(root), "theirs")]
 
     for name in ("a\0b", "\ud800", "\udcff\udfff", "x" * 300, "x/" * 20_000):
         assert worktrees_of(str(root / "worktrees/theirs" / name)) == theirs, ascii(name)[:40]
 
 
 def test_a_write_to_an_unknown_place_may_go_to_every_worktree_of_the_repository(root: Path, tmp_path: Path) -> None:
-    real = str(root.resolve())
+    real = records(root)
     main, theirs = WorktreePath(real, "main"), WorktreePath(real, "theirs")
 
     assert worktrees_at(str(root / "main")) == [main]
@@ -283,7 +291,7 @@ def test_a_write_under_the_lease_of_another_process_is_refused(
 
 def test_an_unfinished_commit_is_left_to_the_full_check(root: Path, place: WorktreePath, stranger: Holder) -> None:
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
-    intents = root / ".holdfast/intents"
+    intents = Path(records(root)) / ".holdfast/intents"
     intents.mkdir(parents=True, exist_ok=True)
     (intents / "0.json.done").touch()
     assert both(place) is not True
@@ -313,8 +321,8 @@ def test_a_path_belongs_to_the_worktree_that_its_symlinks_lead_to(root: Path, tm
     (root / "main/link").symlink_to(root / "worktrees/theirs")
     (root / "main/away").symlink_to(outside)
     (outside / "into").symlink_to(root / "worktrees/theirs/sub")
-    theirs = WorktreePath(str(root.resolve()), "theirs")
-    main = WorktreePath(str(root.resolve()), "main")
+    theirs = WorktreePath(records(root), "theirs")
+    main = WorktreePath(records(root), "main")
 
     assert worktrees_of(str(root / "main/link/new/file")) == [theirs]
     assert worktrees_of(str(outside / "into/file")) == [theirs]

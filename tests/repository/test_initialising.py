@@ -166,8 +166,8 @@ def test_a_repository_that_is_created_during_the_checks_is_recognised(
 ) -> None:
     first = initialise(scratch / "repo", probe=unprobed)
     answers = iter([None])  # it is created right after the first check
-    known_format = init._known_format
-    monkeypatch.setattr(init, "_known_format", lambda root: next(answers, known_format(root)))
+    known_format = init.known_format
+    monkeypatch.setattr(init, "known_format", lambda root: next(answers, known_format(root)))
     again = initialise(scratch / "repo", probe=unprobed)
     assert not again.created
     assert again.format == first.format

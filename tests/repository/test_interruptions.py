@@ -18,7 +18,10 @@ from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.repository.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and an atomic exchange of directories")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs fork and an atomic exchange of directories"),
+]
 
 IN_PLACE, GIVING_UP = "restore in place", "restore in place, nothing kept"
 OPERATIONS = ["snapshot", "restore", IN_PLACE, GIVING_UP, "restore a path"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from holdfast.errors import (
     AlreadyExists,
+    DirectoryReplaced,
     Failure,
     LockConflict,
     NameInvalid,
@@ -30,7 +32,9 @@ from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.worktrees import settle
 from proof.interpose import Attempt, interposed
-from tests.repository.stages import events, expire, files_in, files_kept, json_at, make_repository, put_files
+from tests.repository.stages import events, expire, files_in, files_stored, json_at, make_repository, put_files
+
+pytestmark = pytest.mark.both_homes
 
 BAD_NAMES = ["", ".", "..", "a/b", "../main", "a\\b", "a..b", "a b", "a\nb", "a\0b", "é", "x" * 129, "naïve"]
 
@@ -52,8 +56,8 @@ def next_token(repository: Repository, worktree: str) -> int:
 @pytest.mark.req("WT-01", "WT-02", "WT-03", "WT-04", "WT-09")
 def test_a_new_worktree_is_an_empty_directory_with_a_separate_record(repository: Repository) -> None:
     config = repository.worktrees.create("dev", label="for development")
-    assert repository.path("dev") == repository.root / "worktrees/dev"
-    assert list(repository.path("dev").iterdir()) == []
+    assert repository.path("dev") == repository.payload("dev")
+    assert files_in(repository.path("dev")) == {}
     stored = json_at(repository.root / ".jvs/worktrees/dev/config.json")
     assert stored["worktree_id"] == config.worktree_id == "dev"
     assert stored["isolation"] == "exclusive"
@@ -82,13 +86,13 @@ def test_a_name_that_is_taken_is_refused(repository: Repository) -> None:
 
 
 def test_a_foreign_directory_at_the_path_of_a_worktree_is_left_alone(repository: Repository) -> None:
-    put_files(repository.root / "worktrees/dev", {"precious": "mine"})
+    put_files(repository.payload("dev"), {"precious": "mine"})
     with pytest.raises(AlreadyExists, match="belongs to no worktree"):
         repository.worktrees.create("dev")
     repository.worktrees.create("other")
     with pytest.raises(AlreadyExists, match="belongs to no worktree"):
         repository.worktrees.change_name("other", "dev")
-    assert files_in(repository.root / "worktrees") == {"dev/precious": "mine"}
+    assert files_in(repository.context.paths.worktrees) == {"dev/precious": "mine"}
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "other"]
     assert next_token(repository, "other") > 0
 
@@ -143,8 +147,8 @@ def test_a_symlink_that_leads_outside_is_refused_and_its_target_is_untouched(
     repository.worktrees.create("dev")
     outside = scratch / "outside"
     put_files(outside, {"precious": "mine", "dev/precious": "mine"})
-    (repository.root / where).rename(scratch / "moved")
-    (repository.root / where).symlink_to(outside)
+    (scratch / "repo" / where).rename(scratch / "moved")
+    (scratch / "repo" / where).symlink_to(outside)
     attempts: list[Callable[[], object]] = [lambda: repository.path(MAIN)]
     if where != "main":
         attempts = [
@@ -157,7 +161,7 @@ def test_a_symlink_that_leads_outside_is_refused_and_its_target_is_untouched(
     if where == "worktrees":
         attempts.append(lambda: repository.worktrees.create("another"))
     for attempt in attempts:
-        with pytest.raises(PathEscape):
+        with pytest.raises((PathEscape, DirectoryReplaced)):
             attempt()
     assert files_in(outside) == {"precious": "mine", "dev/precious": "mine"}
     assert repository.context.config("dev").worktree_id == "dev"
@@ -173,7 +177,7 @@ def test_a_rename_moves_directory_and_record_and_leaves_no_lease(repository: Rep
     renamed = repository.worktrees.change_name("old", "new")
     assert renamed.worktree_id == "new"
     assert renamed.label == "kept"
-    assert files_in(repository.root / "worktrees") == {"new/work": "unsaved"}
+    assert files_in(repository.context.paths.worktrees) == {"new/work": "unsaved"}
     assert not (repository.root / ".jvs/worktrees/old").exists()
     assert repository.leases.state("old") is repository.leases.state("new") is None
     with pytest.raises(NotFound):
@@ -230,7 +234,7 @@ def test_a_removal_deletes_payload_and_record_and_is_audited(repository: Reposit
     put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
     (repository.path("dev") / "b").chmod(0o555)
     repository.worktrees.remove("dev", save=None)
-    assert list((repository.root / "worktrees").iterdir()) == []
+    assert list((repository.context.paths.worktrees).iterdir()) == []
     assert not (repository.root / ".jvs/worktrees/dev").exists()
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
     assert repository.leases.state("dev") is None
@@ -246,16 +250,16 @@ def test_a_file_written_during_a_removal_is_saved(repository: Repository) -> Non
 
     def write_late(attempt: Attempt) -> Any:
         if "removed" in str(attempt.arguments):
-            put_files(repository.root / "worktrees/dev", {"late": "2"})
+            put_files(repository.payload("dev"), {"late": "2"})
         return attempt.perform()
 
     with interposed(write_late, ("rename_noreplace",)):
         removed = repository.remove_worktree("dev")
     assert removed.saved is not None
     caught = repository.snapshots.named(removed.saved)
-    assert files_kept(repository.context.paths.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
+    assert files_stored(repository.context, caught.snapshot_id) == {"a": "1", "late": "2"}
     assert caught.parent_id is not None
-    assert files_kept(repository.context.paths.tree(caught.parent_id)) == {"a": "1"}
+    assert files_stored(repository.context, caught.parent_id) == {"a": "1"}
     assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
 
@@ -302,7 +306,7 @@ def test_the_holder_can_remove_its_worktree(repository: Repository) -> None:
 
 def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repository: Repository) -> None:
     repository.worktrees.create("dev")
-    repository.path("dev").rmdir()
+    shutil.rmtree(repository.path("dev"))
     assert not repository.worktrees.state("dev").is_there
     with pytest.raises(NotFound, match="lost its directory"):
         repository.path("dev")
@@ -311,6 +315,7 @@ def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repositor
     assert repository.path("dev").is_dir()
 
 
+@pytest.mark.plain_home("git renames it in place")
 def test_a_directory_that_cannot_be_moved_is_refused_before_anything_is_decided(repository: Repository) -> None:
     """Its parent belongs to another user. A later failure would leave the operation stuck until that is fixed."""
     repository.worktrees.create("dev")

@@ -49,6 +49,8 @@ from tests.repository.test_waits import (
     whoever_looks,
 )
 
+pytestmark = pytest.mark.both_homes
+
 if sys.platform != "linux":
     pytest.skip("only Linux reports the holders of a file lock", allow_module_level=True)
 

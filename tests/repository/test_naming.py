@@ -11,6 +11,8 @@ from holdfast.repository.context import RepositoryContext
 from holdfast.repository.history import reference_name, resolve, resolve_usable
 from tests.repository.repositories import add_reference, add_snapshot, add_worktree, make_repository
 
+pytestmark = pytest.mark.both_homes
+
 FIRST, SECOND, THIRD = "4f1c000000000001", "4f2d000000000002", "a000000000000003"
 
 

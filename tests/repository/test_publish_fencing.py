@@ -35,7 +35,7 @@ from tests.repository.rivals import (
     thief,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+pytestmark = [pytest.mark.both_homes, pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")]
 
 ROUNDS = 1000
 STEP = 1 if SHARE == 1 else 12  # between the calls at which a publisher is stopped

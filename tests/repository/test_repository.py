@@ -22,6 +22,8 @@ from tests.locks.workers import Line, Workers
 from tests.repository.stages import expire, make_repository
 from tests.support.descriptors import open_descriptors
 
+pytestmark = pytest.mark.both_homes
+
 
 @pytest.fixture
 def repository(scratch: Path) -> Repository:
@@ -142,6 +144,7 @@ def test_a_waiter_for_the_lease_also_waits_for_a_pending_operation(repository: R
     assert isinstance(ended[0], NotFound), "the waiter did not finish the removal of the dead process"
 
 
+@pytest.mark.plain_home("only there, a path tells the worktree")
 def test_a_path_belongs_to_the_worktree_around_it(repository: Repository) -> None:
     root = repository.root
     assert repository.worktree_around(root) == MAIN

@@ -61,10 +61,13 @@ from tests.repository.interruptions import (
     write,
 )
 from tests.repository.repositories import add_worktree
-from tests.repository.stages import expire, files_kept, make_repository
+from tests.repository.stages import expire, files_stored, make_repository
 from tests.support.loop_mounts import LoopMount
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged"),
+]
 
 OLD = {"file": "old", "directory/a": "old", "directory/b": "old"}
 NEW = {"file": "new", "directory/a": "new", "more": "new"}
@@ -91,7 +94,7 @@ class Site:
         return [each.descriptor for each in worktree_history(self.context, worktree).entries]
 
     def kept(self, snapshot_id: str) -> dict[str, str]:
-        return files_kept(self.context.paths.tree(snapshot_id))
+        return files_stored(self.context, snapshot_id)
 
     def require_nothing_happened(self) -> None:
         assert content_of(self.payload) == NEW
@@ -137,6 +140,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
     site.require_nothing_happened()
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 @pytest.mark.req("LC-27")
 def test_a_partial_snapshot_cannot_be_restored(site: Site) -> None:
     (site.context.paths.tree(site.first) / ".READY").unlink()
@@ -162,7 +166,7 @@ def test_a_restore_in_place_replaces_everything_and_keeps_the_old_content(site: 
     assert new.restored_from == site.first
     assert new.note == "tested"
     assert new.payload_hash == first.payload_hash
-    assert list(verify(site.context.paths.tree(new.snapshot_id), new.payload_hash)) == []
+    assert list(site.context.home.verify(new)) == []
     assert site.repository.snapshots.status(MAIN).changes == ()
     assert list(site.context.paths.scratch.iterdir()) == []
 
@@ -190,6 +194,7 @@ def test_a_restore_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
     site.require_nothing_happened()
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.req("LC-17", "LC-18", "LC-26")
 @pytest.mark.parametrize("path", [None, "file"])
 def test_a_restore_whose_lease_is_stolen_during_preparation_changes_nothing(site: Site, path: str | None) -> None:
@@ -232,6 +237,7 @@ def test_a_doomed_snapshot_is_not_restored(site: Site) -> None:
     site.require_nothing_happened()
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_write_just_before_the_exchange_is_kept_too(site: Site) -> None:
     """It comes after the safety snapshot, and becomes a snapshot between that and the new head."""
     late = {**NEW, "late": "written at the last moment"}
@@ -248,6 +254,7 @@ def test_a_write_just_before_the_exchange_is_kept_too(site: Site) -> None:
     assert list(verify(site.context.paths.tree(caught.snapshot_id), caught.payload_hash)) == []
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
 def test_settling_an_unfinished_restore_keeps_late_writes_too(site: Site, call: str) -> None:
     """The restore fails after the exchange; settling it finds the late writes."""
@@ -293,12 +300,14 @@ def test_the_content_of_a_worktree_without_snapshots_is_kept_too(site: Site) -> 
     assert new.restored_from == site.first
 
 
+@pytest.mark.plain_home("a checkout of git that is gone has no git directory either")
 def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
     site.payload.rename(site.context.paths.root / "away")
     site.restore()
     assert content_of(site.payload) == OLD
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_recorded_restore_can_be_finished_by_any_process_and_takes_effect_once(site: Site) -> None:
     def fail(attempt: Attempt) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -318,6 +327,7 @@ def test_a_recorded_restore_can_be_finished_by_any_process_and_takes_effect_once
     assert len(site.history()) == 3
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.parametrize("exchanged", [False, True])
 @pytest.mark.parametrize("lost", ["nothing", "scratch"])
 def test_a_recorded_restore_can_be_finished_in_a_copy_of_the_repository(
@@ -340,9 +350,7 @@ def test_a_recorded_restore_can_be_finished_in_a_copy_of_the_repository(
     settle(context, MAIN)
     assert content_of(context.paths.payload(MAIN)) == OLD
     assert context.store.read(OPERATIONS.key(MAIN)) is None
-    kept = [
-        files_kept(context.paths.tree(each.descriptor.snapshot_id)) for each in worktree_history(context, MAIN).entries
-    ]
+    kept = [files_stored(context, each.descriptor.snapshot_id) for each in worktree_history(context, MAIN).entries]
     assert kept[0] == kept[-1] == OLD
     assert NEW in kept
 
@@ -368,6 +376,7 @@ def test_a_restored_path_is_unsaved_work_on_top_of_the_head(site: Site, path: st
     assert site.repository.snapshots.status(MAIN).changes
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_path_is_not_replaced_if_it_was_written_to_after_the_safety_snapshot(
     site: Site,
 ) -> None:
@@ -386,6 +395,7 @@ def test_a_path_is_not_replaced_if_it_was_written_to_after_the_safety_snapshot(
     assert content_of(site.payload) == late
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.parametrize("path", ["file", "directory", "directory/a"])
 def test_a_write_to_a_path_just_before_its_exchange_is_kept_too(site: Site, path: str) -> None:
     """The write becomes the head, and the restored content is unsaved work on top of it."""
@@ -415,6 +425,7 @@ def die_before_the_exchange(site: Site, path: str) -> None:
     assert site.context.store.read(OPERATIONS.key(MAIN)) is not None
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_write_between_the_death_of_a_restore_and_its_settling_is_kept(site: Site) -> None:
     """The process died after its decision; the user works on, and the next command finishes the restore."""
     die_before_the_exchange(site, "file")
@@ -426,6 +437,7 @@ def test_a_write_between_the_death_of_a_restore_and_its_settling_is_kept(site: S
     assert site.kept(kept.snapshot_id) == NEW
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.parametrize("became", ["gone", "a file", "a link"])
 def test_a_restore_of_a_path_is_abandoned_if_its_parent_is_no_longer_a_directory(site: Site, became: str) -> None:
     """Otherwise the worktree would be stuck for good, and a link would lead the restore elsewhere."""
@@ -443,6 +455,7 @@ def test_a_restore_of_a_path_is_abandoned_if_its_parent_is_no_longer_a_directory
     snapshot(site.context, MAIN, site.proof)
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_path_whose_parent_disappears_just_before_the_exchange_is_not_restored(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +473,7 @@ def test_a_path_whose_parent_disappears_just_before_the_exchange_is_not_restored
     assert list(site.context.paths.scratch.iterdir()) == []
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 @pytest.mark.parametrize("by", ["itself", "another"])
 def test_a_restore_of_a_path_that_cannot_be_exchanged_is_abandoned(site: Site, by: str) -> None:
     """For example in a read-only directory: the worktree would be unusable until that is fixed."""
@@ -493,6 +507,7 @@ def test_a_path_that_is_not_utf8_is_refused_but_is_restored_with_its_directory(s
     assert (site.payload / "directory" / name).read_text() == "old"
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_path_too_long_for_one_call_is_restored_step_by_step(site: Site) -> None:
     deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
     for name in deep.split("/"):
@@ -507,6 +522,7 @@ def test_a_path_too_long_for_one_call_is_restored_step_by_step(site: Site) -> No
     assert list(site.context.paths.scratch.iterdir()) == []
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_restore_in_place_is_refused_over_a_mount_point(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange would carry the mount away with the old directory."""
     monkeypatch.setattr(payloads, "mounts_beneath", lambda _: frozenset({"directory/a"}))
@@ -538,6 +554,7 @@ def require_times(site: Site) -> None:
     assert (site.payload / "directory").stat().st_mtime_ns == 2_000_000_000
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_directory_restored_in_place_has_its_time_even_if_the_exchange_changes_it(site: Site) -> None:
     with interposed(touching_exchange, ("rename_exchange",)):
         require_times(site)
@@ -547,6 +564,7 @@ def test_a_directory_restored_in_place_has_its_time_on_xfs(loop_mount: Callable[
     require_times(Site(loop_mount("xfs").path / "repository"))
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 @pytest.mark.parametrize("path", [None, "directory"])
 def test_a_damaged_snapshot_is_not_restored_and_the_worktree_stays_as_it_is(site: Site, path: str | None) -> None:
     stored = site.context.paths.tree(site.first) / "payload/directory/a"
@@ -622,6 +640,7 @@ def without_exchange(attempt: Attempt) -> Any:
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_without_atomic_exchange_two_renames_replace_the_content(site: Site) -> None:
     with interposed(without_exchange, ("rename_exchange",)):
         site.restore()
@@ -685,6 +704,7 @@ def test_a_symlink_in_place_of_the_directory_is_not_followed(scratch: Path) -> N
     assert resolve(site.context, "head", worktree=MAIN).snapshot_id == first
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_symlink_created_during_a_restore_does_not_leave_the_worktree_stuck(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

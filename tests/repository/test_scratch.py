@@ -21,6 +21,8 @@ from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.repository.repositories import make_repository
 
+pytestmark = pytest.mark.both_homes
+
 ROUNDS = rounds(100, least=10)
 
 

@@ -51,6 +51,8 @@ from tests.locks.workers import Line, Workers
 from tests.repository.repositories import add_reference, add_worktree, make_repository
 from tests.repository.stages import expire, files_kept
 
+pytestmark = pytest.mark.both_homes
+
 BEST_EFFORT, QUIESCED = Consistency.BEST_EFFORT, Consistency.QUIESCED
 
 

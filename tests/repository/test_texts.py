@@ -18,6 +18,8 @@ from holdfast.repository.restore import RestoreOptions
 from holdfast.store.memory import MemoryStore
 from tests.repository.stages import make_repository
 
+pytestmark = pytest.mark.both_homes
+
 Write = Callable[[str], object]
 
 

@@ -20,7 +20,10 @@ from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.usage import usage_of
 from tests.repository.stages import files_in, make_repository, put_files
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not move files in use anyway")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows does not move files in use anyway"),
+]
 
 WAYS = {
     "stands in": "import os; os.chdir(PATH)",
@@ -111,6 +114,7 @@ WRITING = {
 }
 
 
+@pytest.mark.plain_home("it is about the exchange of directories")
 def test_a_restore_in_place_names_the_processes_that_stand_in_the_old_directory(repository: Repository) -> None:
     path = repository.path("dev")
     with repository.lease("dev") as lease:

@@ -33,7 +33,7 @@ from holdfast.repository.repository import Repository
 from proof.effort import rounds
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+pytestmark = [pytest.mark.both_homes, pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")]
 
 ROUNDS = rounds(60, least=6)
 LONG = 3600.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE
+from holdfast.cli import ACTOR, ISSUE_ID, LOCK_ID, PROMPT_FILE, REPO, TOKEN, WORKTREE
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
@@ -15,7 +18,7 @@ from holdfast.cli.options import consistency_option, store_address, ttl_option, 
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository
 from holdfast.clock import format_duration
-from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
+from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.leases.service import COMMAND_TTL
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import Assignment, Outcome
 
+SHELLS = frozenset(["sh", "ash", "bash", "dash", "fish", "ksh", "zsh"])
 NOT_SAVED = "The outcome is recorded, but no snapshot of the work was taken. It is still in the worktree {}."
 LOST = """\
 The command was ended: the claim or the lease was lost, so another agent may have this work.
@@ -38,7 +42,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
-@consistency_option("the snapshot")
+@consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
     "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
@@ -61,15 +65,21 @@ def run(
 ) -> int:
     """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
+    In its arguments, {prompt} becomes the task as text: the issue, the outcomes of its dependencies, notes of earlier
+    attempts, its gates, and what to do at the end. {title}, {id} and {worktree} (its path) are replaced too; all other
+    braces stay. A script should read the task from the file HOLDFAST_PROMPT_FILE instead: in the code of 'sh -c', texts
+    of the issue would be run, so {prompt} and {title} are refused there.
+
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
-    goes back to the queue when the claim expires, and no work is lost. If no snapshot can be taken, the outcome counts
-    nevertheless, the work stays in the worktree, and the status says why (4 if a file changed meanwhile).
+    goes back to the queue when the claim expires, and no work is lost. If something keeps writing, the snapshot is
+    taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
+    stays in the worktree, and the status says why.
 
-    COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
-    environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL) and its work is not
-    published. If the command itself finishes or releases the issue ('holdfast issue finish'), that outcome stands.
-    Exits with the status of the command, or with 3 if there is nothing to do.
+    COMMAND has HOLDFAST_PROMPT_FILE, HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
+    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL)
+    and its work is not published. If the command itself finishes or releases the issue ('holdfast issue finish'), that
+    outcome stands. Exits with the status of the command, or with 3 if there is nothing to do.
 
     The worktree stays when the issue is done, so that you can review the work and bring it into main. Remove it then
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
@@ -77,7 +87,7 @@ def run(
 
     \b
     Examples:
-      holdfast agent run --next -- ./my-agent
+      holdfast agent run --next -- claude -p '{prompt}'
       holdfast agent run --issue 4f1c --gate tests -- make check
       while holdfast agent run --next --wait forever -- ./my-agent; do :; done
     """
@@ -89,6 +99,7 @@ def run(
     options = AssignmentOptions(assignee=actor, wait_for_issue=given["wait"] if take_next else 0.0, **given)
     if take_next is (options.issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
+    _refuse_texts_as_code(command)
     if remove_worktree and options.worktree is not None:
         raise click.UsageError("--remove-worktree is for an issue's own worktree, not for --worktree.")
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
@@ -99,8 +110,10 @@ def run(
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
             try:
-                variables = environment | _variables(assignment, repository.root)
-                ended = _run_command(command, assignment, variables, options.ttl, chdir=not no_chdir)
+                with assignment.prompt_file() as (prompt, path):
+                    variables = environment | _variables(assignment, repository.root) | {PROMPT_FILE: str(path)}
+                    told = tuple(_filled(command, assignment, prompt))
+                    ended = _run_command(told, assignment, variables, options.ttl, chdir=not no_chdir)
                 outcome = _concluded(assignment, ended)
                 kept = _remove_worktree(assignment, outcome, output) if remove_worktree else "not requested"
             except (LockNotHeld, LockExpired, FencingMismatch) as failure:
@@ -109,10 +122,28 @@ def run(
         broken = unreadable_issues_to_json(assignment.broken)
         record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
         _tell(output, _conclusion(outcome))
+        if outcome.warning is not None:
+            output.warning(outcome.warning)
         if outcome.not_saved is not None and ended.exit_status == 0:
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)
     return child.end_like(ended)
+
+
+def _refuse_texts_as_code(command: tuple[str, ...]) -> None:
+    """Refuse {prompt} and {title} in the code of a shell: whoever wrote the issue could run anything."""
+    shell = bool(command) and os.path.basename(command[0]) in SHELLS
+    codes = [code for option, code in pairwise(command) if shell and re.fullmatch("-[a-z]*c", option)]
+    if any("{prompt}" in code or "{title}" in code for code in codes[:1]):
+        hint = "Pass it as an argument of its own: sh -c 'my-agent \"$1\"' sh '{prompt}'. Or read HOLDFAST_PROMPT_FILE."
+        raise UsageFailure("the text of an issue must not become a part of shell code", hint=hint)
+
+
+def _filled(command: tuple[str, ...], assignment: Assignment, prompt: str) -> Iterator[str]:
+    values = {"prompt": prompt, "title": printable(assignment.issue.title)}
+    values |= {"id": assignment.issue.id, "worktree": str(assignment.path)}
+    for word in command:
+        yield re.sub(r"\{(prompt|title|id|worktree)\}", lambda found: values[found[1]], word)
 
 
 def _run_command(
@@ -182,7 +213,7 @@ def _variables(assignment: Assignment, root: Path) -> dict[str, str]:
         LOCK_ID: assignment.lease.lock_id,
         TOKEN: str(assignment.lease.token),
         CLAIM_VARIABLE: assignment.claim.id.text,
-        "HOLDFAST_ISSUE_ID": assignment.issue.id,
+        ISSUE_ID: assignment.issue.id,
     }
 
 

@@ -248,7 +248,8 @@ HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.
 """
 
 COMMANDS = {
-    "init": LazyCommand("holdfast.cli.init:init", "Create a repository."),
+    "init": LazyCommand("holdfast.cli.init:init", "Adopt a git checkout, or create a repository."),
+    "deinit": LazyCommand("holdfast.cli.init:deinit", "Remove Holdfast from a git checkout again."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
@@ -267,6 +268,7 @@ COMMANDS = {
     "audit": LazyCommand("holdfast.cli.audit:audit", "Show or verify the audit trail."),
     "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems in a repository."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
+    "prime": LazyCommand("holdfast.cli.prime:prime", "Print the task of an agent, or the work that it can claim."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies between issues."),
     "gate": LazyCommand("holdfast.cli.gate:group", "Gates: the checks that an issue must pass to be done."),

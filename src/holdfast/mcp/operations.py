@@ -17,6 +17,7 @@ from holdfast.issues import reading
 from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
+from holdfast.issues.prompt import Ending
 from holdfast.leases.rules import Lease
 from holdfast.leases.service import COMMAND_TTL, OWN_TTL, HeldLease
 from holdfast.ledger import log
@@ -232,8 +233,8 @@ def who(call: Call, given: arguments.Who | None = None) -> Record:
 
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
     """Claim the most urgent issue that is ready (or a certain one), with a leased worktree. Do the work in the
-    directory `path` of the answer, then call finish_work. The server renews the claim; if you disconnect, the
-    work returns to the queue, and what you wrote stays in the worktree."""
+    directory `path` of the answer; its `prompt` has the task. Then call finish_work. The server renews the claim; if
+    you disconnect, the work returns to the queue, and what you wrote stays in the worktree."""
     project, repository = call.project, call.project.repository()
     tracker, ledger = project.tracker(call.actor), project.ledger_if_any()
     options = AssignmentOptions(
@@ -256,6 +257,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
     return {
         **reading.claimed_issue_to_json(claimed),
         "description": assignment.issue.description,
+        "prompt": assignment.prompt(Ending.TOOL),
         "worktree": assignment.lease.worktree,
         "path": str(assignment.path),
         "lock_id": assignment.lease.lock_id,

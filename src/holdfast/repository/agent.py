@@ -10,8 +10,9 @@
 4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
 5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event, the gate
    is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent has already finished
-   or released the issue. After a failure, the issue is released at once. If no snapshot can be taken, the outcome
-   stands without one: work that succeeded is never put back for that.
+   or released the issue. After a failure, the issue is released at once. If something keeps writing, the snapshot is
+   taken again, then as best effort; if none can be taken, the outcome stands without one: work that succeeded is never
+   put back for that.
 6. Release the lease and the claim.
 
 A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree with all
@@ -23,12 +24,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.errors import (
     AlreadyExists,
+    ConsistencyUnavailable,
     Failure,
     FencingMismatch,
     LockExpired,
@@ -36,9 +39,11 @@ from holdfast.errors import (
     Refused,
     SequenceMismatch,
 )
+from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
+from holdfast.issues.prompt import Ending, Workplace, issue_prompt
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.rules import Lease, NamedLease
 from holdfast.leases.service import COMMAND_TTL, HeldLease, LeaseService
@@ -46,12 +51,15 @@ from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
+from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
+PROMPT = "prompt.txt"
 MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
+MOST_CAPTURES, CAPTURE_PAUSE = 3, 0.5  # how often a quiesced snapshot of the work is tried, and seconds between tries
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
 
 Quietly = Callable[[], contextlib.AbstractContextManager[object]]
@@ -63,7 +71,7 @@ class AssignmentOptions(NamedTuple):
     issue_id: str | None = None  # None: the most urgent issue that is ready
     worktree: str | None = None  # None: the issue's own
     assignee: str | None = None
-    consistency: Consistency | None = None  # of the snapshots of the work; None: the worktree's setting
+    consistency: Consistency | None = None  # of the snapshots of the work; None: as good as it gets
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = COMMAND_TTL  # 15 s, of the claim and of the lease
     wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
@@ -77,13 +85,15 @@ class AssignmentOptions(NamedTuple):
 
 class Outcome(NamedTuple):
     """The result of an assignment; `sequence` is the number of its ledger event, if there is one. If no snapshot could
-    be taken, `not_saved` says why: the work counts nevertheless, and stays in the worktree."""
+    be taken, `not_saved` says why: the work counts nevertheless, and stays in the worktree. `warning` says that
+    something kept writing while the snapshot was taken."""
 
     issue: Issue
     succeeded: bool
     snapshot_id: str | None
     sequence: int | None
     not_saved: Failure | None = None
+    warning: str | None = None
 
 
 class _Saved(NamedTuple):
@@ -91,6 +101,7 @@ class _Saved(NamedTuple):
 
     snapshot_id: str | None
     failure: Failure | None = None
+    warning: str | None = None
 
 
 class Assignment:
@@ -130,6 +141,20 @@ class Assignment:
                 raise
         self.lease.check()
 
+    def prompt(self, ending: Ending) -> str:
+        """The task as text: see `issues.prompt`."""
+        place = Workplace(self.lease.worktree, str(self.path))
+        return issue_prompt(self._tracker, self.issue.id, ending=ending, workplace=place).text
+
+    @contextlib.contextmanager
+    def prompt_file(self) -> Iterator[tuple[str, Path]]:
+        """The prompt for a command, and a file that has it while the block runs. The file is in a scratch directory:
+        private, in no snapshot, and swept after a kill."""
+        prompt = self.prompt(Ending.COMMAND)
+        with scratch(self._repository.context, "prompt", worktree=self.lease.worktree) as room:
+            durable.create(room.path / PROMPT, f"{prompt}\n".encode(), mode=0o600, durable=False)
+            yield prompt, room.path / PROMPT
+
     def succeed(self, **facts: object) -> Outcome:
         """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent
         itself has already finished or released the issue, that outcome stands."""
@@ -147,7 +172,7 @@ class Assignment:
         if ended is None and issue.state is State.GATED:  # a waiting issue needs no claim
             with contextlib.suppress(Failure):  # the last gate may have just passed
                 issue = self._tracker.claims.release(issue.id, self.claim.id, reason="it waits for its gates")
-        self.outcome = Outcome(issue, True, saved.snapshot_id, sequence, saved.failure)
+        self.outcome = Outcome(issue, True, saved.snapshot_id, sequence, saved.failure, saved.warning)
         return self.outcome
 
     def fail(self, reason: str, **facts: object) -> Outcome:
@@ -162,7 +187,7 @@ class Assignment:
         sequence = self._record("work_failed", saved, {**facts, "reason": reason}, ours=ended is None)
         self._decide_gate(GateStatus.FAILED)
         issue = ended or self._tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
-        self.outcome = Outcome(issue, False, saved.snapshot_id, sequence, saved.failure)
+        self.outcome = Outcome(issue, False, saved.snapshot_id, sequence, saved.failure, saved.warning)
         return self.outcome
 
     def put_back(self, reason: str) -> Outcome:
@@ -210,12 +235,30 @@ class Assignment:
         """
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
         try:
-            made = _save_if_changed(self._repository, self.lease, note, self._consistency)
-            return _Saved(made or self._repository.context.config(self.lease.worktree).head_snapshot_id)
+            return self._capture(note)
         except (LockNotHeld, LockExpired, FencingMismatch):
             raise
         except Failure as failure:
             return _Saved(None, failure)
+
+    def _capture(self, note: str) -> _Saved:
+        """Take the snapshot again if something was written meanwhile, then as best effort, unless the consistency was
+        asked for."""
+        for left in reversed(range(MOST_CAPTURES)):
+            try:
+                return self._captured(note, self._consistency)
+            except ConsistencyUnavailable:
+                if not left and self._consistency is not None:
+                    raise
+            time.sleep(CAPTURE_PAUSE)
+        warning = (
+            f"something kept writing to {self.lease.worktree}: files of the snapshot may be from different instants"
+        )
+        return self._captured(note, Consistency.BEST_EFFORT)._replace(warning=warning)
+
+    def _captured(self, note: str, consistency: Consistency | None) -> _Saved:
+        made = _save_if_changed(self._repository, self.lease, note, consistency)
+        return _Saved(made or self._repository.context.config(self.lease.worktree).head_snapshot_id)
 
     def _decide_gate(self, status: GateStatus) -> None:
         if self._gate is not None:
@@ -241,6 +284,8 @@ class Assignment:
         }
         if saved.failure is not None:
             event["not_saved"] = saved.failure.code
+        if saved.warning is not None:
+            event["warning"] = saved.warning
         for _ in range(MOST_MISMATCHES):
             sequence = self._ledger.sequence
             if ours:
@@ -309,10 +354,11 @@ def _lease_worktree(
 
 
 def _create_worktree(repository: Repository, name: str) -> bool:
-    """Create the worktree from the head of `main`; False if it already exists. Refuse an empty directory for an agent
-    that expects the content of `main`."""
-    head = repository.context.config(MAIN).head_snapshot_id
-    if head is None and repository.context.store.read(WORKTREES.key(name)) is None:
+    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
+    already exists. Refuse an empty directory for an agent that expects the content of `main`."""
+    home = repository.context.home
+    head = None if home.has_branches else repository.context.config(MAIN).head_snapshot_id
+    if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
                 message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
@@ -342,6 +388,7 @@ def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
         "token": assignment.lease.token,
         "snapshot_id": outcome.snapshot_id,
         "not_saved": outcome.not_saved.as_record() if outcome.not_saved else None,
+        "warning": outcome.warning,
         "sequence": outcome.sequence,
         "taken_over_from": assignment.taken_over_from,
     }

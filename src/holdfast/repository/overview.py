@@ -27,8 +27,9 @@ from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_l
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
-from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, RepositoryFormat
+from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
+from holdfast.repository.locating import git_home_of
 from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
@@ -67,16 +68,18 @@ class Overview(NamedTuple):
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has a repository, a tracker or a ledger."""
-    found = calls.find_upwards(resolved(start), lambda directory: _is_workspace(Path(directory)))
+    found = calls.find_upwards(
+        resolved(start), lambda directory: _is_workspace(Path(directory)) or git_home_of(directory) is not None
+    )
     if found is not None:
-        return Path(found)
+        return _root_of(Path(found))
     message = f"there is no repository, tracker or ledger in {start} or above it"
     raise NotInitialised(message, create=None, path=str(start))
 
 
 def check_workspace(root: Path) -> None:
     """Raise `NotInitialised` if the directory is not a workspace."""
-    if not _names(resolved(root)).intersection(MARKS):
+    if not _names(resolved(root)).intersection(MARKS) and git_home_of(str(root)) is None:
         raise NotInitialised(f"{root} has no repository, tracker or ledger", create=None, path=str(root))
 
 
@@ -95,7 +98,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
-    root = resolved(root)
+    root = _root_of(resolved(root))
     present = _names(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:
@@ -126,6 +129,11 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
+
+
+def _root_of(directory: Path) -> Path:
+    """The directory itself, or the git home of the checkout there."""
+    return directory if _is_workspace(directory) else Path(git_home_of(str(directory)) or directory)
 
 
 def _now(root: Path) -> float:
@@ -346,8 +354,6 @@ class RepositoryInfo(NamedTuple):
 
 def describe(repository: Repository) -> RepositoryInfo:
     """Describe a repository, even one opened to be examined whose store cannot be used."""
-    from holdfast.trees.engines import choose_engine
-
     known, worktrees, descriptors = None, tuple[WorktreeState, ...](), list[Descriptor]()
     try:
         descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
@@ -355,11 +361,11 @@ def describe(repository: Repository) -> RepositoryInfo:
     except Failure as failure:
         if failure is not repository.trouble:
             raise
-    kind, paths, address, engine = filesystem_kind(repository.root), repository.context.paths, "unknown", None
+    kind, address, engine = filesystem_kind(repository.root), "unknown", None
     with contextlib.suppress(Failure):
         address = address_of(repository.root)
     with contextlib.suppress(Failure):
-        engine = choose_engine(paths.payload(MAIN), paths.snapshots).value
+        engine = repository.context.home.engine()
     # For records on a server, all that matters is whether files are seen late.
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
@@ -369,7 +375,7 @@ def describe(repository: Repository) -> RepositoryInfo:
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,
-        directories=tuple(_directories(repository)),
+        directories=tuple(repository.context.home.directories()),
         snapshots=None if known is None else len(descriptors),
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
@@ -377,15 +383,3 @@ def describe(repository: Repository) -> RepositoryInfo:
         network_troubles=tuple(network_problems(repository.root, kind)) if matters else (),
         engine=engine,
     )
-
-
-def _directories(repository: Repository) -> Iterator[str]:
-    """The worktrees that have a directory here."""
-    paths = repository.context.paths
-    for path, names in ((paths.root, [MAIN]), (paths.worktrees, None)):
-        try:
-            with Directory.open(path) as directory:
-                found = directory.directories()
-        except NotFound:
-            continue
-        yield from sorted(each for each in found if names is None or each in names)

@@ -1,0 +1,574 @@
+"""What only a git home has: adopting a checkout in place, branches, and kills at every command of git."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused
+from holdfast.git import program
+from holdfast.repository import git_init
+from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.git_init import adopt_checkout, deinitialise
+from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
+from holdfast.repository.repository import Repository, find_repository
+from holdfast.repository.snapshots import SnapshotOptions
+from proof.crash import Ending, Outcome, kill_points
+from proof.effort import SHARE
+from tests.repository.stages import LASTING, files_in, files_stored, put_files
+from tests.support.homes import SAFE, git
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+FILES = {"README": "read me", "src/a": "a", "src/b": "b", ".gitignore": "*.log\n"}
+
+
+@pytest.fixture(autouse=True)
+def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
+
+
+def checkout(path: Path) -> Path:
+    """A checkout with two commits, a staged and an unstaged change, a stash and an ignored file."""
+    git("init", "-q", "-b", "trunk", path)
+    git("config", "user.name", "user", at=path)
+    git("config", "user.email", "user@example", at=path)
+    put_files(path, FILES)
+    git("add", "-A", at=path)
+    git("commit", "-qm", "first", at=path)
+    put_files(path, {"src/a": "stashed"})
+    git("stash", "-q", at=path)
+    put_files(path, {"src/b": "staged"})
+    git("add", "src/b", at=path)
+    put_files(path, {"src/a": "changed", "new": "new", "x.log": "ignored"})
+    return path
+
+
+def of_the_user(path: Path) -> dict[str, str]:
+    """What no command of Holdfast may change: HEAD, index, branches other than ours, stash and reflogs."""
+    refs = git("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads", "refs/tags", "refs/stash", at=path)
+    return {
+        "HEAD": git("rev-parse", "HEAD", "--symbolic-full-name", "HEAD", at=path),
+        "index": hashlib.sha256((path / ".git/index").read_bytes()).hexdigest(),
+        "refs": "\n".join(each for each in refs.splitlines() if not each.startswith("refs/heads/hf/")),
+        "stash": git("stash", "list", at=path),
+        "reflog": (path / ".git/logs/HEAD").read_text(),
+    }
+
+
+@pytest.fixture
+def path(scratch: Path) -> Path:
+    return checkout(scratch / "project")
+
+
+@pytest.fixture
+def repository(path: Path) -> Repository:
+    adopt_checkout(path)
+    return Repository(path)
+
+
+def require_sound(repository: Repository) -> None:
+    git("fsck", "--strict", at=repository.payload())
+    assert repository.repair(strict=True).failed == ()
+    assert [str(each) for each in repository.examine(strict=True)] == []
+
+
+# --- Adopting a checkout -------------------------------------------------------------------------------
+
+
+def test_a_checkout_is_adopted_as_it_stands(path: Path) -> None:
+    before, status, files = of_the_user(path), git("status", "--porcelain", at=path), files_in(path)
+    made = adopt_checkout(path / "src")
+    again = adopt_checkout(path)
+
+    assert (made.created, again.created) == (True, False)
+    assert made.root == path / ".git/holdfast"
+    assert of_the_user(path) == before
+    assert git("status", "--porcelain", at=path) == status
+    assert files_in(path) == files
+    assert Repository(path).payload() == path
+
+
+def test_a_repository_is_found_from_everywhere(repository: Repository, path: Path, scratch: Path) -> None:
+    repository.worktrees.create("dev")
+    dev = repository.path("dev")
+    (dev / "deep").mkdir()
+
+    for start in (path, path / "src", dev, dev / "deep", path / ".git", path / ".git/holdfast"):
+        assert find_repository(start) == repository.root, start
+    assert find_repository(scratch, str(path / ".git")) == repository.root
+    assert repository.worktree_around(path / "src") == MAIN
+    assert repository.worktree_around(dev / "deep") == "dev"
+    assert worktrees_of(str(dev / "deep/x")) == [WorktreePath(str(repository.root), "dev")]
+    assert worktrees_of(str(path)) == [WorktreePath(str(repository.root), MAIN)]
+    assert [each.worktree for each in worktrees_at(str(path / "src"))] == [MAIN]
+    with pytest.raises(NotFound):
+        find_repository(scratch)
+
+
+def test_a_linked_worktree_that_is_not_adopted_is_nobodys_place(repository: Repository, path: Path) -> None:
+    git("worktree", "add", "-q", path.parent / "hot", at=path)
+
+    assert worktrees_of(str(path.parent / "hot/x")) == []
+    with pytest.raises(NotFound, match="does not know"):
+        repository.worktree_around(path.parent / "hot")
+    repository.worktrees.adopt(path.parent / "hot")
+    assert repository.worktree_around(path.parent / "hot") == "hot"
+    with pytest.raises(AlreadyExists):
+        repository.worktrees.adopt(path.parent / "hot", name="other")
+
+
+def test_what_cannot_be_adopted_is_refused(scratch: Path, path: Path) -> None:
+    git("init", "-q", "--bare", scratch / "bare.git")
+    with pytest.raises(Refused, match="not in a checkout"):
+        adopt_checkout(scratch / "bare.git")
+    with pytest.raises(Refused, match="not in a checkout"):
+        adopt_checkout(path / ".git/objects")
+    with pytest.raises(NotFound, match="not in a git checkout"):
+        adopt_checkout(scratch)
+    from holdfast.repository.init import initialise
+
+    initialise(scratch / "plain", probe=lambda directory: SAFE)
+    inside = checkout(scratch / "plain/main/inner")
+    with pytest.raises(NestedRepository):
+        adopt_checkout(inside)
+
+
+def test_a_bare_repository_a_submodule_and_a_separate_git_directory_are_adopted(scratch: Path, path: Path) -> None:
+    git("clone", "-q", "--bare", path, scratch / "bare.git")
+    git("worktree", "add", "-q", scratch / "first", "trunk", at=scratch / "bare.git")
+    git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", path, "sub", at=scratch / "first")
+    git("init", "-q", f"--separate-git-dir={scratch / 'elsewhere.git'}", scratch / "apart")
+    for place in (scratch / "first", scratch / "first/sub", scratch / "apart"):
+        made = adopt_checkout(place)
+        repository = Repository(place)
+        put_files(place, {"more": "more"})
+        with repository.lease() as lease:
+            taken = repository.snapshot(lease=lease)
+        assert repository.payload() == place
+        assert made.root == find_repository(place)
+        assert files_stored(repository.context, taken.snapshot_id)["more"] == "more"
+        require_sound(repository)
+
+
+# --- Worktrees and their branches ----------------------------------------------------------------------
+
+
+def test_a_worktree_begins_at_the_commit_of_main_on_a_branch_of_its_own(repository: Repository, path: Path) -> None:
+    before = of_the_user(path)
+    config = repository.worktrees.create("dev")
+
+    dev = repository.path("dev")
+    assert dev == path.parent / "project.worktrees/dev"
+    assert files_in(dev) == FILES
+    assert git("symbolic-ref", "--short", "HEAD", at=dev) == "hf/dev"
+    assert config.git
+    assert (config.git.path, config.git.branch) == (str(dev), "hf/dev")
+    assert repository.worktrees.uncommitted() == "new, src/a, src/b"
+    assert of_the_user(path) == before
+    require_sound(repository)
+
+
+def test_a_branch_that_exists_is_continued_only_if_it_is_named(repository: Repository, path: Path) -> None:
+    git("branch", "hf/dev", at=path)
+    with pytest.raises(AlreadyExists, match="hf/dev"):
+        repository.worktrees.create("dev")
+    assert repository.worktrees.configs()[1:] == []
+
+    repository.worktrees.create("dev", branch="hf/dev")
+    assert git("symbolic-ref", "--short", "HEAD", at=repository.path("dev")) == "hf/dev"
+
+
+def test_a_worktree_begins_at_a_revision_a_worktree_or_a_snapshot(repository: Repository, path: Path) -> None:
+    git("commit", "-qm", "second", at=path)
+    with repository.lease() as lease:
+        taken = repository.snapshot(lease=lease)
+    repository.worktrees.create("old", snapshot="HEAD~1")
+    put_files(repository.path("old"), {"made": "in old"})
+    git("add", "-A", at=repository.path("old"))
+    git("commit", "-qm", "third", at=repository.path("old"))
+    repository.worktrees.create("same", snapshot="old")
+    repository.worktrees.create("saved", snapshot=taken.snapshot_id)
+
+    assert files_in(repository.path("same"))["made"] == "in old"
+    assert files_in(repository.path("saved"))["src/a"] == "changed"
+    assert git("rev-parse", "HEAD", at=repository.path("saved")) == git("rev-parse", "HEAD", at=path)
+    assert repository.config("saved").head_snapshot_id == taken.snapshot_id
+    assert list(repository.snapshots.status("saved").changes) == []
+
+
+def test_a_rename_takes_the_branch_along_and_a_removal_keeps_commits(repository: Repository, path: Path) -> None:
+    before = of_the_user(path)
+    for name in ("landed", "ahead"):
+        repository.worktrees.create(name)
+    put_files(repository.path("ahead"), {"work": "done"})
+    git("add", "-A", at=repository.path("ahead"))
+    git("commit", "-qm", "work", at=repository.path("ahead"))
+    put_files(repository.path("ahead"), {"unsaved": "too"})
+
+    repository.worktrees.change_name("ahead", "further")
+    assert git("symbolic-ref", "--short", "HEAD", at=repository.path("further")) == "hf/further"
+    removed = [repository.remove_worktree(name) for name in ("landed", "further")]
+
+    assert git("for-each-ref", "--format=%(refname:short)", "refs/heads/hf", at=path) == "hf/further"
+    assert removed[1].saved is not None
+    assert files_stored(repository.context, removed[1].saved)["unsaved"] == "too"
+    assert git("worktree", "list", at=path).count("\n") == 0
+    assert of_the_user(path) == before
+    require_sound(repository)
+
+
+def test_a_commit_without_a_branch_survives_the_removal_of_its_worktree(repository: Repository, path: Path) -> None:
+    repository.worktrees.create("dev")
+    dev = repository.path("dev")
+    git("checkout", "-q", "--detach", at=dev)
+    put_files(dev, {"work": "done"})
+    git("add", "-A", at=dev)
+    git("commit", "-qm", "work", at=dev)
+    commit = git("rev-parse", "HEAD", at=dev)
+    repository.remove_worktree("dev")
+
+    git("gc", "-q", "--prune=now", at=path)
+    assert git("for-each-ref", f"--contains={commit}", at=path)
+
+
+# --- Behind our back -----------------------------------------------------------------------------------
+
+
+def test_worktrees_that_git_moved_removed_or_pruned_are_noticed_and_fixed(repository: Repository, path: Path) -> None:
+    for name in ("moved", "removed", "pruned"):
+        repository.worktrees.create(name)
+    git("worktree", "move", repository.path("moved"), path.parent / "there", at=path)
+    git("worktree", "remove", repository.path("removed"), at=path)
+    shutil.rmtree(repository.path("pruned"))
+    git("worktree", "prune", at=path)
+
+    assert repository.path("moved") == path.parent / "there"
+    found = {each.subject: each.code for each in repository.examine()}
+    assert found == {
+        "moved": "worktree-moved",
+        "removed": "worktree-unregistered",
+        "pruned": "worktree-unregistered",
+    }
+    require_sound(repository)
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "moved"]
+
+
+def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:
+    home = repository.context.home
+    assert isinstance(home, GitHome)
+    git("update-ref", "refs/holdfast/snapshots/0123456789abcdef", "HEAD", at=path)
+    keep = path / ".git/objects/pack/pack-1234.keep"
+    keep.parent.mkdir(exist_ok=True)
+    keep.write_text("holdfast fedcba9876543210\n")
+
+    assert {each.code for each in repository.examine()} == {"tree-orphaned"}
+    require_sound(repository)
+    assert not keep.exists()
+    assert home.stored() == []
+
+
+def test_garbage_collection_of_git_keeps_every_snapshot(repository: Repository, path: Path) -> None:
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path, {"src/a": "again"})
+        second = repository.snapshot(lease=lease)
+    git("gc", "-q", "--prune=now", at=path)
+
+    assert files_stored(repository.context, first.snapshot_id)["src/a"] == "changed"
+    assert files_stored(repository.context, second.snapshot_id)["src/a"] == "again"
+    require_sound(repository)
+
+
+# --- Snapshots and restores ----------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_what_git_would_add_and_counts_the_rest(repository: Repository, path: Path) -> None:
+    before = of_the_user(path)
+    with repository.lease() as lease:
+        taken = repository.snapshot(lease=lease)
+        again = repository.snapshot(lease=lease)
+        proof = Proof(lease.lock_id, lease.token)
+        forced = repository.snapshots.take(MAIN, proof, SnapshotOptions(allow_empty=True))
+
+    expected = {name: text for name, text in files_in(path).items() if name != "x.log"}
+    assert files_stored(repository.context, taken.snapshot_id) == expected
+    assert taken.left_out == {"ignored": 1}
+    assert again.snapshot_id == taken.snapshot_id
+    assert forced.parent_id == taken.snapshot_id
+    assert of_the_user(path) == before
+
+
+def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repository, path: Path) -> None:
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path, {"src/a": "worse", "worse": "too"})
+        before, inode = of_the_user(path), path.stat().st_ino
+        done = repository.restore(first.snapshot_id, lease=lease, reason="it was better")
+
+    assert files_in(path)["src/a"] == "changed"
+    assert not (path / "worse").exists()
+    assert (path / "x.log").read_text() == "ignored"
+    assert path.stat().st_ino == inode
+    assert of_the_user(path) == before
+    assert done.kept is not None
+    assert files_stored(repository.context, done.kept.snapshot_id)["worse"] == "too"
+    require_sound(repository)
+
+
+# --- Deinit --------------------------------------------------------------------------------------------
+
+
+def test_deinit_leaves_git_as_it_was(repository: Repository, path: Path) -> None:
+    refs, before = git("for-each-ref", at=path), of_the_user(path)
+    repository.worktrees.create("dev")
+    with repository.lease() as lease:
+        repository.snapshot(lease=lease)
+        with pytest.raises(Refused, match="holds the lease"):
+            deinitialise(repository)
+    put_files(repository.path("dev"), {"work": "x"})
+    with pytest.raises(Refused, match="not in a commit"):
+        deinitialise(repository)
+    (repository.path("dev") / "work").unlink()
+    done = deinitialise(repository)
+
+    assert done.worktrees == (path.parent / "project.worktrees/dev",)
+    assert git("for-each-ref", "--exclude=refs/heads/hf/*", at=path) == refs if _excludes() else True
+    assert of_the_user(path) == before
+    assert not any(each.name.startswith("holdfast") for each in (path / ".git").rglob("*"))
+    with pytest.raises(NotFound):
+        find_repository(path)
+
+
+def _excludes() -> bool:
+    with contextlib.suppress(AssertionError):
+        return git("version").split()[2] >= "2.42"
+    return False
+
+
+# --- Kills ---------------------------------------------------------------------------------------------
+
+
+class Case:
+    """One operation in a checkout of the user. Afterwards, what it changes is as before or complete."""
+
+    def prepare(self, directory: Path) -> None:
+        path = checkout(directory / "project")
+        self.adopt(path)
+        (directory / "before").write_text(json.dumps(of_the_user(path)))
+
+    def adopt(self, path: Path) -> None:
+        adopt_checkout(path)
+        self.arrange(Repository(path))
+
+    def arrange(self, repository: Repository) -> None: ...
+
+    def operate(self, directory: Path) -> object:
+        return self.act(Repository(directory / "project"))
+
+    def act(self, repository: Repository) -> object:
+        raise NotImplementedError
+
+    def is_new(self, repository: Repository) -> bool:
+        raise NotImplementedError
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        path = directory / "project"
+        repository = Repository(path)
+        for name in [each for each, _ in repository.context.store.scan(OPERATIONS)]:
+            settle(repository.context, name)
+        require_sound(repository)
+        assert of_the_user(path) == json.loads((directory / "before").read_text()), "something of the user has changed"
+        for state in list(repository.leases.states()):  # of the killed process
+            repository.leases.release(state.lease.worktree_id, state.lease.lock_id)
+        is_new = self.is_new(repository)
+        assert is_new or not outcome.acknowledged, "an acknowledged change is missing"
+        if not is_new:
+            self.act(repository)
+            assert self.is_new(repository)
+        require_sound(repository)
+
+
+def worktree_names(repository: Repository) -> list[str]:
+    """The worktrees other than `main`, of which git and the records must have the same."""
+    listed = git("worktree", "list", "--porcelain", at=repository.payload())
+    directories = [Path(line[9:]).name for line in listed.splitlines() if line.startswith("worktree ")][1:]
+    names = sorted(each.worktree_id for each in repository.worktrees.configs()[1:])
+    assert sorted(directories) == names, "git and the records disagree"
+    return names
+
+
+class Creation(Case):
+    def act(self, repository: Repository) -> object:
+        return repository.worktrees.create("dev")
+
+    def is_new(self, repository: Repository) -> bool:
+        names = worktree_names(repository)
+        branches = git("for-each-ref", "--format=%(refname:short)", "refs/heads/hf", at=repository.payload())
+        assert branches.split() == [f"hf/{name}" for name in names], "a branch without its worktree, or the reverse"
+        return names == ["dev"] and files_in(repository.path("dev")) == self.content
+
+    content: ClassVar[dict[str, str]] = FILES
+
+
+class CreationFromASnapshot(Creation):
+    content: ClassVar[dict[str, str]] = {**FILES, "src/a": "changed", "src/b": "staged", "new": "new"}
+
+    def arrange(self, repository: Repository) -> None:
+        with repository.lease() as lease:
+            repository.snapshot(lease=lease)
+
+    def act(self, repository: Repository) -> object:
+        return repository.worktrees.create("dev", snapshot="head")
+
+
+class Adoption(Case):
+    def arrange(self, repository: Repository) -> None:
+        git("worktree", "add", "-q", repository.payload().with_name("hot"), "-b", "hf/hot", at=repository.payload())
+
+    def act(self, repository: Repository) -> object:
+        return repository.worktrees.adopt(repository.payload().with_name("hot"))
+
+    def is_new(self, repository: Repository) -> bool:
+        return [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "hot"]
+
+
+class Renaming(Case):
+    def arrange(self, repository: Repository) -> None:
+        repository.worktrees.create("old")
+        put_files(repository.path("old"), {"work": "unsaved"})
+
+    def act(self, repository: Repository) -> object:
+        return repository.worktrees.change_name("old", "new", force=True)
+
+    def is_new(self, repository: Repository) -> bool:
+        [name] = worktree_names(repository)
+        assert files_in(repository.path(name))["work"] == "unsaved"
+        assert git("symbolic-ref", "--short", "HEAD", at=repository.path(name)) == f"hf/{name}"
+        return name == "new"
+
+
+class Removal(Renaming):
+    def act(self, repository: Repository) -> object:
+        return repository.remove_worktree("old", force=True)
+
+    def is_new(self, repository: Repository) -> bool:
+        if names := worktree_names(repository):
+            assert files_in(repository.path(names[0]))["work"] == "unsaved"
+            return False
+        stored = [files_stored(repository.context, each) for each in repository.snapshots.all_ids()]
+        assert any(each.get("work") == "unsaved" for each in stored), "work was lost"
+        assert os.listdir(repository.context.paths.worktrees) == []
+        return True
+
+
+class Snapshot(Case):
+    def act(self, repository: Repository) -> object:
+        with repository.lease() as lease:
+            return repository.snapshot(lease=lease)
+
+    def is_new(self, repository: Repository) -> bool:
+        stored = [files_stored(repository.context, each) for each in repository.snapshots.all_ids()]
+        assert all(each["new"] == "new" for each in stored)
+        return bool(stored)
+
+
+class Restoring(Case):
+    def arrange(self, repository: Repository) -> None:
+        with repository.lease() as lease:
+            repository.snapshot(lease=lease)
+        put_files(repository.payload(), {"src/a": "worse", "worse": "too"})
+        (repository.payload() / "new").unlink()
+
+    def act(self, repository: Repository) -> object:
+        first = repository.snapshots.line(MAIN).entries[-1].descriptor.snapshot_id
+        with repository.lease() as lease:
+            return repository.restore(first, lease=lease, reason="it was better")
+
+    def is_new(self, repository: Repository) -> bool:
+        found = files_in(repository.payload())
+        stored = [files_stored(repository.context, each) for each in repository.snapshots.all_ids()]
+        if found["src/a"] == "worse":
+            assert found["worse"] == "too"
+            return False
+        assert found == {**CreationFromASnapshot.content, "x.log": "ignored"}
+        assert any(each.get("worse") == "too" for each in stored), "replaced work was lost"
+        return True
+
+
+CASES = [Creation, CreationFromASnapshot, Adoption, Renaming, Removal, Snapshot, Restoring]
+
+
+class DiesAtGit:
+    """A process that dies right before or right after it starts git for the n-th time."""
+
+    def __init__(self, number: int, *, after: bool) -> None:
+        self.left, self.after = number, after
+        self.run = program._output
+
+    def __call__(self, *arguments: Any) -> bytes:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            os._exit(9)
+        try:
+            return self.run(*arguments)
+        finally:
+            if self.left == 0:
+                os._exit(9)
+
+
+def killed_at_git(case: Case, directory: Path, number: int, *, after: bool) -> int | None:
+    """Run a case in a child that dies at this command of git; None if it died, else how often it starts git."""
+    child = os.fork()
+    if child == 0:
+        dying = DiesAtGit(number, after=after)
+        program._output = dying  # type: ignore[assignment]
+        try:
+            case.operate(directory)
+        except BaseException:
+            os._exit(8)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9), f"it failed with {status}"
+    return None if status == 9 else number
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
+def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(
+    case: type[Case], scratch: Path, record_property: Callable[[str, object], None]
+) -> None:
+    number, step = 0, 1 if SHARE >= 1 else 3
+    while True:
+        number += step
+        after = bool(number % 2)
+        directory = scratch / str(number)
+        directory.mkdir()
+        case().prepare(directory)
+        ended = killed_at_git(case(), directory, number, after=after)
+        case().check(directory, Outcome(Ending.SUCCEEDED if ended else Ending.KILLED, acknowledged=bool(ended)))
+        shutil.rmtree(directory)
+        if ended is not None:
+            break
+    record_property("points", number)
+    assert number > 1
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
+def test_a_kill_at_any_durable_step_leaves_the_old_or_the_new(
+    case: type[Case], record_property: Callable[[str, object], None]
+) -> None:
+    report = kill_points(case(), names=LASTING, share=SHARE)
+    record_property("points", report.points)
+    report.require_clean(at_least=5)

@@ -1,0 +1,96 @@
+"""The two homes of a repository: tests marked `both_homes` run in a plain home and in a git home.
+
+The git home is that of a bare repository, `.git`, whose worktrees have the paths of a plain home: `main`, and those in
+`worktrees/`. A link leads to the records, where a plain home has them. A test that is about the content of a plain home
+alone is marked `plain_home` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from holdfast.fs.probe import Capabilities
+from holdfast.repository import git_init
+from holdfast.repository.git_init import adopt_checkout
+from holdfast.repository.init import initialise
+from holdfast.repository.repository import Repository
+
+SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
+_current = ["plain"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_homes: run the test in a plain home and in a git home")
+    config.addinivalue_line("markers", "plain_home(why): run the test in a plain home only")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    node = metafunc.definition
+    if node.get_closest_marker("both_homes") and not node.get_closest_marker("plain_home"):
+        metafunc.parametrize("home", ["plain", "git"], indirect=True)
+
+
+@pytest.fixture(autouse=True)  # so that it comes before the fixtures that make repositories
+def home(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The home of the repositories that `make_repository` makes."""
+    _current[0] = getattr(request, "param", "plain")
+    yield _current[0]
+    _current[0] = "plain"
+
+
+def in_git() -> bool:
+    return _current[0] == "git"
+
+
+def make_repository(root: Path) -> Repository:
+    """A new repository in the current home, on a filesystem that is known to be safe."""
+    if not in_git():
+        initialise(root, probe=lambda directory: SAFE)
+        return Repository(root)
+    make_checkout(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
+        adopt_checkout(root / "main")
+    (root / ".jvs").symlink_to(root / ".git/holdfast/.jvs")
+    return Repository(root)
+
+
+def make_checkout(root: Path) -> None:
+    """A bare repository in `.git`, with one commit that has no file, checked out in `main`."""
+    shutil.copytree(_template(), root, symlinks=True, dirs_exist_ok=True)
+    (root / "main/.git").write_text(f"gitdir: {root.resolve()}/.git/worktrees/main\n")
+    (root / ".git/worktrees/main/gitdir").write_text(f"{root.resolve()}/main/.git\n")
+
+
+@cache
+def _template() -> Path:
+    place = Path(mkdtemp(prefix="holdfast-git-"))
+    git("init", "-q", "--bare", "--template=", place / ".git")
+    (place / ".git/config").write_text(
+        "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tlogAllRefUpdates = true\n"
+    )
+    empty = git("hash-object", "-t", "tree", "-w", "--stdin", at=place / ".git")
+    commit = git("commit-tree", empty, "-m", "the beginning", at=place / ".git")
+    git("update-ref", "refs/heads/trunk", commit, at=place / ".git")
+    git("worktree", "add", "-q", place / "main", "trunk", at=place / ".git")
+    return place
+
+
+def git(*arguments: str | Path, at: Path | None = None) -> str:
+    """The output of a command of git, as a user of the tests would run it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    who = {f"GIT_{role}_{field}": "user@example" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
+    command = ["git", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=at, env=kept | who, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout.strip()
