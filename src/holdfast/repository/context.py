@@ -67,6 +67,7 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_snapshot_id: SafeName | None
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
+    prepared_at: str | msgspec.UnsetType = msgspec.UNSET  # when its setup succeeded; left out if there was none
 
     @property
     def tip(self) -> str | None:
