@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import HOLDFAST, Result, data, environment, error, holdfast, python
+from tests.cli.commands import HOLDFAST, Result, data, environment, error, holdfast, python, wait_until
 
 if sys.platform == "win32":
     pytest.skip("needs a POSIX shell", allow_module_level=True)
@@ -155,6 +155,24 @@ def test_a_setup_that_fails_does_not_start_the_agent_and_is_repeated(root: Path)
     configure(root, "worktree.setup", "touch ready")
     assert holdfast(*run, cwd=root).returncode == 0
     assert sorted(each.name for each in worktree.iterdir()) == ["ready", "worked"]
+
+
+def test_a_setup_that_was_killed_is_repeated(root: Path) -> None:
+    issue = add_issue(root)
+    configure(root, "worktree.setup", "touch begun; [ -e ../../go ] || sleep 3; touch ready")
+    command = ["agent", "run", "--issue", issue, "--ttl", "1s", "--", "ls"]
+    worktree = root / "worktrees" / f"issue-{issue[:8]}"
+    with subprocess.Popen([*HOLDFAST, *command], env=environment(), cwd=root, stderr=subprocess.DEVNULL) as killed:
+        wait_until((worktree / "begun").exists)
+        killed.kill()
+    (root / "go").touch()
+    (worktree / "begun").unlink()
+
+    def runs() -> bool:
+        return holdfast(*command, cwd=root).returncode == 0
+
+    wait_until(runs)  # when the claim and the lease have expired
+    assert (worktree / "begun").exists()
 
 
 def test_commands_that_are_not_approved_never_run(root: Path) -> None:
