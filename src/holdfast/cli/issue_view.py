@@ -153,6 +153,7 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
         yield f"  gate          {gate}: {status.get('status', 'pending')}{by}"
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
+    yield from _superseded_lines(record)
     if claim := record["claim"]:
         time = format_duration(abs(claim["time_left"]))
         expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
@@ -163,3 +164,10 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     if record["description"]:
         yield ""
         yield from (f"  {line}" for line in record["description"].splitlines())
+
+
+def _superseded_lines(record: dict[str, Any]) -> Iterator[str]:
+    from holdfast.issues.merging import superseded_values
+
+    for each in superseded_values(record):
+        yield f"  superseded    {each['field']}: {each['value']} (another branch, {each['updated_at']})"
