@@ -395,6 +395,19 @@ class EngineUnavailable(Refused, code="E_ENGINE_UNAVAILABLE"):
     hint = "Let Holdfast choose the engine, or use 'copy', which works everywhere."
 
 
+class GitUnavailable(Refused, code="E_GIT_UNAVAILABLE"):
+    """The repository is in a git checkout, and git is missing, cannot be started or is too old."""
+
+    hint = "Install git 2.38 or newer, and make sure that it is on the PATH."
+
+
+class GitUntrusted(Refused, code="E_GIT_UNTRUSTED"):
+    """The git repository belongs to another user. git could run the programs that its configuration names, so it
+    refuses to work there."""
+
+    hint = "If you trust it: 'git config --global --add safe.directory PATH', with the path of the checkout."
+
+
 class ExchangeUnavailable(Refused, code="E_EXCHANGE_UNAVAILABLE"):
     """The filesystem cannot swap two directories atomically; nothing was changed."""
 
@@ -474,6 +487,12 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
     """The change is visible, but may not survive a power cut."""
 
     hint = "The disk reported an error while syncing. Check its health before you rely on it."
+
+
+class GitFailed(Failure, code="E_GIT_FAILED"):
+    """A command of git failed."""
+
+    hint = "The message of git says why. With --json, `command` and `stderr` have the rest."
 
 
 class NotApplied(UserWarning):

@@ -1,0 +1,168 @@
+"""Checkouts of git repositories, found as git finds them, but without starting it.
+
+The guard asks before every write, so this module loads nothing but `holdfast.fs.calls`. Unlike git, it takes no
+variable of the environment into account: callers pass `GIT_DIR`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.fs import calls
+
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    class Checkout(NamedTuple):
+        """The work tree at `top` (None: a bare repository, or a place inside a git directory), its own git directory,
+        and the one that all worktrees of the repository have in common. All are absolute, without symbolic links."""
+
+        top: str | None
+        git_dir: str
+        common: str
+
+else:
+    from collections import namedtuple
+
+    Checkout = namedtuple("Checkout", "top git_dir common")  # noqa: PYI024 - `typing` costs time
+
+_MOST_OF_A_PATH = 1 << 16
+_MOST_OF_A_CONFIG = 1 << 20
+_NAME = "holdfast"
+MAIN_CHECKOUT = ("holdfast", "checkout")
+"""The file below the common directory that has the path of a main checkout that git itself could not tell."""
+
+
+def find_checkout(start: str, git_dir: str | None = None) -> Checkout | None:
+    """The checkout that `start` is in, which need not exist, or the one that `git_dir` (`GIT_DIR`) names."""
+    if git_dir is not None:
+        found = _git_directory(os.path.join(os.path.abspath(start), git_dir))
+        return found and _with_top(*found)
+    here = os.path.abspath(start)
+    while True:
+        if (found := _git_directory(os.path.join(here, ".git"))) is not None:
+            return Checkout(calls.realpath(here), *found)
+        if (found := _git_directory(here, may_be_file=False)) is not None:
+            return Checkout(None, *found)
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+
+
+def name_in(git_dir: str) -> str | None:
+    """The worktree's name that is written in git's own directory of a linked worktree; None if it is not ours."""
+    try:
+        content = calls.read_small(os.path.join(git_dir, _NAME), _MOST_OF_A_PATH, follow=False)
+        return content.decode().removesuffix("\n") or None
+    except (OSError, UnicodeDecodeError):  # for a main checkout, this is the root's directory
+        return None
+
+
+def main_checkout(common: str) -> str | None:
+    """The directory of the main checkout; None if the repository is bare, or if nothing says where it is."""
+    settings = _core_settings(os.path.join(common, "config"))
+    if settings.get("worktreeconfig") == "true":
+        settings |= _core_settings(os.path.join(common, "config.worktree"))
+    if worktree := settings.get("worktree"):  # a submodule, or a separate git directory
+        return calls.realpath(os.path.join(common, worktree))
+    if settings.get("bare") == "true":
+        return None
+    if os.path.basename(common) == ".git":
+        return os.path.dirname(common)
+    noted = _first_line(os.path.join(common, *MAIN_CHECKOUT))  # `git init --separate-git-dir` leaves no trace in git
+    return calls.realpath(noted) if noted and os.path.isabs(noted) else None
+
+
+def is_worktree_of(path: str, common: str) -> Checkout | None:
+    """The checkout at `path` if it belongs to this repository in both directions: the `.git` in it leads to the
+    repository, whose registration of it leads back. Else None. `path` itself may not be a link."""
+    found = _git_directory(os.path.join(path, ".git")) if calls.is_directory(path) else None
+    if found is None or found[1] != calls.realpath(common):
+        return None
+    checkout = _with_top(*found)
+    return checkout if checkout.top == calls.realpath(path) else None
+
+
+def _with_top(git_dir: str, common: str) -> Checkout:
+    """The checkout that a git directory says is its own."""
+    if git_dir == common:
+        return Checkout(main_checkout(common), git_dir, common)
+    if os.path.dirname(git_dir) != os.path.join(common, "worktrees"):
+        return Checkout(None, git_dir, common)
+    registered = _first_line(os.path.join(git_dir, "gitdir"))
+    if registered is None:
+        return Checkout(None, git_dir, common)
+    return Checkout(calls.realpath(os.path.dirname(os.path.join(git_dir, registered))), git_dir, common)
+
+
+def _git_directory(path: str, *, may_be_file: bool = True) -> tuple[str, str] | None:
+    """The git directory and the common one that `path` is, or that the file `path` names; None if neither."""
+    if may_be_file and not calls.exists(path):
+        return None  # by far the most frequent
+    if may_be_file and (named := _first_line(path)) is not None:
+        if not named.startswith("gitdir: "):
+            return None
+        path = os.path.join(os.path.dirname(path), named.removeprefix("gitdir: "))
+    if not calls.exists(os.path.join(path, "HEAD")):
+        return None
+    git_dir = calls.realpath(path)
+    shared = _first_line(os.path.join(git_dir, "commondir"))
+    common = git_dir if shared is None else calls.realpath(os.path.join(git_dir, shared))
+    is_one = calls.is_directory(os.path.join(common, "refs")) and calls.exists(os.path.join(common, "objects"))
+    return (git_dir, common) if is_one else None
+
+
+def _first_line(path: str) -> str | None:
+    """The content of a file that has one line: a path, which may have any bytes. None if there is no such file."""
+    try:
+        content = calls.read_small(path, _MOST_OF_A_PATH)
+    except OSError:
+        return None
+    return None if b"\0" in content else os.fsdecode(content).rstrip("\r\n")
+
+
+def _core_settings(path: str) -> dict[str, str]:
+    """`bare` and `worktree` of the section `core`, and `worktreeconfig` of `extensions`, in a configuration file.
+
+    Like git, which reads these before anything else, this follows no `include`.
+    """
+    try:
+        text = os.fsdecode(calls.read_small(path, _MOST_OF_A_CONFIG))
+    except OSError:
+        return {}
+    settings: dict[str, str] = {}
+    section = ""
+    for line in map(str.strip, text.split("\n")):
+        header, _, rest = line[1:].partition("]") if line.startswith("[") else ("", "", line)
+        section = header.strip().lower() or section
+        key, given, value = rest.partition("=")
+        key = key.strip().lower()
+        if (section, key) in (("core", "bare"), ("core", "worktree"), ("extensions", "worktreeconfig")):
+            settings[key] = _value(value.strip()) if given else "true"
+            if key != "worktree":
+                settings[key] = "true" if settings[key].lower() in ("true", "yes", "on", "1") else "false"
+    return settings
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
+
+
+def _value(text: str) -> str:
+    """A value without its quotes, escapes and comment."""
+    found: list[str] = []
+    is_quoted = False
+    characters = iter(text)
+    for each in characters:
+        if each == "\\":
+            escaped = next(characters, "")
+            found.append(_ESCAPES.get(escaped, escaped))
+        elif each == '"':
+            is_quoted = not is_quoted
+        elif each in "#;" and not is_quoted:
+            return "".join(found).rstrip()
+        else:
+            found.append(each)
+    return "".join(found)

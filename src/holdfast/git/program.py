@@ -1,0 +1,177 @@
+"""The user's program `git`: how Holdfast starts it, and what its failures become.
+
+It gets none of the caller's variables `GIT_*` that say which repository, index or objects to use: inside a hook, these
+point elsewhere. It never prompts, never starts `git gc`, and runs hooks only where the caller says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import failing_to
+from holdfast.git.checkout import is_worktree_of, main_checkout
+
+_PROGRAM = "git"
+_OLDEST = (2, 38)
+_MOST_LINES = 5
+_KEPT = tuple(f"GIT_{name}" for name in "CONFIG_GLOBAL CONFIG_SYSTEM CONFIG_NOSYSTEM SSH SSH_COMMAND ASKPASS".split())
+"""Variables that say who the user is and how servers are reached, not which repository this is."""
+_SETTINGS = (
+    "core.fsmonitor=false",  # a program that the repository names, whose word would replace a look at the files
+    "core.splitIndex=false",
+    "index.sparse=false",
+    "core.safecrlf=false",  # else line endings that do not survive a round trip make it fail
+    "core.quotePath=false",
+    "advice.addEmbeddedRepo=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "submodule.recurse=false",
+)
+_QUIET = ("core.hooksPath=/dev/null",)
+
+
+class Git(NamedTuple):
+    """One repository, by its common directory."""
+
+    common: Path
+
+    @property
+    def objects(self) -> Path:
+        return self.common / "objects"
+
+    def run(
+        self,
+        *arguments: str,
+        worktree: Path | None = None,
+        git_dir: Path | None = None,
+        index: Path | None = None,
+        objects: Path | None = None,
+        alone: bool = False,
+        content: bytes | None = None,
+        hooks: bool = False,
+        settings: tuple[str, ...] = (),
+    ) -> bytes:
+        """The standard output of a command of git; raises `GitFailed` if that does not succeed.
+
+        With a `worktree`, in it and with its own git directory, or with `git_dir`. With `objects`, new objects go to
+        this directory, and the repository's are found too unless the directory is to be used `alone`.
+        """
+        require_git()
+        _require_trust(self.common)
+        command = [_PROGRAM]
+        for setting in (*_SETTINGS, *(() if hooks else _QUIET), *settings):
+            command += ["-c", setting]
+        own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
+        variables = {"GIT_DIR": os.fspath(own or self.common)}
+        if worktree is not None:
+            variables["GIT_WORK_TREE"] = os.fspath(worktree)
+        if index is not None:
+            variables["GIT_INDEX_FILE"] = os.fspath(index)
+        if objects is not None:
+            variables["GIT_OBJECT_DIRECTORY"] = os.fspath(objects)
+            if not alone:
+                variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
+        return _output([*command, *arguments], worktree or self.common, variables, content)
+
+    def succeeds(self, *arguments: str, worktree: Path | None = None) -> bool:
+        """Whether a question is answered with the exit status 0, not 1; raises `GitFailed` for any other one."""
+        try:
+            self.run(*arguments, worktree=worktree)
+        except GitFailed as failure:
+            if failure.facts["status"] != 1:
+                raise
+            return False
+        return True
+
+
+def require_git() -> None:
+    """Raise `GitUnavailable` unless git is installed, in a version that Holdfast can use. Checked once per process."""
+    if why := _why_unavailable():
+        raise GitUnavailable(f"git is needed here: {why}")
+
+
+@cache
+def _why_unavailable() -> str:
+    try:
+        done = subprocess.run([_PROGRAM, "version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        return f"cannot start it: {error.strerror}"
+    found = re.search(rb"(\d+)\.(\d+)", done.stdout)
+    if found is None:
+        return "it does not tell its version"
+    version = int(found[1]), int(found[2])
+    needed = ".".join(map(str, _OLDEST))
+    return "" if version >= _OLDEST else f"this is version {version[0]}.{version[1]}, {needed} or newer is needed"
+
+
+@cache
+def _require_trust(common: Path) -> None:
+    """Raise `GitUntrusted` if the repository belongs to another user and git has not been told to trust it.
+
+    git checks this only where it looks for the repository itself, and we tell it which one it is.
+    """
+    with failing_to("look at", common):
+        owner = calls.stat(common).st_uid
+    if sys.platform != "win32" and owner == os.geteuid():
+        return
+    try:
+        _output([_PROGRAM, "rev-parse", "--git-dir"], Path(main_checkout(os.fspath(common)) or common), {}, None)
+    except GitFailed as failure:
+        if "dubious ownership" in str(failure.facts["stderr"]):
+            raise GitUntrusted(f"{common} belongs to another user", path=str(common)) from failure
+        raise
+
+
+def _git_dir_of(worktree: Path, common: Path) -> Path:
+    found = is_worktree_of(os.fspath(worktree), os.fspath(common))
+    if found is None:
+        if not calls.is_directory(worktree):
+            raise NotFound(f"there is no directory {worktree}", path=str(worktree))
+        raise Refused(f"{worktree} is not a worktree of {common}, or git does not list it", path=str(worktree))
+    return Path(found.git_dir)
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
+    ours = {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL, which the user's filters may depend on
+    for role in ("AUTHOR", "COMMITTER"):
+        ours |= {f"GIT_{role}_NAME": "Holdfast", f"GIT_{role}_EMAIL": "holdfast@localhost"}
+    return kept | ours
+
+
+def _quoted(path: str) -> str:
+    """A path in a list of paths, in which a colon separates and a quote starts quoting."""
+    if os.pathsep not in path and not path.startswith('"'):
+        return path
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _output(command: list[str], directory: Path, variables: dict[str, str], content: bytes | None) -> bytes:
+    environment = _environment() | variables
+    try:  # with no `content`, an empty input: git must not read the user's terminal
+        done = subprocess.run(
+            command, cwd=directory, env=environment, input=content or b"", capture_output=True, check=False
+        )
+    except OSError as error:
+        if not calls.is_directory(directory):
+            raise NotFound(f"there is no directory {directory}", path=str(directory)) from None
+        raise GitUnavailable(f"cannot start git: {error.strerror}") from error
+    if done.returncode:
+        raise _failed(command, done.returncode, os.fsdecode(done.stderr))
+    return done.stdout
+
+
+def _failed(command: list[str], status: int, stderr: str) -> GitFailed:
+    said = stderr.strip().splitlines()
+    words = [word for word in command[1:] if word != "-c" and word not in {*_SETTINGS, *_QUIET}]
+    shown = " ".join([_PROGRAM, *words[:4], *(["..."] if len(words) > 4 else [])])
+    why = said[-1] if said else f"its exit status is {status}" if status > 0 else f"signal {-status} ended it"
+    return GitFailed(f"'{shown}' failed: {why}", command=words, status=status, stderr="\n".join(said[-_MOST_LINES:]))

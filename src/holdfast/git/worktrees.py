@@ -1,0 +1,203 @@
+"""git's worktrees and branches: what git has registered, and the changes that go through git.
+
+Only `set_name` and `set_main_checkout` write something of ours, beside git's own records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, failing_to, make_directories
+from holdfast.git.checkout import MAIN_CHECKOUT, find_checkout, is_worktree_of
+from holdfast.git.program import Git
+
+_MOST_OF_A_PATH = 1 << 16
+_BUSY = {
+    "MERGE_HEAD": "a merge",
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "BISECT_LOG": "a bisection",
+}
+
+
+class Registered(NamedTuple):
+    """A worktree in git's list. `git_id` names its directory below `worktrees/`; None: the main one. `locked` and
+    `prunable` are git's reasons, which may be empty; None: it is not."""
+
+    git_id: str | None
+    path: Path
+    head: str | None
+    branch: str | None
+    locked: str | None
+    prunable: str | None
+
+
+def registered(git: Git) -> list[Registered]:
+    """Every worktree that git lists, the main one first; not the entry of a bare repository itself."""
+    ids = {path: git_id for git_id, path in _ids(git)}
+    found = []
+    for record in git.run("worktree", "list", "--porcelain", "-z").split(b"\0\0"):
+        fields = dict(_field(each) for each in record.split(b"\0") if each)
+        if not fields or "bare" in fields:
+            continue
+        path = fields["worktree"]
+        branch = fields.get("branch")
+        found.append(
+            Registered(
+                ids.get(path),
+                Path(path),
+                _commit_or_none(fields.get("HEAD")),
+                branch and branch.removeprefix("refs/heads/"),
+                fields.get("locked"),
+                fields.get("prunable"),
+            )
+        )
+    return found
+
+
+def _field(text: bytes) -> tuple[str, str]:
+    name, _, value = os.fsdecode(text).partition(" ")
+    return name, value
+
+
+def _commit_or_none(name: str | None) -> str | None:
+    """None for the name that git gives to a commit that does not exist yet."""
+    return name if name and name.strip("0") else None
+
+
+def _ids(git: Git) -> Iterator[tuple[str, str]]:
+    """The directories below `worktrees/`, and the worktrees that they belong to, spelled as git lists them."""
+    place = git.common / "worktrees"
+    with failing_to("list", place):
+        try:
+            names = calls.listdir(place)
+        except FileNotFoundError:
+            return
+        for name in names:
+            try:
+                content = calls.read_small(os.path.join(place, name, "gitdir"), _MOST_OF_A_PATH)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            path = os.path.join(place, name, os.fsdecode(content).rstrip("\r\n"))
+            yield name, os.path.normpath(path).removesuffix("/.git")
+
+
+def add(git: Git, path: Path, branch: str, commit: str, *, new_branch: bool) -> None:
+    """Create a linked worktree at `path` on `branch`, which starts at `commit` if it is a new one."""
+    on = ("-b", branch, "--no-track") if new_branch else ()
+    git.run("worktree", "add", "--quiet", *on, "--", os.fspath(path), commit if new_branch else branch, hooks=True)
+
+
+def move(git: Git, old: Path, new: Path) -> None:
+    git.run("worktree", "move", "--", os.fspath(old), os.fspath(new))
+
+
+def remove(git: Git, path: Path) -> None:
+    """Remove the registration of a worktree, and its directory with everything in it if it still exists."""
+    git.run("worktree", "remove", "--force", "--force", "--", os.fspath(path))
+
+
+def repair(git: Git, path: Path) -> None:
+    """Let git find a worktree again that was moved to `path` behind its back."""
+    git.run("worktree", "repair", "--", os.fspath(path))
+
+
+def set_name(git: Git, path: Path, name: str) -> None:
+    """Write a linked worktree's name into git's own directory of it, for `checkout.name_in`."""
+    durable.replace(_git_dir(git, path) / "holdfast", f"{name}\n".encode())
+
+
+def clear_name(git: Git, path: Path) -> None:
+    durable.remove(_git_dir(git, path) / "holdfast")
+
+
+def _git_dir(git: Git, path: Path) -> Path:
+    """git's own directory of a linked worktree, which must belong to this repository."""
+    found = is_worktree_of(os.fspath(path), os.fspath(git.common))
+    if found is None or found.git_dir == found.common:
+        raise Refused(f"{path} is not a linked worktree of {git.common}", path=str(path))
+    return Path(found.git_dir)
+
+
+def set_main_checkout(git: Git, path: Path) -> None:
+    """Note where the main checkout is if git does not know: after `git init --separate-git-dir`."""
+    found = find_checkout(os.fspath(path))
+    if found is None or found.git_dir != os.fspath(git.common) or found.top is None:
+        raise Refused(f"{path} is not the main checkout of {git.common}", path=str(path))
+    noted = git.common.joinpath(*MAIN_CHECKOUT)
+    make_directories(noted.parent)
+    durable.replace(noted, os.fsencode(found.top) + b"\n")
+
+
+# --- Branches -----------------------------------------------------------------------------------------
+
+
+def current_branch(git: Git, path: Path) -> str | None:
+    """The branch that is checked out at `path`, also before its first commit; None if none is."""
+    try:
+        return os.fsdecode(git.run("symbolic-ref", "--quiet", "--short", "HEAD", worktree=path)).strip()
+    except GitFailed as failure:
+        if failure.facts["status"] != 1:
+            raise
+        return None
+
+
+def commit_of(git: Git, revision: str, worktree: Path | None = None) -> str:
+    """The name of the commit that a revision stands for; raises `NotFound` if it stands for none."""
+    try:
+        found = git.run(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", worktree=worktree
+        )
+    except GitFailed as failure:
+        if failure.facts["status"] not in (1, 128):
+            raise
+        raise NotFound(f"there is no commit {revision}", revision=revision) from failure
+    return found.decode().strip()
+
+
+def head_commit(git: Git, path: Path) -> str | None:
+    """The commit that is checked out at `path`; None before the first one."""
+    try:
+        return commit_of(git, "HEAD", path)
+    except NotFound:
+        return None
+
+
+def branch_exists(git: Git, branch: str) -> bool:
+    return git.succeeds("show-ref", "--verify", "--quiet", f"refs/heads/{branch}")
+
+
+def rename_branch(git: Git, old: str, new: str) -> None:
+    if branch_exists(git, new):
+        raise AlreadyExists(f"the branch {new} already exists", branch=new)
+    git.run("branch", "--move", "--", old, new)
+
+
+def delete_branch_if_contained(git: Git, branch: str, target: str) -> bool:
+    """Delete a branch if `target` contains its commits; whether it was deleted.
+
+    It is deleted only as it was judged: a commit that arrives in between keeps it.
+    """
+    commit = commit_of(git, f"refs/heads/{branch}")
+    if not git.succeeds("merge-base", "--is-ancestor", commit, target):
+        return False
+    if any(each.branch == branch for each in registered(git)):
+        raise Refused(f"the branch {branch} is checked out", branch=branch)
+    git.run("update-ref", "-d", f"refs/heads/{branch}", commit)
+    return True
+
+
+def is_busy(git: Git, path: Path) -> str | None:
+    """The operation that is under way at `path`, such as a merge; None if there is none."""
+    found = is_worktree_of(os.fspath(path), os.fspath(git.common))
+    if found is None:
+        return None
+    with Directory.open(found.git_dir) as directory:
+        return next((what for name, what in _BUSY.items() if directory.status(name) is not None), None)

@@ -1,0 +1,121 @@
+"""git is started in the right place, with a clean environment, and its failures are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
+from holdfast.git import program
+from holdfast.git.program import Git, require_git
+from tests.git.conftest import git, new_repository, write
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> None:
+    program._why_unavailable.cache_clear()
+    program._require_trust.cache_clear()
+
+
+def test_variables_of_a_hook_do_not_lead_git_elsewhere(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = new_repository(checkout.parent / "other")
+    for name, value in {
+        "GIT_DIR": ".git",
+        "GIT_INDEX_FILE": ".git/index",
+        "GIT_WORK_TREE": ".",
+        "GIT_PREFIX": "x",
+    }.items():
+        monkeypatch.setenv(name, str(other / value))
+    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.bare'='true'")
+
+    found = Git(checkout / ".git").run("ls-files", worktree=checkout)
+
+    assert found == b"one\nsub/three\ntwo\n"
+
+
+def test_hooks_run_only_where_they_are_wanted(checkout: Path) -> None:
+    hook = write(checkout / ".git/hooks/post-index-change", "#!/bin/sh\ntouch ran\n")
+    hook.chmod(0o755)
+    ours = Git(checkout / ".git")
+    refresh = ("update-index", "--force-write-index")
+
+    ours.run(*refresh, worktree=checkout)
+    assert not (checkout / "ran").exists()
+    ours.run(*refresh, worktree=checkout, hooks=True)
+    assert (checkout / "ran").exists()
+
+
+def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:
+    with pytest.raises(GitFailed, match=r"'git rev-parse --verify nonsense' failed: fatal: .*revision") as failed:
+        Git(checkout / ".git").run("rev-parse", "--verify", "nonsense")
+
+    assert failed.value.facts["status"] == 128
+    assert failed.value.facts["command"] == ["rev-parse", "--verify", "nonsense"]
+
+
+def test_a_question_is_answered_by_the_status(checkout: Path) -> None:
+    ours = Git(checkout / ".git")
+
+    assert ours.succeeds("show-ref", "--quiet", "refs/heads/trunk")
+    assert not ours.succeeds("show-ref", "--quiet", "refs/heads/other")
+    with pytest.raises(GitFailed):
+        ours.succeeds("rev-parse", "--verify", "nonsense")
+
+
+def test_a_directory_of_another_repository_is_refused(checkout: Path) -> None:
+    other = new_repository(checkout.parent / "other")
+
+    with pytest.raises(Refused, match="not a worktree"):
+        Git(checkout / ".git").run("status", worktree=other)
+    with pytest.raises(NotFound):
+        Git(checkout / ".git").run("status", worktree=checkout / "missing")
+
+
+def test_objects_go_to_their_own_directory_also_if_the_path_has_a_colon(tmp_path: Path) -> None:
+    top = new_repository(tmp_path / 'a:"b')
+    head = git(top, "hash-object", "-w", "--stdin", content=b"known")
+    private = tmp_path / "private"
+    private.mkdir()
+    ours = Git(top / ".git")
+
+    new = ours.run("hash-object", "-w", "--stdin", objects=private, content=b"new").decode().strip()
+    ours.run("hash-object", "-w", "--stdin", objects=private, content=b"known")
+
+    assert ours.run("cat-file", "blob", head, objects=private) == b"known"
+    assert [path.parent.name + path.name for path in private.glob("??/*")] == [new]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo git version 2.37.9", "2.37"),
+        ("echo nonsense", "version"),
+        (None, "start"),
+    ],
+)
+def test_a_git_that_is_missing_or_too_old_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
+) -> None:
+    if script:
+        write(tmp_path / "git", f"#!/bin/sh\n{script}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(GitUnavailable, match=why):
+        require_git()
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can give files away")
+def test_a_repository_of_another_user_is_refused_until_git_trusts_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["chown", "-R", "65534", checkout], check=True)
+
+    with pytest.raises(GitUntrusted):
+        Git(checkout / ".git").run("status", worktree=checkout)
+    settings = write(checkout.parent / "settings", f"[safe]\ndirectory = {checkout}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    assert Git(checkout / ".git").run("status", "--porcelain", worktree=checkout) == b""
