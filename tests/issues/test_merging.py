@@ -368,9 +368,9 @@ def prepare(tracker: Tracker) -> None:
 def change(tracker: Tracker, ids: list[str], acts: dict[str, Act], chance: random.Random) -> None:
     """One random change; what the rules refuse is no change."""
     name = chance.choice(list(acts))
-    place = len(ids) - 1 if name in OF_LAST else chance.randrange(len(ids))
+    place = len(ids) - 1 if name in OF_LAST else chance.randrange(name in OF_EDGES, len(ids))
     try:
-        acts[name](tracker, ids[place], ids[:place] or ids[-1:], chance)
+        acts[name](tracker, ids[place], ids[:place], chance)  # edges lead to earlier issues, so that no cycle arises
     except Failure:
         return
 

@@ -17,6 +17,7 @@ from holdfast.cli import REPO
 from holdfast.cli.output import printable
 from holdfast.fs import calls
 from holdfast.fs.names import is_safe_name
+from holdfast.repository.guard import find_records
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -157,7 +158,7 @@ def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
 
     def source(context: click.Context, beginning: str) -> Names:
         start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
-        root = calls.find_upwards(start, lambda directory: mark in _listed(directory))
+        root = find_records(start, lambda directory: mark in _listed(directory))
         return {} if root is None else names(root, beginning)
 
     return source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -74,19 +75,29 @@ def _filtered(command: Command) -> Command:
 
 
 @group.command(short_help="Create an empty tracker.")
+@click.option("--in-tree", is_flag=True, help="Create it in the main checkout of the git repository, to be committed.")
 @view.writing_options
 @click.pass_obj
-def init(output: Output, *, repo: str | None, actor: str | None) -> None:
+def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
+
+    In a git checkout that was adopted ('holdfast init'), the tracker is kept in the git directory instead: every
+    worktree uses it, and a claim changes nobody's files. With --in-tree it is in .jit/ of the main checkout, and all
+    linked worktrees use that one, not the copy of their branch.
 
     An existing tracker keeps its issues. Files for git (.jit/.gitignore and .jit/.gitattributes) are added if they are
     missing.
 
     \b
-    Example:
+    Examples:
       holdfast issue init
+      holdfast issue init --in-tree
     """
-    with view.tracking(repo, actor, init=True) as tracker:
+    from holdfast.repository.opening import place_for_tracker
+
+    if in_tree and repo:
+        raise UsageFailure("--in-tree and --repo exclude each other", hint="Use one of them.")
+    with view.tracking(repo, actor, place=partial(place_for_tracker, in_tree=in_tree)) as tracker:
         created = tracker.initialise()
     output.result({"created": created}, ["created a tracker in .jit" if created else "a tracker already exists"])
 

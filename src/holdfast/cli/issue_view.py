@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,23 +48,27 @@ def writing_options(command: options.Command) -> options.Command:
 
 
 @contextlib.contextmanager
-def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
-    """The tracker that the options and the environment name; a lock timeout gets advice for people."""
+def tracking(
+    repo: str | None, actor: str | None = None, *, place: Callable[[Path], Path] | None = None
+) -> Iterator[Tracker]:
+    """The tracker that the options and the environment name, or one to create, for which `place` chooses a directory if
+    they name none; a lock timeout gets advice for people."""
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import current_holder
     from holdfast.locks.retry import lock_timeout, retry_config
     from holdfast.repository.opening import find_root, open_tracker
 
-    start = Path(os.path.abspath(repo or os.environ.get(REPO) or os.getcwd()))
+    named_root = repo or os.environ.get(REPO)
+    start = Path(os.path.abspath(named_root or os.getcwd()))
     timeout, retry = lock_timeout(os.environ), retry_config(os.environ)
-    root = start if init else find_root(start)
+    root = find_root(start) if place is None else start if named_root else place(start)
     if named := actor or os.environ.get(ACTOR):
         named = checked_actor(named, "--actor" if actor else ACTOR)
     else:
         named = f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"
     try:
         address = options.store_address(os.environ)
-        yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry)
+        yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry, start=".")
     except LockTimeout as failure:
         raise CommandFailed(failure, advice=_lock_advice(failure)) from failure
 

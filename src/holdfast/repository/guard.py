@@ -15,7 +15,7 @@ from holdfast.fs import calls
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
@@ -83,6 +83,47 @@ def possible_path(path: str) -> str:
 def find_repository_root(start: str) -> str | None:
     """The repository that a path is in: the nearest directory upwards with `.jvs/`, or None."""
     return calls.find_upwards(start, calls.is_repository)
+
+
+def git_home_of(directory: str) -> str | None:
+    """The root of the git home whose checkout or linked worktree has its top at this very directory."""
+    if not calls.exists(os.path.join(directory, ".git")):
+        return None  # by far the most frequent
+    from holdfast.git.checkout import find_checkout
+
+    checkout = find_checkout(directory)
+    root = None if checkout is None else os.path.join(checkout.common, "holdfast")
+    return root if root is not None and calls.is_repository(root) else None
+
+
+def is_git_home(root: str) -> bool:
+    """Whether a repository is in the directory of a git repository."""
+    common, name = os.path.split(root)
+    return name == "holdfast" and calls.exists(os.path.join(common, "HEAD"))
+
+
+def main_checkout_of(root: str) -> str | None:
+    """The main checkout of a git home; None if it has none, or if this is a plain home."""
+    if not is_git_home(root):
+        return None
+    from holdfast.git.checkout import main_checkout
+
+    return main_checkout(os.path.dirname(root))
+
+
+def find_records(start: str, has: Callable[[str], bool]) -> str | None:
+    """The nearest directory upwards that has records of some kind; None if there is none. The records of a git home are
+    in its root or in its main checkout, but never in the copy of a branch."""
+    found: list[str] = []
+
+    def is_found(directory: str) -> bool:
+        root = git_home_of(directory)
+        places = [directory] if root is None else [root, main_checkout_of(root)]
+        found[:] = [place for place in places if place is not None and has(place)]
+        return bool(found)
+
+    calls.find_upwards(start, is_found)
+    return found[0] if found else None
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
