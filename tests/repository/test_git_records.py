@@ -85,7 +85,8 @@ def test_commands_in_any_checkout_share_one_queue_and_leave_git_status_clean(che
 
 
 def test_a_tracker_in_the_tree_is_that_of_the_main_checkout(checkout: Path, linked: Path) -> None:
-    done("issue", "init", "--in-tree", cwd=linked / "sub")
+    made = holdfast("issue", "init", "--in-tree", cwd=linked / "sub", env={"HOLDFAST_REPO": str(home(checkout))})
+    assert made.stdout == f"created a tracker in {checkout}/.jit\n"
     assert read_config(home(checkout)).issues_in_tree
     tracker = open_tracker(checkout, actor="human:a")
     create_issues(tracker, "one")

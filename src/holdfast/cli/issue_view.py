@@ -51,17 +51,16 @@ def writing_options(command: options.Command) -> options.Command:
 def tracking(
     repo: str | None, actor: str | None = None, *, place: Callable[[Path], Path] | None = None
 ) -> Iterator[Tracker]:
-    """The tracker that the options and the environment name, or one to create, for which `place` chooses a directory if
-    they name none; a lock timeout gets advice for people."""
+    """The tracker that the options and the environment name, or one to create in the directory that `place` chooses; a
+    lock timeout gets advice for people."""
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import current_holder
     from holdfast.locks.retry import lock_timeout, retry_config
     from holdfast.repository.opening import find_root, open_tracker
 
-    named_root = repo or os.environ.get(REPO)
-    start = Path(os.path.abspath(named_root or os.getcwd()))
+    start = Path(os.path.abspath(repo or os.environ.get(REPO) or os.getcwd()))
     timeout, retry = lock_timeout(os.environ), retry_config(os.environ)
-    root = find_root(start) if place is None else start if named_root else place(start)
+    root = (place or find_root)(start)
     if named := actor or os.environ.get(ACTOR):
         named = checked_actor(named, "--actor" if actor else ACTOR)
     else:

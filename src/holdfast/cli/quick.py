@@ -90,7 +90,6 @@ def _merge(old: str, ours: str, theirs: str, path: str) -> int:
     has changed, and that git reports a conflict."""
     from pathlib import Path
 
-    from holdfast.cli.output import Output, printable
     from holdfast.errors import Failure
     from holdfast.fs import durable
     from holdfast.issues.merging import Sides, merge_file
@@ -99,6 +98,8 @@ def _merge(old: str, ours: str, theirs: str, path: str) -> int:
         sides = (durable.read(Path(os.path.abspath(each)), limit=MOST_BYTES) for each in (old, ours, theirs))
         durable.replace(Path(os.path.abspath(ours)), merge_file(path, Sides(*sides)))
     except Failure as failure:
+        from holdfast.cli.output import Output, printable
+
         _say(Output(as_json=False).diagnostic, f"holdfast: {printable(f'{path} is not merged: {failure.message}')}")
         return 1
     return 0
