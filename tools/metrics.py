@@ -54,6 +54,7 @@ REASONS: dict[str, str] = {
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
     "holdfast.mcp.tools": "the list that clients read, apart from the server that answers",
+    "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
     "holdfast.store.memory": "a store of its own: the model that the others are compared with",
 }
 """Why a module under 150 lines with one importer is a file of its own: module -> reason in one line."""

@@ -73,6 +73,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "snapshot-damaged": "The disk, or a program, has changed it. Restoring it would give wrong content.",
         "snapshot-incomplete": "It cannot be restored and is not listed. It was complete when published.",
         "worktree-directory-missing": "It was moved or deleted. Saved work is in its snapshots.",
+        "worktree-unregistered": "It was removed or pruned with git. Its snapshots and its branch are still there.",
     },
     Severity.WARNING: {
         "checks-not-made": "Their findings are unknown.",
@@ -103,6 +104,8 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "permissions-readable": "They can read the names, hashes and records of private files.",
         "plan-expired": "It can no longer be run.",
         "store-risky": "It may lose records that it has acknowledged. The store's address accepts that, for a trial.",
+        "worktree-moved": "It was moved with git, and works there.",
+        "worktree-name-stale": "Its worktree was removed, or never completed.",
         "waiter-dead": "They are skipped when the lease is granted.",
     },
 }
@@ -145,6 +148,9 @@ REMEDIES = {
     "waiter-dead": "remove them from the queue",
     "worktree-directory-missing": "put it back, or restore its head into a new worktree and remove this one",
     "worktree-directory-unknown": "it may contain work; move it elsewhere",
+    "worktree-moved": "note its path",
+    "worktree-name-stale": "remove the name",
+    "worktree-unregistered": "forget the worktree; its snapshots stay",
 }
 """The effect of `--fix`; without a fix, the advice to people. Some findings bring their own remedy."""
 _KINDS = {code: (severity, each[code]) for severity, each in MEANINGS.items() for code in each}

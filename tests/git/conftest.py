@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from holdfast.git import snapshots
+from holdfast.git.checkout import find_checkout
+from holdfast.git.contents import export
+from holdfast.git.program import Git
+from holdfast.git.restore import unsaved
+from holdfast.git.snapshots import GitCaptured, GitSource, capture
+from holdfast.trees.verify import Change
 
 _VARIABLES = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -60,3 +70,83 @@ def checkout(tmp_path: Path) -> Path:
         write(top / name, f"{name}\n")
     commit_all(top)
     return top
+
+
+class Home:
+    """A checkout with a private index and scratch directories, as a git home has them."""
+
+    def __init__(self, top: Path) -> None:
+        found = find_checkout(str(top))
+        assert found is not None
+        self.top = top
+        self.git = Git(Path(found.common))
+        self.own = self.git.common / "holdfast"
+        self.own.mkdir(exist_ok=True)
+        self.index = self.own / "index" / top.name
+        self.index.parent.mkdir(exist_ok=True)
+        self.ids = iter(range(10**6))
+
+    def source(self) -> GitSource:
+        scratch = self.own / "tmp" / os.urandom(6).hex()
+        scratch.mkdir(parents=True)
+        return GitSource(self.git, self.top, self.index, scratch / "objects")
+
+    def capture(self, parent: GitCaptured | None = None, *, quiesced: bool = True) -> GitCaptured:
+        """Steps 1 to 4: the snapshot has its reference afterwards."""
+        name = f"s{next(self.ids)}"
+        found = capture(
+            self.source(),
+            snapshot_id=name,
+            parent_tree=parent and parent.tree,
+            message=f"snapshot {name}\n",
+            quiesced=quiesced,
+        )
+        if found.commit is not None:
+            snapshots.create_ref(self.git, name, found.commit)
+            snapshots.drop_keep(self.git, name)
+        return found
+
+    def unsaved(self, tree: str) -> list[Change]:
+        return list(unsaved(self.git, self.top, self.index, tree))
+
+    def exported(self, commit: str) -> dict[bytes, tuple[str, bytes]]:
+        target = self.top.parent / f"export-{os.urandom(6).hex()}"
+        export(self.git, commit, target)
+        found = content_of(target)
+        shutil.rmtree(target)
+        return found
+
+
+def content_of(top: Path) -> dict[bytes, tuple[str, bytes]]:
+    """Every file and symbolic link below a directory, without `.git`: its kind (x: executable) and content."""
+    found: dict[bytes, tuple[str, bytes]] = {}
+    for directory, names, files in os.walk(os.fsencode(top)):
+        names[:] = [name for name in names if name != b".git"]
+        for name in [*files, *(each for each in names if os.path.islink(os.path.join(directory, each)))]:
+            path = os.path.join(directory, name)
+            relative = os.path.relpath(path, os.fsencode(top))
+            if os.path.islink(path):
+                found[relative] = "l", os.readlink(path)
+            elif name != b".git":
+                with open(path, "rb") as file:
+                    found[relative] = (
+                        "x" if os.access(path, os.X_OK) and os.stat(path).st_mode & 0o100 else "f",
+                        file.read(),
+                    )
+    return found
+
+
+def fingerprint(common: Path) -> dict[str, str]:
+    """Everything in a git directory except objects and our own references and files."""
+    found = {}
+    for path in sorted(common.rglob("*")):
+        name = path.relative_to(common).as_posix()
+        if name.startswith(("objects/", "refs/holdfast", "holdfast/")) or name in ("objects", "holdfast"):
+            continue
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+    return found
+
+
+@pytest.fixture
+def home(checkout: Path) -> Home:
+    return Home(checkout)

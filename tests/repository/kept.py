@@ -19,7 +19,6 @@ from holdfast.repository.context import (
     Consistency,
     Descriptor,
     RepositoryContext,
-    is_ready,
     new_snapshot_id,
 )
 from holdfast.store.model import Change, Create, Decision, Replace, View
@@ -65,7 +64,7 @@ def keep(
         payload,
         tree,
         engine=Engine.LINKED,
-        base=context.paths.tree(before) if before and is_ready(context.paths, before) else None,
+        base=context.paths.tree(before) if before and context.home.is_ready(before) else None,
         cache=cache,
         quiesced=False,
     )
@@ -159,7 +158,7 @@ def parents_of(context: RepositoryContext, start: str | None) -> list[str]:
 def require_whole(context: RepositoryContext) -> None:
     """Every snapshot verifies, unless it is doomed and already incomplete."""
     for snapshot_id, descriptor in snapshots_of(context).items():
-        if is_ready(context.paths, snapshot_id):
+        if context.home.is_ready(snapshot_id):
             problems = list(verify(context.paths.tree(snapshot_id), descriptor.payload_hash))
             assert problems == [], f"{snapshot_id}: {problems}"
         else:

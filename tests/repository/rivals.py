@@ -25,10 +25,10 @@ from holdfast.repository.context import (
     RepositoryContext,
     RepositoryPaths,
     check_leasable,
-    is_ready,
     worktree_keys,
 )
 from holdfast.repository.history import worktree_history
+from holdfast.repository.home import PlainHome
 from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
@@ -51,7 +51,7 @@ def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> Repo
     """Open the repository at `root` with its own clock."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
     leases = LeaseService(store, trail, also_named=worktree_keys, precondition=check_leasable, clock=clock)
-    return RepositoryContext(RepositoryPaths(root), store, trail, leases)
+    return RepositoryContext(PlainHome(RepositoryPaths(root)), store, trail, leases)
 
 
 class Rival:
@@ -124,7 +124,7 @@ def require_one_line(context: RepositoryContext, *, hidden: Sequence[str] = ()) 
     assert {name for name, _ in context.store.scan(DESCRIPTORS)} == set(expected)
     trees = {path.name for path in context.paths.snapshots.iterdir()}
     assert trees == set(expected) | set(hidden)
-    assert all(is_ready(context.paths, each) for each in expected)
+    assert all(context.home.is_ready(each) for each in expected)
 
 
 def _number(value: object) -> int:

@@ -366,7 +366,7 @@ def killed_after(context: RepositoryContext, plan_id: str, step: str) -> None:
     ends_at = {"marked": ("_set_state", "_unmark"), "decided": ("_delete_all",), "deleted": ("sweep",)}
     with pytest.MonkeyPatch.context() as patch:
         for name in ends_at[step]:
-            patch.setattr(gc, name, end)
+            patch.setattr(context.home if name == "sweep" else gc, name, end)
         with pytest.raises(Killed):
             gc.run(context, plan_id)
 

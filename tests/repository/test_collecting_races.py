@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
 from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
-from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext, is_ready
+from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext
 from holdfast.repository.history import usable, visible
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions, restore_in_place
@@ -66,7 +66,7 @@ def pick_collectable(context: RepositoryContext) -> str | None:
 def require_intact(context: RepositoryContext, snapshot_id: str) -> None:
     document = context.store.read(DESCRIPTORS.key(snapshot_id))
     assert document is not None, f"{snapshot_id} has no descriptor"
-    assert document.record.doomed_by is None or is_ready(context.paths, snapshot_id), "its tree is gone"
+    assert document.record.doomed_by is None or context.home.is_ready(snapshot_id), "its tree is gone"
     problems = list(verify(context.paths.tree(snapshot_id), document.record.payload_hash))
     assert problems == [], f"{snapshot_id}: {problems}"
 

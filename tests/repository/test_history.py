@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.errors import NotFound
 from holdfast.fs import calls
-from holdfast.repository import history
 from holdfast.repository.context import DESCRIPTORS, Consistency, Descriptor, RepositoryContext
 from holdfast.repository.history import History, all_history, worktree_history
 from holdfast.repository.repository import Repository
@@ -129,11 +128,11 @@ def test_a_snapshot_that_is_collected_meanwhile_is_skipped(
         if context.store.read(keys[0]) is not None:
             context.store.transact(keys, decide)
 
-    def ready(places: object, snapshot_id: str) -> bool:
+    def ready(snapshot_id: str) -> bool:
         collect(snapshot_id)  # after s3 was read
         return True
 
-    monkeypatch.setattr(history, "is_ready", ready)
+    monkeypatch.setattr(context.home, "is_ready", ready)
     found = worktree_history(context, "main")
     assert ids(found) == ["s3", "s1"]
     assert found.missing == ()

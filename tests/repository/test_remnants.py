@@ -315,7 +315,7 @@ def test_a_list_damaged_after_the_decision_stops_only_the_sweep(context: Reposit
         damage_list(context, ids[-1])
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gc, "retire", late)
+        patched.setattr(gc_sweep, "retire", late)
         with pytest.raises(Corrupt):
             gc.run(context, plan.plan_id)
     assert remnants_of(context) == set(ids[:-1])
@@ -804,7 +804,7 @@ def test_a_sweep_that_removes_one_directory_too_many_is_found(
 
 def test_a_sweep_that_removes_nothing_is_found(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     line_of(context, 4, shared=True)
-    monkeypatch.setattr(gc, "sweep", lambda context: None)
+    monkeypatch.setattr(context.home, "sweep", lambda context: None)
     collect(context)
     with pytest.raises(AssertionError, match="not trimmed"):
         require_no_more_than_needed(context)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.repository import gc, gc_plan, gc_sweep
-from holdfast.repository.context import MAIN, RepositoryContext, is_ready
+from holdfast.repository.context import MAIN, RepositoryContext
 from holdfast.repository.history import create_reference
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import PlanState, Policy
@@ -266,7 +266,7 @@ class CollectionCutByPowerLoss(CollectionKilled):
             }
         parents_of(context, context.config(MAIN).head_snapshot_id)
         for each, descriptor in found.items():
-            assert descriptor.doomed_by or is_ready(context.paths, each)
+            assert descriptor.doomed_by or context.home.is_ready(each)
 
 
 def power_cut_collection(repository: Repository, *, share: float = 1.0) -> Report:

@@ -200,13 +200,15 @@ def _check_description(root: Path) -> None:
 
 def test_the_finding_lists_every_check_that_needs_the_store(tmp_path: Path, etcd_url: str) -> None:
     from holdfast.repository.checks import all_checks
+    from holdfast.repository.context import RepositoryPaths
+    from holdfast.repository.home import PlainHome
 
     broken = Broken(tmp_path / "repository", etcd_url)
     broken.move_to(etcd_url.replace("?", "-other?"))
     not_made = examined(broken.root)["checks-not-made"].facts["checks"]
 
     made = LOCAL | {"store", "commits"}  # one found the problem, the other is about plain files only
-    assert set(not_made) == {each.name for each in all_checks()} - made  # type: ignore[call-overload]
+    assert set(not_made) == {each.name for each in all_checks(PlainHome(RepositoryPaths(broken.root)))} - made  # type: ignore[call-overload]
 
 
 def test_nothing_is_created_on_a_server_without_records_of_the_repository(tmp_path: Path, postgres_url: str) -> None:

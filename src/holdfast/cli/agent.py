@@ -82,6 +82,7 @@ def run(
     from holdfast.cli import child
     from holdfast.issues.reading import unreadable_issues_to_json
     from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
+    from holdfast.repository.to_json import is_best_effort
 
     repo, actor = given.pop("repo"), given.pop("actor")
     options = AssignmentOptions(assignee=actor, wait_for_issue=given["wait"] if take_next else 0.0, **given)
@@ -107,6 +108,9 @@ def run(
         broken = unreadable_issues_to_json(assignment.broken)
         record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
         _tell(output, _conclusion(outcome))
+        saved = outcome.snapshot_id and repository.context.descriptor(outcome.snapshot_id)
+        if saved and is_best_effort(saved):
+            output.warning(f"files changed while {saved.snapshot_id} was taken: it is best effort")
         if outcome.not_saved is not None and ended.exit_status == 0:
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)

@@ -17,7 +17,7 @@ from holdfast.cli import REPO
 from holdfast.cli.output import printable
 from holdfast.fs import calls
 from holdfast.fs.names import is_safe_name
-from holdfast.repository.guard import find_records
+from holdfast.repository.locating import find_records, is_git_home
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -67,7 +67,8 @@ class Offered(click.types.StringParamType):
 
 
 def _worktrees(root: str, beginning: str) -> Names:
-    names = ["main", *_listed(os.path.join(root, "worktrees"))]
+    at = os.path.join(root, ".jvs", "worktrees") if is_git_home(root) else os.path.join(root, "worktrees")
+    names = dict.fromkeys(["main", *_listed(at)])
     return _explained(names, beginning, lambda name: _leased(_record(root, ".jvs/locks", name)))
 
 
@@ -77,7 +78,8 @@ def _snapshots(root: str, beginning: str) -> Names:
         return f"{_text(record, 'created_at')[:19]} {_text(record, 'note')}".strip()
 
     head = {"head": "the last snapshot of the worktree"} if "head".startswith(beginning) else {}
-    ids = _explained(_listed(os.path.join(root, ".jvs/snapshots")), beginning, explanation)
+    names = _records(root, ".jvs/descriptors") if is_git_home(root) else _listed(os.path.join(root, ".jvs/snapshots"))
+    ids = _explained(names, beginning, explanation)
     return head | _fields(".jvs/refs", "snapshot_id")(root, beginning) | ids
 
 

@@ -248,7 +248,8 @@ HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.
 """
 
 COMMANDS = {
-    "init": LazyCommand("holdfast.cli.init:init", "Create a repository."),
+    "init": LazyCommand("holdfast.cli.init:init", "Adopt a git checkout, or create a repository."),
+    "deinit": LazyCommand("holdfast.cli.init:deinit", "Remove Holdfast from a git checkout again."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),

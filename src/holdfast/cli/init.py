@@ -1,12 +1,13 @@
-"""`holdfast init`: create a repository."""
+"""`holdfast init` and `deinit`: create a repository, or remove it from a git checkout."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import accept_unsafe_server_option, consistency_option, json_option
+from holdfast.cli.options import accept_unsafe_server_option, consistency_option, json_option, repo_option
 from holdfast.cli.output import Output, counted
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", default=".", type=click.Path(file_okay=False))
+@click.argument("directory", required=False, type=click.Path(file_okay=False))
 @click.option("--import", "source", metavar="DIR", type=click.Path(file_okay=False), help="Copy DIR into main/.")
 @consistency_option("the import", default="quiesced")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://…, for several machines.")
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def init(
     output: Output,
     *,
-    directory: str,
+    directory: str | None,
     source: str | None,
     consistency: Consistency | None,
     store: str | None,
@@ -34,7 +35,13 @@ def init(
     nested: bool,
     shared: bool,
 ) -> None:
-    """Create a repository in DIRECTORY, which must be empty; it is created if it is missing.
+    """Adopt the git checkout around the current directory, or create a repository in DIRECTORY.
+
+    Without DIRECTORY, inside a git checkout, the checkout becomes 'main' as it stands: nothing is copied or moved, and
+    'git status' stays as it was. Snapshots are commits under refs/holdfast/, further worktrees are worktrees of git,
+    and the records are in .git/holdfast. 'holdfast deinit' removes all that again.
+
+    A DIRECTORY must be empty; it is created if it is missing.
 
     An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
     The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
@@ -43,18 +50,26 @@ def init(
 
     \b
     Examples:
+      cd my-project && holdfast init
       holdfast init my-repo
       holdfast init my-repo --import ~/my-project
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
+    from holdfast.git.checkout import find_checkout
+    from holdfast.repository.git_init import adopt_checkout
     from holdfast.repository.init import initialise
+    from holdfast.repository.repository import paths_at
     from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets
     from holdfast.store.open import address_of
 
     if store is not None and accept_unsafe_server:
         store = accepting_unsafe_server(store)
-    made = initialise(directory, source=source, consistency=consistency, store=store, nested=nested, shared=shared)
-    main = made.root / "main"
+    if directory is None and source is None and find_checkout(os.getcwd(), os.environ.get("GIT_DIR")) is not None:
+        made = adopt_checkout(os.getcwd(), git_dir=os.environ.get("GIT_DIR"), store=store, shared=shared)
+    else:
+        chosen = directory or "."
+        made = initialise(chosen, source=source, consistency=consistency, store=store, nested=nested, shared=shared)
+    main = paths_at(made.root).payload("main")
     record: dict[str, object] = {
         "root": str(made.root),
         "created": made.created,
@@ -69,7 +84,34 @@ def init(
         output.result(record, [f"{made.root} is already a repository."])
         return
     lines = [f"Created a repository in {made.root}."]
+    if made.format.home:
+        lines = [f"Adopted the git checkout {main}: nothing in it has changed."]
     if made.imported is not None:
         advice = "Take the first snapshot, so that other worktrees can start from it: holdfast snapshot"
         lines += [f"Copied {counted(made.imported, 'file')} from {source}.", advice]
     output.result(record, [*lines, *advice_about_secrets(store or ""), f"Work in {main}."])
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Also if something is held, or work is not landed.")
+@repo_option
+@json_option
+@click.pass_obj
+def deinit(output: Output, *, force: bool, repo: str | None) -> None:
+    """Remove Holdfast from a git checkout: its snapshots, records and names. Files, branches and worktrees stay.
+
+    Refused while a lease, claim or operation is held, and while a worktree has commits that main does not have, or
+    changes that are not committed.
+
+    \b
+    Example:
+      holdfast deinit
+    """
+    from holdfast.cli.repository import open_repository
+    from holdfast.repository.git_init import deinitialise
+
+    done = deinitialise(open_repository(repo), force=force)
+    lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. {done.checkout} is as before."]
+    lines += [f"Still a worktree of git: {each}" for each in done.worktrees]
+    record = {"checkout": str(done.checkout), "snapshots": done.snapshots, "worktrees": list(map(str, done.worktrees))}
+    output.result(record, lines)

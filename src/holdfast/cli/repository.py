@@ -73,7 +73,7 @@ def open_repository(
     from holdfast.repository.repository import Repository, find_repository
 
     chosen = flag or environment.get(REPO)
-    root = Path(chosen) if chosen else find_repository(current_directory())
+    root = Path(chosen) if chosen else find_repository(current_directory(), environment.get("GIT_DIR"))
     actor, address = environment.get(ACTOR), store_address(environment)
     try:
         return Repository(root, actor=actor, ledger_address=address, to_examine=to_examine)
@@ -244,7 +244,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
 
 
 def _repository_around(path: str | None) -> Path | None:
-    from holdfast.repository.guard import find_repository_root
+    from holdfast.repository.locating import find_repository_root
 
     starts = [os.environ.get(REPO) or ".", *([] if path is None else [os.path.dirname(path) or "."])]
     with contextlib.suppress(OSError):  # the current directory is gone

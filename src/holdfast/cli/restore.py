@@ -99,7 +99,11 @@ def _restore_in_place(
     from holdfast.fs.names import shortened
 
     check = partial(opened.repository.snapshots.check_restore, opened.worktree, how)
-    inside = how.path is None and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
+    inside = (
+        how.path is None
+        and opened.repository.context.home.replaces_directory
+        and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
+    )
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
     with (
         proven(opened, lock_id, purpose, wait=wait, check=check) as proof,

@@ -36,6 +36,7 @@ WARNING = "warning: best effort: its files may be from different instants"
     type=click.Choice(ENGINES),
     help=f"How files are captured.  [default: {ENGINE}, else the best available]",
 )
+@click.option("--allow-empty", is_flag=True, help="In a git checkout: also if it equals the last one.")
 @options.worktree_options
 @options.lock_id_option
 @wait_option
@@ -48,6 +49,7 @@ def snapshot(
     consistency: Consistency | None,
     tag: str | None,
     engine: str | None,
+    allow_empty: bool,
     repo: str | None,
     worktree: str | None,
     lock_id: str | None,
@@ -58,7 +60,8 @@ def snapshot(
 
     It needs the lease of the worktree. Name the one that you hold; if the worktree is free, the command acquires the
     lease for its duration. If the lease is lost, nothing is published (status 5). If a file changes during the capture,
-    a 'quiesced' snapshot fails (status 4) and nothing is published.
+    a 'quiesced' snapshot fails (status 4) and nothing is published. In a git checkout, it has what git tracks and what
+    is new and not ignored; it is not taken if it would equal the last one.
 
     \b
     Examples:
@@ -80,14 +83,28 @@ def snapshot(
             engine=engine_named(engine),
             progress=progress,
             warn=output.warning,
+            allow_empty=allow_empty,
         )
+        before = opened.repository.config(opened.worktree).head_snapshot_id
         made = opened.repository.snapshots.take(opened.worktree, proof, wanted)
     size = f"{counted(made.files, 'file')}, {format_size(made.bytes)}"
     lines = [f"{made.snapshot_id}  {size}, {made.consistency_level.value}, {made.engine}"]
+    if made.snapshot_id == before:
+        lines = [f"{made.snapshot_id}  nothing has changed since it was taken"]
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
+    lines += left_out_lines(made)
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
     options.print_record(output, field, new_snapshot_to_json(made, tag), lines)
+
+
+_LEFT_OUT = {"ignored": "ignored by git", "nested": "nested repositories, of which only the commit is recorded"}
+
+
+def left_out_lines(descriptor: Descriptor) -> list[str]:
+    """What is not in a snapshot of a git checkout, in one line."""
+    counts = [f"{count} {_LEFT_OUT[what]}" for what, count in (descriptor.left_out or {}).items() if what in _LEFT_OUT]
+    return [f"  left out  {'; '.join(counts)}"] if counts else []
 
 
 def engine_named(flag: str | None) -> Engine | None:
@@ -136,6 +153,7 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
         yield f"  marks     {text}"
     if descriptor.doomed_by:
         yield f"  gc        marked for deletion by the plan {descriptor.doomed_by}"
+    yield from left_out_lines(descriptor)
     for each in descriptor.special:
         yield f"  special   {each}: recorded, not captured"
     for each in descriptor.not_preserved:

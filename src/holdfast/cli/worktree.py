@@ -40,7 +40,13 @@ Example:
 
 @group.command(short_help="Create a worktree.")
 @click.argument("name")
-@click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to start from.  [default: empty]")
+@click.option(
+    "--from",
+    "snapshot",
+    metavar="SNAPSHOT",
+    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; main's commit]",
+)
+@click.option("--branch", metavar="BRANCH", help="The branch, in a git checkout; continues on it.  [default: hf/NAME]")
 @click.option("--shared", is_flag=True, help="Create it without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @options.repo_option
@@ -51,12 +57,16 @@ def create(
     *,
     name: str,
     snapshot: str | None,
+    branch: str | None,
     shared: bool,
     label: str | None,
     repo: str | None,
     field: str | None,
 ) -> None:
     """Create the worktree NAME: empty, or with the content of a snapshot.
+
+    In a git checkout, it is a worktree of git on a branch of its own, beside the checkout. It starts at the commit that
+    is checked out in main, so what is not committed there is not in it.
 
     \b
     Examples:
@@ -67,9 +77,37 @@ def create(
 
     repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
-    repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
+    repository.worktrees.create(
+        name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch
+    )
     state = repository.worktrees.state(name)
+    if snapshot is None and (changed := repository.worktrees.uncommitted()):
+        output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
     options.print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
+
+
+@group.command(short_help="Adopt a linked worktree of git.")
+@click.argument("path", type=click.Path(file_okay=False))
+@click.option("--name", metavar="NAME", help="Its name.  [default: the name of the directory]")
+@click.option("--label", metavar="TEXT", help="A description, for people.")
+@options.repo_option
+@options.field_option(*options.WORKTREE_FIELDS)
+@options.with_output
+def adopt(
+    output: Output, *, path: str, name: str | None, label: str | None, repo: str | None, field: str | None
+) -> None:
+    """Make the linked worktree of git at PATH a worktree of this repository. It stays where it is.
+
+    \b
+    Example:
+      git worktree add ../hotfix && holdfast worktree adopt ../hotfix
+    """
+    from pathlib import Path
+
+    repository = open_repository(repo)
+    config = repository.worktrees.adopt(Path(path), name=name, label=label)
+    state = repository.worktrees.state(config.worktree_id)
+    options.print_record(output, field, worktree_to_json(state), [f"Adopted {state.path}", worktree_line(state)])
 
 
 @group.command("list", short_help="List all worktrees.")

@@ -136,7 +136,7 @@ def _stuck(stage: Stage, repository: Repository) -> Iterator[str]:
     for held in look_around(stage.root).holdings:
         if not held.reclaim.safe and held.kind != "file lock":
             yield f"still held: {held.kind} {held.what} by {held.who}"
-    doctor.repair(repository.context, all_checks())
-    for finding in doctor.examine(repository.context, all_checks()):
+    doctor.repair(repository.context, all_checks(repository.context.home))
+    for finding in doctor.examine(repository.context, all_checks(repository.context.home)):
         if finding.severity is not Severity.NOTE:
             yield f"the doctor finds: {finding.message}"

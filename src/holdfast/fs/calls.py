@@ -310,6 +310,11 @@ def find_upwards(start: str | os.PathLike[str], is_root: Callable[[str], bool]) 
     return here
 
 
+def may_be_repository(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory has `.jvs/`, or a `.git` that may lead to a repository."""
+    return is_repository(path) or exists(os.path.join(path, ".git"))
+
+
 def is_repository(path: str | os.PathLike[str]) -> bool:
     """Whether a directory has `.jvs/`, which is not a symbolic link."""
     return is_directory(os.path.join(path, ".jvs"))

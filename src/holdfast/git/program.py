@@ -22,6 +22,7 @@ from holdfast.git.checkout import is_worktree_of, main_checkout
 _PROGRAM = "git"
 _OLDEST = (2, 38)
 _MOST_LINES = 5
+_MOST_WORDS = 4
 _KEPT = tuple(f"GIT_{name}" for name in "CONFIG_GLOBAL CONFIG_SYSTEM CONFIG_NOSYSTEM SSH SSH_COMMAND ASKPASS".split())
 """Variables that say who the user is and how servers are reached, not which repository this is."""
 _SETTINGS = (
@@ -79,7 +80,7 @@ class Git(NamedTuple):
             variables["GIT_OBJECT_DIRECTORY"] = os.fspath(objects)
             if not alone:
                 variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
-        return _output([*command, *arguments], worktree or self.common, variables, content)
+        return _output(command, arguments, worktree or self.common, variables, content)
 
     def succeeds(self, *arguments: str, worktree: Path | None = None) -> bool:
         """Whether a question is answered with the exit status 0, not 1; raises `GitFailed` for any other one."""
@@ -123,7 +124,7 @@ def _require_trust(common: Path) -> None:
     if sys.platform != "win32" and owner == os.geteuid():
         return
     try:
-        _output([_PROGRAM, "rev-parse", "--git-dir"], Path(main_checkout(os.fspath(common)) or common), {}, None)
+        _output([_PROGRAM], ("rev-parse", "--git-dir"), Path(main_checkout(os.fspath(common)) or common), {}, None)
     except GitFailed as failure:
         if "dubious ownership" in str(failure.facts["stderr"]):
             raise GitUntrusted(f"{common} belongs to another user", path=str(common)) from failure
@@ -154,24 +155,31 @@ def _quoted(path: str) -> str:
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _output(command: list[str], directory: Path, variables: dict[str, str], content: bytes | None) -> bytes:
+def _output(
+    command: list[str], arguments: tuple[str, ...], directory: Path, variables: dict[str, str], content: bytes | None
+) -> bytes:
     environment = _environment() | variables
     try:  # with no `content`, an empty input: git must not read the user's terminal
         done = subprocess.run(
-            command, cwd=directory, env=environment, input=content or b"", capture_output=True, check=False
+            [*command, *arguments],
+            cwd=directory,
+            env=environment,
+            input=content or b"",
+            capture_output=True,
+            check=False,
         )
     except OSError as error:
         if not calls.is_directory(directory):
             raise NotFound(f"there is no directory {directory}", path=str(directory)) from None
         raise GitUnavailable(f"cannot start git: {error.strerror}") from error
     if done.returncode:
-        raise _failed(command, done.returncode, os.fsdecode(done.stderr))
+        raise _failed(arguments, done.returncode, os.fsdecode(done.stderr))
     return done.stdout
 
 
-def _failed(command: list[str], status: int, stderr: str) -> GitFailed:
+def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:
     said = stderr.strip().splitlines()
-    words = [word for word in command[1:] if word != "-c" and word not in {*_SETTINGS, *_QUIET}]
-    shown = " ".join([_PROGRAM, *words[:4], *(["..."] if len(words) > 4 else [])])
+    shown = " ".join([_PROGRAM, *arguments[:_MOST_WORDS], *(["..."] if len(arguments) > _MOST_WORDS else [])])
     why = said[-1] if said else f"its exit status is {status}" if status > 0 else f"signal {-status} ended it"
-    return GitFailed(f"'{shown}' failed: {why}", command=words, status=status, stderr="\n".join(said[-_MOST_LINES:]))
+    told = "\n".join(said[-_MOST_LINES:])
+    return GitFailed(f"'{shown}' failed: {why}", command=list(arguments), status=status, stderr=told)

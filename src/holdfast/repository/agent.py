@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import (
     AlreadyExists,
+    ConsistencyUnavailable,
     Failure,
     FencingMismatch,
     LockExpired,
@@ -51,6 +52,7 @@ from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
+_ATTEMPTS = 3  # to save work whose files change meanwhile: twice as it should be, then as best effort
 MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
 
@@ -309,10 +311,11 @@ def _lease_worktree(
 
 
 def _create_worktree(repository: Repository, name: str) -> bool:
-    """Create the worktree from the head of `main`; False if it already exists. Refuse an empty directory for an agent
-    that expects the content of `main`."""
-    head = repository.context.config(MAIN).head_snapshot_id
-    if head is None and repository.context.store.read(WORKTREES.key(name)) is None:
+    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
+    already exists. Refuse an empty directory for an agent that expects the content of `main`."""
+    home = repository.context.home
+    head = None if home.has_branches else repository.context.config(MAIN).head_snapshot_id
+    if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
                 message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
@@ -327,9 +330,19 @@ def _create_worktree(repository: Repository, name: str) -> bool:
 def _save_if_changed(
     repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None
 ) -> str | None:
+    """Save unsaved work, if there is any. If files keep changing, it is saved as they are found, with a warning in the
+    snapshot, unless the caller has chosen the level."""
     options = SnapshotOptions(note=note, consistency=consistency)
-    made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
-    return None if made is None else made.snapshot_id
+    for attempt in range(_ATTEMPTS):
+        try:
+            made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
+            return None if made is None else made.snapshot_id
+        except ConsistencyUnavailable:
+            if consistency is not None or attempt + 1 == _ATTEMPTS:
+                raise
+            if attempt + 2 == _ATTEMPTS:
+                options = options._replace(consistency=Consistency.BEST_EFFORT)
+    raise AssertionError("never reached")
 
 
 def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from holdfast import errors, findings
 from holdfast.clock import SKEW, format_duration
@@ -14,6 +15,9 @@ from holdfast.repository import checks_leftovers, checks_storage, checks_worktre
 from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.opening import open_ledger, open_tracker, tracker_of
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
+
+if TYPE_CHECKING:
+    from holdfast.repository.home import Home
 
 CHECKS: tuple[RepositoryCheck, ...] = (
     # Decided changes are carried out before anything is judged.
@@ -53,8 +57,8 @@ CHECKS: tuple[RepositoryCheck, ...] = (
 ACTOR = "auto:doctor"
 
 
-def all_checks() -> tuple[RepositoryCheck, ...]:
-    return (Check("store", _store), *CHECKS, Check("ledger", _ledger), Check("issues", _issues))
+def all_checks(home: Home) -> tuple[RepositoryCheck, ...]:
+    return (Check("store", _store), *home.checks(CHECKS), Check("ledger", _ledger), Check("issues", _issues))
 
 
 def _store(examination: Examination) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from holdfast.fs.probe import find_capabilities, network_problems
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.leases.rules import WORKTREE_LEASES
 from holdfast.repository import payloads
-from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
+from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext
 from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
@@ -241,7 +241,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
         and is_directory(context.paths.tree(each))
     ]
     if orphaned and not examination.operations():
-        last, needed = _last_events(context, set(orphaned)), None
+        last, needed = last_events(context, set(orphaned)), None
         with contextlib.suppress(Corrupt):  # a tree cannot say what it needs: all may be needed
             needed = need_of_all(context.paths)
         for each in orphaned:
@@ -258,7 +258,7 @@ def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | Non
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
         return findings.of("descriptor-missing", snapshot_id, message)
-    if last is not None or payloads.is_left(paths, snapshot_id) or not is_ready(paths, snapshot_id):
+    if last is not None or payloads.is_left(paths, snapshot_id) or not context.home.is_ready(snapshot_id):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
         remedy = "remove it, except for what other snapshots need" if is_needed else ""
         return findings.of("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
@@ -279,7 +279,7 @@ def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> N
     context.store.transact([context.trail.stream], decide)
 
 
-def _last_events(context: RepositoryContext, ids: set[str]) -> dict[str, AuditEntry]:
+def last_events(context: RepositoryContext, ids: set[str]) -> dict[str, AuditEntry]:
     """The last event in the audit trail that mentions each of these snapshots, if any does."""
     last = dict[str, AuditEntry]()
     reader = AuditReader(context.store, context.trail, verified=True)  # a forged entry proves nothing
@@ -333,7 +333,7 @@ def _sweep(context: RepositoryContext) -> None:
 def incomplete(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is None and not is_ready(examination.context.paths, snapshot_id):
+        if descriptor.doomed_by is None and not examination.context.home.is_ready(snapshot_id):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 message = f"the tree of the snapshot {snapshot_id} is missing, or has no .READY"
@@ -342,14 +342,11 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
 
 def damaged(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose content has changed: always the list of files, with `strict` every file."""
-    from holdfast.trees.verify import verify, verify_manifest
-
     context = examination.context
-    check = verify if examination.strict else verify_manifest
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is not None or not is_ready(context.paths, snapshot_id):
+        if descriptor.doomed_by is not None or not context.home.is_ready(snapshot_id):
             continue
-        problems = list(check(context.paths.tree(snapshot_id), descriptor.payload_hash))
+        problems = list(context.home.verify(descriptor, every_file=examination.strict))
         if not problems:
             continue
         now = examination.descriptor(snapshot_id)

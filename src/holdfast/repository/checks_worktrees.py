@@ -22,7 +22,6 @@ from holdfast.repository.context import (
     Reference,
     RepositoryContext,
     WorktreeConfig,
-    is_ready,
     settled_config,
     worktree_keys,
 )
@@ -103,7 +102,7 @@ def _tips_ahead(
         if each.worktree_id == config.worktree_id
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
-        and is_ready(examination.context.paths, each.snapshot_id)
+        and examination.context.home.is_ready(each.snapshot_id)
     }
     parents = {descriptors[each].parent_id for each in own}
     return sorted(own - parents)

@@ -10,21 +10,21 @@ import contextlib
 import difflib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, chosen, failing_to, move, status_at
-from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
+from holdfast.repository.context import Descriptor, RepositoryContext
 from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 
 if TYPE_CHECKING:
+    from holdfast.repository.home import ReadFile
     from holdfast.trees.restore import Materialised
     from holdfast.trees.scan import Progress
-    from holdfast.trees.shared_dirs import SharedDirectory
     from holdfast.trees.verify import Change
 
 
@@ -63,27 +63,22 @@ def compare(context: RepositoryContext, worktree: str, old: str | None, new: str
     before = _snapshot(resolve(context, old, worktree=worktree))
     if new is None:
         return _with_worktree(context, before, worktree)
-    from holdfast.trees.verify import compare as compare_trees
-
     after = _snapshot(resolve(context, new, worktree=worktree))
     ids = [each.descriptor.snapshot_id for each in (before, after) if each.descriptor]
     with reading(context, *ids):
-        found = tuple(filter(_is_significant, compare_trees(*map(context.paths.tree, ids))))
+        found = tuple(filter(_is_significant, context.home.compare(*ids)))
     return Comparison(before, after, found)
 
 
 def unsaved(context: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
     """The differences between a directory and the snapshot `tip`."""
-    from holdfast.trees.verify import changes
-
-    tree = None if tip is None else context.paths.tree(tip)
-    found = filter(_is_significant, changes(payload, tree, cache=context.paths.stat_cache(worktree)))
+    found = filter(_is_significant, context.home.changes(payload, tip, worktree))
     return (each for each in found if each.path) if tip is None else found
 
 
 def differs(context: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> bool:
     """Whether a directory differs from the snapshot `tip`; an incomplete snapshot equals nothing."""
-    if tip is not None and not is_ready(context.paths, tip):
+    if tip is not None and not context.home.is_ready(tip):
         return True
     return next(unsaved(context, payload, tip, worktree), None) is not None
 
@@ -161,7 +156,7 @@ class _Content:
 
     def __init__(self, context: RepositoryContext, side: Side) -> None:
         self._context, self._side = context, side
-        self._shared: Mapping[bytes, SharedDirectory] | None = None
+        self._read_stored: ReadFile | None = None
 
     def lines(self, path: bytes) -> list[str] | None:
         """The lines of a file, the last one with a note if it has no newline; None if it is not text."""
@@ -179,34 +174,21 @@ class _Content:
         return lines[:-1] if lines[-1] == "" else [*lines[:-1], lines[-1] + _NO_NEWLINE]
 
     def _read(self, path: bytes) -> bytes:
-        file = self._locate(path)
-        try:
-            return b"" if file is None else _read_file(file)
-        except NotFound:
-            again = self._locate(path)
-            if again is None or again == file:
-                raise
-            return _read_file(again)  # the snapshot that stored it has been collected
-
-    def _locate(self, path: bytes) -> Path | None:
-        """The path of a stored file; None if this side is nothing."""
         if self._side.descriptor is None:
-            return None if self._side.files is None else self._side.files / os.fsdecode(path)
-        from holdfast.trees.shared_dirs import located, read_shared_directories
-
-        tree = self._context.paths.tree(self._side.descriptor.snapshot_id)
-        if self._shared is None:
+            return b"" if self._side.files is None else read_file(self._side.files / os.fsdecode(path), MOST_TEXT)
+        if self._read_stored is None:
             with reading(self._context, self._side.descriptor.snapshot_id):
-                self._shared = read_shared_directories(tree)
-        return located(tree, self._shared, path)
+                self._read_stored = self._context.home.reader(self._side.descriptor.snapshot_id)
+        return self._read_stored(path, MOST_TEXT)
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a file, or the target of a link."""
     with Directory.open(path.parent) as directory:
         if directory.is_link(path.name):
             with failing_to("read", path):
                 return os.fsencode(calls.readlink(directory.at(path.name), dir_fd=directory.fd))
-        return durable.read_in(directory, path.name, limit=MOST_TEXT)
+        return durable.read_in(directory, path.name, limit=limit)
 
 
 # --- Export -----------------------------------------------------------------------------------------
@@ -221,8 +203,7 @@ def export(
     progress: Progress | None = None,
 ) -> Materialised:
     """Write a snapshot, or only `path` of it, to `destination`, which must not exist."""
-    from holdfast.trees.restore import materialise
-    from holdfast.trees.walker import remove_tree, synced
+    from holdfast.trees.walker import remove_tree
 
     destination = chosen(destination)
     _check_destination(context, destination)
@@ -233,8 +214,7 @@ def export(
         )
         usable(visible(context, snapshot_id))
         try:
-            with synced(destination.parent):
-                made = materialise(context.paths.tree(snapshot_id), draft, only=path, progress=progress)  # 2
+            made = context.home.materialise(snapshot_id, draft, only=path, progress=progress)  # 2
             move(draft, destination)  # 3. commit point
         except BaseException:
             with contextlib.suppress(Failure):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -22,13 +21,16 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageFailure,
 )
-from holdfast.fs.directory import status_at
+from holdfast.fs.directory import Directory
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePath, Store, StructCodec, View
+
+if TYPE_CHECKING:
+    from holdfast.repository.home import Home
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
@@ -46,15 +48,27 @@ class Consistency(StrEnum):
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` grows when older programs could do harm."""
+    """`version` grows when older programs could do harm. `home` is `git`, or unset for a plain home."""
 
     version: int
     repository_id: str
     created_at: str
+    home: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     consistency_level: Consistency | None = None
+
+
+class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
+    """The worktree of git behind a worktree: its path, and its branch (None: no branch is checked out). Of a creation
+    also the commit to start at; `new_branch` and `new` say whether branch and directory are created with it."""
+
+    path: str
+    branch: str | None = None
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    new_branch: bool | msgspec.UnsetType = msgspec.UNSET
+    new: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +81,7 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_snapshot_id: SafeName | None
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
+    git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # in a git home
 
     @property
     def tip(self) -> str | None:
@@ -94,6 +109,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     not_preserved: tuple[str, ...] = ()
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
+    left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
 
 
 class OperationKind(StrEnum):
@@ -128,6 +144,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
     pinned_until: Instant | None = None  # of a removal: how long a pin protects the last snapshot; None: no pin
+    git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # of a creation in a git home
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +202,16 @@ class RepositoryPaths:
         """The directory that a worktree's users work in; it contains nothing of ours."""
         return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
 
+    def above(self, worktree: str) -> Directory:
+        """The open directory that contains the worktree's directory; a link is refused."""
+        with Directory.open(self.root) as root:
+            if worktree != MAIN:
+                return root.enter("worktrees")
+        return Directory.open(self.root)
+
+    def check(self, worktree: str, path: Path) -> None:
+        """Raise `DirectoryReplaced` if an existing directory is not that of the worktree."""
+
     def tree(self, snapshot_id: str) -> Path:
         """The directory of a snapshot: `payload/`, `manifest` and `.READY`."""
         return self.snapshots / snapshot_id
@@ -196,10 +223,14 @@ class RepositoryPaths:
 class RepositoryContext(NamedTuple):
     """One open repository, which every operation receives."""
 
-    paths: RepositoryPaths
+    home: Home
     store: Store
     trail: AuditTrail
     leases: LeaseService
+
+    @property
+    def paths(self) -> RepositoryPaths:
+        return self.home.paths
 
     @property
     def holder(self) -> Holder:
@@ -262,10 +293,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {similar[0]}? " if similar else ""
 
 
-def is_ready(paths: RepositoryPaths, snapshot_id: str) -> bool:
-    """Whether the tree of a snapshot exists and is complete."""
-    status = status_at(paths.tree(snapshot_id) / READY)
-    return status is not None and stat.S_ISREG(status.st_mode)
+def settle(context: RepositoryContext, worktree: str) -> Operation | None:
+    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
+    process is alive. Costs one read if nothing is pending."""
+    pending = context.pending(worktree)
+    return None if pending is None else context.home.finish(context, pending)
 
 
 # --- The state of a worktree, for decide functions ----------------------------------------------------

@@ -29,11 +29,10 @@ from holdfast.repository.context import (
     Descriptor,
     Operation,
     RepositoryContext,
-    is_ready,
     new_snapshot_id,
 )
-from holdfast.repository.payloads import Scratch, scratch, sweep
-from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
+from holdfast.repository.payloads import CaptureOptions, Scratch, scratch, sweep
+from holdfast.repository.snapshots import describe, publish_changes, published_tree, usable_base
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
 NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is about the new files
@@ -43,7 +42,7 @@ _CONTENT = frozenset({"kind", "content", "target"})
 def finish_restore(context: RepositoryContext, operation: Operation) -> None:
     """Finish the restore of a dead process. The caller holds the payload lock."""
     try:
-        carry_out(context, operation)
+        context.home.restore(context, operation)
     except IoFailure:
         if context.pending(operation.worktree_id) is not None:
             raise
@@ -163,8 +162,7 @@ class _Exchange(NamedTuple):
                 yield None
                 return
             kept = published.parent_id
-        note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
-        with late_writes(self.context, operation, replaced, kept, note) as descriptor:
+        with late_writes(self.context, operation, replaced, kept, restore_note(operation)) as descriptor:
             yield descriptor
 
     def end(self, late: Descriptor | None) -> None:
@@ -265,28 +263,57 @@ def late_writes(
     Its tree is in place for the block, which publishes it. If the operation restores a part, `directory` contains only
     `operation.path`; the rest comes from `kept`.
     """
-    from holdfast.trees.capture import capture_best
-    from holdfast.trees.walker import synced
-
     if not _has_late_writes(context, operation, directory, kept):
         yield None
         return
     with scratch(context, "late writes", uses=[kept] if kept else [], scratch_id=new_snapshot_id()) as room:
         if operation.path is not None:
             directory = _complete(context, room, directory, operation.path, kept)
-        base = base_tree(context, kept)
-        with synced(room.path):
-            captured = capture_best(directory, room.tree, beside=room.path, base=base, quiesced=False)
-        with published_tree(context, room, room.scratch_id):
-            yield describe(
-                context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
-            )
+        with _captured(context, operation, room, directory, kept, note) as descriptor:
+            yield descriptor
+
+
+@contextlib.contextmanager
+def _captured(
+    context: RepositoryContext, operation: Operation, room: Scratch, directory: Path, kept: str | None, note: str
+) -> Iterator[Descriptor]:
+    base = usable_base(context, kept)
+    facts = (base.snapshot_id, base.payload_hash) if base else (None, None)
+    captured = context.home.capture(room, directory, CaptureOptions(False, *facts))
+    with published_tree(context, room, room.scratch_id):
+        yield describe(
+            context, operation.worktree_id, room.scratch_id, captured, Consistency.BEST_EFFORT, shortened(note)
+        )
+
+
+@contextlib.contextmanager
+def capture_late(context: RepositoryContext, operation: Operation, directory: Path) -> Iterator[Descriptor]:
+    """A snapshot of a directory while it is restored, whose content is in place for the block."""
+    with (
+        scratch(context, "late writes", scratch_id=new_snapshot_id()) as room,
+        _captured(context, operation, room, directory, None, restore_note(operation)) as descriptor,
+    ):
+        yield descriptor
+
+
+def restore_note(operation: Operation) -> str:
+    return f"written while {operation.snapshot_id} was being restored: {operation.reason}"
+
+
+def end_restore(context: RepositoryContext, operation: Operation, late: Descriptor | None) -> None:
+    """Step 6, for a restore that exchanges no directories."""
+    _Exchange(context, operation).end(late)
+
+
+def abandon_restore(context: RepositoryContext, operation: Operation) -> None:
+    """Delete the operation of a restore that was refused, and has changed no file."""
+    _Exchange(context, operation).abandon()
 
 
 def _has_late_writes(context: RepositoryContext, operation: Operation, directory: Path, kept: str | None) -> bool:
     if operation.path is None:
         return differs(context, directory, kept, operation.worktree_id)
-    if kept is not None and not is_ready(context.paths, kept):
+    if kept is not None and not context.home.is_ready(kept):
         return True
     found = unsaved(context, directory, kept, operation.worktree_id)
     return next(below(operation.path, found), None) is not None
@@ -299,7 +326,7 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
     from holdfast.trees.walker import remove_tree
 
     whole, part = room.path / "whole", room.path / "part"
-    if kept is not None and is_ready(context.paths, kept):
+    if kept is not None and context.home.is_ready(kept):
         with contextlib.suppress(Corrupt):  # what is damaged there is left out: the late writes matter
             materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)

@@ -31,7 +31,6 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import gc_plan
 from holdfast.repository.context import DESCRIPTORS, PINS, Descriptor, Pin, RepositoryContext
 from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, plans, policy_of
-from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 
@@ -52,7 +51,7 @@ def check(context: RepositoryContext, plan_id: str) -> GcPlan:
     plan = plan_of(context, plan_id)
     if plan.state is PlanState.PROPOSED:
         _check_again(context, plan)
-        need_of_all(context.paths, but=plan.snapshots)
+        context.home.check_collectable(plan.snapshots)
     return plan
 
 
@@ -72,7 +71,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
         if plan.state is PlanState.PROPOSED:
             try:
                 _check_again(context, plan)  # 1
-                need_of_all(context.paths, but=plan.snapshots)  # if a tree cannot say, nothing may go
+                context.home.check_collectable(plan.snapshots)  # if a tree cannot say, nothing may go
                 _mark(context, plan)  # 2
                 _check_again(context, plan)  # 3
             except BaseException:  # also an interruption or a full disk; if this fails, the doctor undoes the marks
@@ -87,7 +86,7 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
     """Carry out what is decided."""
     deleted = _delete_all(context, plan, progress)  # 5
     with contextlib.suppress(Refused):  # only people can remove a mount in a retired tree
-        sweep(context)  # 6
+        context.home.sweep(context)  # 6
     return Collected(_set_state(context, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
 
@@ -210,7 +209,7 @@ def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | N
     pins = [found.record for _, found in context.store.scan(PINS)]  # expired; a marked snapshot gets no new one
     done = 0
     for ids in _batches(left):
-        retire(context, ids)  # durably: then their descriptors may go
+        context.home.retire(context, ids)  # durably: then their descriptors may go
         expired = [PINS.key(each.pin_id) for each in pins if each.snapshot_id in ids]
         _delete(context, plan, ids, [child for each in ids for child in children.get(each, ())], expired)
         done += len(ids)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +24,6 @@ from holdfast.repository.context import (
     WORKTREES,
     Descriptor,
     RepositoryContext,
-    RepositoryPaths,
 )
 from holdfast.repository.retention import PLANS, RETENTION, GcPlan, GcRoots, Policy, Reason
 from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
@@ -152,8 +151,9 @@ def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
 def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
     policy, roots, now = policy_of(context), find_roots(context), context.store.now()
     decision = retention.retain(roots, policy, now)
-    total = _total_bytes(context.paths) if policy.max_bytes is not None else 0
-    sizes = _reclaimable_sizes(context.paths, [each.snapshot_id for each in decision.collectable])
+    total = context.home.total_bytes() if policy.max_bytes is not None else 0
+    found = [each.snapshot_id for each in decision.collectable]
+    sizes = context.home.reclaimable(found) if found else [0]
     count = retention.within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
     chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
@@ -208,22 +208,3 @@ def _store(context: RepositoryContext, plan: GcPlan) -> None:
         return Decision([Create(key, plan), context.audit(view, now, "gc_planned", **facts)], None)
 
     context.store.transact([key, context.trail.stream], decide)
-
-
-def _reclaimable_sizes(paths: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
-    """The reclaimable sizes of the first 0, 1, 2, ... of these; a snapshot deleted meanwhile frees nothing."""
-    from holdfast.repository.gc_sweep import need_of_all, trees_in
-    from holdfast.trees.retained_dirs import reclaimable_sizes
-
-    if not snapshot_ids:
-        return [0]
-    need = need_of_all(paths, but=set(snapshot_ids))
-    return reclaimable_sizes([paths.tree(each) for each in snapshot_ids], need, trees_in(paths.remnants))
-
-
-def _total_bytes(paths: RepositoryPaths) -> int:
-    """The size of all snapshots and retained directories."""
-    from holdfast.repository.gc_sweep import trees_in
-    from holdfast.trees.retained_dirs import tree_bytes
-
-    return tree_bytes([*trees_in(paths.snapshots), *trees_in(paths.remnants)])

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
+from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home
 
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
@@ -48,15 +49,16 @@ class WorktreePath:
 def worktrees_of(path: str) -> list[WorktreePath]:
     """The worktrees that a path is in after following links, the innermost first: one for each repository around it."""
     real = calls.realpath(possible_path(path))
-    found, root = list[WorktreePath](), find_repository_root(os.path.dirname(real))
-    while root is not None:
-        below = real[len(root) :].strip(os.sep).split(os.sep)
-        if below[0] == "main":
-            found.append(WorktreePath(root, "main"))
-        elif below[0] == "worktrees" and len(below) > 1:
-            found.append(WorktreePath(root, below[1]))
-        above = os.path.dirname(root)
-        root = None if above == root else find_repository_root(above)
+    found, here, above = list[WorktreePath](), "", real
+    while here != above:
+        here, above = above, os.path.dirname(above)
+        below = real[len(here) :].strip(os.sep).split(os.sep)
+        if below[0] == "main" and calls.is_repository(here):
+            found.append(WorktreePath(here, "main"))
+        elif below[0] == "worktrees" and len(below) > 1 and calls.is_repository(here):
+            found.append(WorktreePath(here, below[1]))
+        if (root := git_home_of(here)) is not None and (name := git_worktree_at(here, root)) is not None:
+            found.append(WorktreePath(root, name))
     return found
 
 
@@ -65,7 +67,8 @@ def worktrees_at(directory: str) -> list[WorktreePath]:
     real = calls.realpath(possible_path(directory))
     found, root = worktrees_of(real), find_repository_root(real)
     if root is not None and not any(each.root == root for each in found):
-        names = ["main", *sorted(_names(os.path.join(root, "worktrees")))]
+        at = os.path.join(root, ".jvs" if is_git_home(root) else "", "worktrees")  # of a git home, the records
+        names = ["main", *sorted(_names(at) - {"main"})]
         found += [WorktreePath(root, name) for name in names]
     return found
 
@@ -78,52 +81,6 @@ def possible_path(path: str) -> str:
     except UnicodeEncodeError:
         usable = "".join("?" if "\ud800" <= each < "\udc80" or "\udcff" < each <= "\udfff" else each for each in usable)
     return usable
-
-
-def find_repository_root(start: str) -> str | None:
-    """The repository that a path is in: the nearest directory upwards with `.jvs/`, or None."""
-    return calls.find_upwards(start, calls.is_repository)
-
-
-def git_home_of(directory: str) -> str | None:
-    """The root of the git home whose checkout or linked worktree has its top at this very directory."""
-    if not calls.exists(os.path.join(directory, ".git")):
-        return None  # by far the most frequent
-    from holdfast.git.checkout import find_checkout
-
-    checkout = find_checkout(directory)
-    root = None if checkout is None else os.path.join(checkout.common, "holdfast")
-    return root if root is not None and calls.is_repository(root) else None
-
-
-def is_git_home(root: str) -> bool:
-    """Whether a repository is in the directory of a git repository."""
-    common, name = os.path.split(root)
-    return name == "holdfast" and calls.exists(os.path.join(common, "HEAD"))
-
-
-def main_checkout_of(root: str) -> str | None:
-    """The main checkout of a git home; None if it has none, or if this is a plain home."""
-    if not is_git_home(root):
-        return None
-    from holdfast.git.checkout import main_checkout
-
-    return main_checkout(os.path.dirname(root))
-
-
-def find_records(start: str, has: Callable[[str], bool]) -> str | None:
-    """The nearest directory upwards that has records of some kind; None if there is none. The records of a git home are
-    in its root or in its main checkout, but never in the copy of a branch."""
-    found: list[str] = []
-
-    def is_found(directory: str) -> bool:
-        root = git_home_of(directory)
-        places = [directory] if root is None else [root, main_checkout_of(root)]
-        found[:] = [place for place in places if place is not None and has(place)]
-        return bool(found)
-
-    calls.find_upwards(start, is_found)
-    return found[0] if found else None
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:

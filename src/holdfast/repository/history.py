@@ -27,8 +27,7 @@ from holdfast.errors import (
     SnapshotCollected,
     UsageFailure,
 )
-from holdfast.fs.directory import Directory
-from holdfast.fs.names import checked_text, is_safe_name, safe_name
+from holdfast.fs.names import checked_text, safe_name
 from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
@@ -40,9 +39,7 @@ from holdfast.repository.context import (
     Pin,
     Reference,
     RepositoryContext,
-    RepositoryPaths,
     did_you_mean,
-    is_ready,
     known_names,
 )
 from holdfast.store.model import Create, Decision, Delete, Key, View
@@ -95,7 +92,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
 
 def _by_prefix(context: RepositoryContext, prefix: str) -> str:
     """The only snapshot whose id has this prefix; trees without a descriptor are a last resort."""
-    trees = [each for each in _tree_names(context.paths) if each.startswith(prefix)]
+    trees = [each for each in context.home.stored() if each.startswith(prefix)]
     described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
     candidates = described or trees
     if not candidates:
@@ -122,11 +119,11 @@ def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descrip
 def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
     """The descriptor of a complete snapshot, by its full id."""
     found = context.descriptor(snapshot_id)
-    if found is not None and is_ready(context.paths, snapshot_id):
+    if found is not None and context.home.is_ready(snapshot_id):
         return found
     if found is not None:
         refuse_if_collected(context, snapshot_id)
-    elif snapshot_id not in _tree_names(context.paths):
+    elif snapshot_id not in context.home.stored():
         raise snapshot_not_found(snapshot_id)
     why = "its tree is missing or has no .READY" if found else "it was never published"
     raise PartialSnapshot(f"the snapshot {snapshot_id} is not complete: {why}", snapshot_id=snapshot_id)
@@ -165,15 +162,6 @@ def reading(context: RepositoryContext, *snapshot_ids: str) -> Iterator[None]:
         for each in snapshot_ids:
             refuse_if_collected(context, each)
         raise
-
-
-def _tree_names(paths: RepositoryPaths) -> list[str]:
-    """The ids of all trees, complete or not."""
-    try:
-        with Directory.open(paths.snapshots) as directory:
-            return sorted(name for name in directory.names() if is_safe_name(name))
-    except NotFound:
-        return []
 
 
 def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
@@ -238,7 +226,7 @@ def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | 
 def all_history(context: RepositoryContext, *, limit: int | None = None) -> History:
     """All visible snapshots, newest first, but always children before their parents."""
     known = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
-    seen = {name: each for name, each in known.items() if is_ready(context.paths, name)}
+    seen = {name: each for name, each in known.items() if context.home.is_ready(name)}
     missing: set[str] = set()
     parents = {name: _visible_parent(each, known, seen, missing) for name, each in seen.items()}
     marks = marks_of(context)
@@ -276,7 +264,7 @@ def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> 
             missing.append(here)
             return
         passed.add(here)
-        if is_ready(context.paths, here):
+        if context.home.is_ready(here):
             yield found
         child, here = found, found.parent_id
 

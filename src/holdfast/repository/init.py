@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
@@ -44,6 +46,7 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
 )
+from holdfast.repository.home import Home, PlainHome
 from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember
@@ -89,11 +92,11 @@ def initialise(
     imported_from = None if source is None else _checked_source(resolved(source), paths.root)
     if store is not None:
         remember(store)
-    known = _known_format(paths.root)
+    known = known_format(paths.root)
     if known is None:
         known = _require_free_directory(paths, nested=nested)
     if known is None and store is not None:
-        known = _require_free_store(paths.root, store)
+        known = require_free_store(paths.root, store)
     if known is None:
         make_directories(paths.root, mode=0o777)
         if shared:
@@ -102,7 +105,7 @@ def initialise(
         capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):  # 2
-            known = _known_format(paths.root)
+            known = known_format(paths.root)
             if known is None:
                 if store is not None:
                     configure_store(paths.root, store, check=False)
@@ -128,9 +131,7 @@ def share_directory(path: Path) -> None:
 def _initialise(
     paths: RepositoryPaths, source: Path | None, capabilities: Capabilities, *, quiesced: bool
 ) -> Initialised:
-    store = open_store(paths.root)
-    trail = AuditTrail()
-    context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
+    context = _context_of(PlainHome(paths))
     make_directories(paths.worktrees, mode=0o777)  # 3
     make_directories(paths.snapshots)
     if source is None:
@@ -141,15 +142,32 @@ def _initialise(
     return Initialised(paths.root, record, True, capabilities, files)
 
 
+def initialise_home(home: Home, capabilities: Capabilities) -> Initialised:
+    record = _commit(_context_of(home), None)  # 4
+    home.paths.reserve.fill()
+    return Initialised(home.paths.root, record, True, capabilities)
+
+
+def _context_of(home: Home) -> RepositoryContext:
+    store, trail = open_store(home.paths.root), AuditTrail()
+    return RepositoryContext(home, store, trail, LeaseService(store, trail))
+
+
 def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat:
     """Commit point: from here on, the directory is a repository."""
-    repository_id = str(uuid.uuid4())
+    repository_id, described = str(uuid.uuid4()), context.home.described(MAIN)
+    home = context.home.kind if context.home.has_branches else UNSET
 
     def decide(view: View, now: float) -> Decision[RepositoryFormat]:
         at = format_instant(now)
-        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at)
+        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at, home=home)
         config = WorktreeConfig(
-            worktree_id=MAIN, isolation=Isolation.EXCLUSIVE, created_at=at, base_snapshot_id=None, head_snapshot_id=None
+            worktree_id=MAIN,
+            isolation=Isolation.EXCLUSIVE,
+            created_at=at,
+            base_snapshot_id=None,
+            head_snapshot_id=None,
+            **described,
         )
         facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
         entry = context.audit(view, now, "repository_created", **facts)
@@ -167,14 +185,14 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
         if not _is_directory(paths.root / CONTROL) or status_at(paths.guards / "init.lock") is None:
             raise
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):
-            known = _known_format(paths.root)
+            known = known_format(paths.root)
         if known is None:
             raise
         return known
     return None
 
 
-def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
+def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
     """Refuse a store that does not work, or that has a repository. If another process has just created that repository
     in this directory, return its format."""
     store = open_address(root, address)
@@ -184,7 +202,7 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
         store.close()
     if not taken:
         return None
-    if (made_meanwhile := _known_format(root)) is not None:
+    if (made_meanwhile := known_format(root)) is not None:
         return made_meanwhile
     message = f"the store {address_of(root, address)} has the records of another repository"
     hint = "Choose another schema or prefix. To work on that repository, mount its directory: a store has only records."
@@ -194,7 +212,7 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
 # --- Existing content ---------------------------------------------------------------------------------
 
 
-def _known_format(root: Path) -> RepositoryFormat | None:
+def known_format(root: Path) -> RepositoryFormat | None:
     """The format of the repository at `root`, None if there is none; an unknown format is refused."""
     if not _is_directory(root / CONTROL):
         return None
@@ -206,7 +224,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
     worktree, whose snapshots will contain the whole new repository."""
     real = resolved(root)
-    outer = next(filter(_is_repository, real.parents), None)
+    outer = next(filter(is_repository, real.parents), None)
     if outer is None:
         return
     inside = real.relative_to(outer).parts
@@ -222,7 +240,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     raise NestedRepository(message, hint=hint, path=str(root), outer=str(outer))
 
 
-def _is_repository(directory: Path) -> bool:
+def is_repository(directory: Path) -> bool:
     """Whether a directory looks like a repository, without asking a server."""
     marks = (f"{CONTROL}/format.json", CONFIG)
     return _is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
@@ -242,7 +260,7 @@ def _refuse_foreign_content(root: Path) -> None:
                 foreign += [name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None]
     except NotFound:
         return
-    if (inside or foreign) and _known_format(root) is not None:
+    if (inside or foreign) and known_format(root) is not None:
         return  # another process has just created the repository
     if inside:
         message = f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}"

@@ -18,7 +18,13 @@ from holdfast.ledger import log
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
-from holdfast.repository.guard import find_records, git_home_of, is_git_home, main_checkout_of
+from holdfast.repository.locating import (
+    find_records,
+    find_repository_root,
+    git_home_of,
+    is_git_home,
+    main_checkout_of,
+)
 from holdfast.store.model import Create, Decision, Store
 from holdfast.store.open import FILES, open_store, read_config, write_config
 
@@ -212,9 +218,9 @@ def place_for_tracker(start: Path, *, in_tree: bool = False) -> Path:
 
 
 def _git_home_around(start: Path) -> str | None:
-    """The git home of the nearest checkout around a directory that is one, unless a plain home is nearer."""
-    found = calls.find_upwards(start, lambda here: calls.is_repository(here) or git_home_of(here) is not None)
-    return found and (git_home_of(found) or (found if is_git_home(found) else None))
+    """The git home that a directory is in, unless a plain home is nearer."""
+    found = find_repository_root(str(start))
+    return found if found is not None and is_git_home(found) else None
 
 
 def _has(mark: str, directory: str) -> bool:

@@ -27,9 +27,9 @@ from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_l
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
-from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, RepositoryFormat
-from holdfast.repository.guard import find_records
+from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
+from holdfast.repository.locating import find_records, git_home_of
 from holdfast.repository.opening import open_ledger, tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
@@ -77,7 +77,7 @@ def find_workspace(start: Path) -> Path:
 
 def check_workspace(root: Path) -> None:
     """Raise `NotInitialised` if the directory is not a workspace."""
-    if not _names(resolved(root)).intersection(MARKS):
+    if not _names(resolved(root)).intersection(MARKS) and git_home_of(str(root)) is None:
         raise NotInitialised(f"{root} has no repository, tracker or ledger", create=None, path=str(root))
 
 
@@ -96,7 +96,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
 
     `address` is the store of the issues and the ledger, if it is not the configured one.
     """
-    root = resolved(root)
+    root = _root_of(resolved(root))
     present = _names(root)
     tracker = root if ".jit" in present else _tracker_of(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
@@ -134,6 +134,11 @@ def _tracker_of(root: Path) -> Path:
     with contextlib.suppress(Failure):
         return tracker_of(root)
     return root
+
+
+def _root_of(directory: Path) -> Path:
+    """The directory itself, or the git home of the checkout there."""
+    return Path(git_home_of(str(directory)) or directory)
 
 
 def _now(root: Path) -> float:
@@ -354,8 +359,6 @@ class RepositoryInfo(NamedTuple):
 
 def describe(repository: Repository) -> RepositoryInfo:
     """Describe a repository, even one opened to be examined whose store cannot be used."""
-    from holdfast.trees.engines import choose_engine
-
     known, worktrees, descriptors = None, tuple[WorktreeState, ...](), list[Descriptor]()
     try:
         descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
@@ -363,11 +366,11 @@ def describe(repository: Repository) -> RepositoryInfo:
     except Failure as failure:
         if failure is not repository.trouble:
             raise
-    kind, paths, address, engine = filesystem_kind(repository.root), repository.context.paths, "unknown", None
+    kind, address, engine = filesystem_kind(repository.root), "unknown", None
     with contextlib.suppress(Failure):
         address = address_of(repository.root)
     with contextlib.suppress(Failure):
-        engine = choose_engine(paths.payload(MAIN), paths.snapshots).value
+        engine = repository.context.home.engine()
     # For records on a server, all that matters is whether files are seen late.
     matters = repository.context.store.files is not None or kind == probe.JUICEFS
     return RepositoryInfo(
@@ -377,7 +380,7 @@ def describe(repository: Repository) -> RepositoryInfo:
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,
-        directories=tuple(_directories(repository)),
+        directories=tuple(repository.context.home.directories()),
         snapshots=None if known is None else len(descriptors),
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
@@ -385,15 +388,3 @@ def describe(repository: Repository) -> RepositoryInfo:
         network_troubles=tuple(network_problems(repository.root, kind)) if matters else (),
         engine=engine,
     )
-
-
-def _directories(repository: Repository) -> Iterator[str]:
-    """The worktrees that have a directory here."""
-    paths = repository.context.paths
-    for path, names in ((paths.root, [MAIN]), (paths.worktrees, None)):
-        try:
-            with Directory.open(path) as directory:
-                found = directory.directories()
-        except NotFound:
-            continue
-        yield from sorted(each for each in found if names is None or each in names)

@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -53,12 +53,17 @@ from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.repository.context import (
     MAIN,
     Isolation,
+    Operation,
     RepositoryContext,
     RepositoryPaths,
     WorktreeConfig,
     operation_pending,
 )
 from holdfast.store.model import SafeName, StructCodec
+
+if TYPE_CHECKING:
+    from holdfast.trees.engines import Engine
+    from holdfast.trees.scan import Progress
 
 _RESERVED = (".jvs", ".jit", ".holdfast", ".git")  # in any case: not all filesystems tell the cases apart
 
@@ -101,24 +106,16 @@ def path_taken(path: Path) -> AlreadyExists:
 # --- Finding and identifying directories --------------------------------------------------------------
 
 
-def directory_above(paths: RepositoryPaths, worktree: str) -> Directory:
-    """The open directory that contains the worktree's directory; a link is refused."""
-    with Directory.open(paths.root) as root:
-        if worktree != MAIN:
-            return root.enter("worktrees")
-    return Directory.open(paths.root)
-
-
 def status_of(paths: RepositoryPaths, worktree: str) -> os.stat_result | None:
     """The status of a worktree's path (of a link itself, not its target); None if it does not exist."""
-    with directory_above(paths, worktree) as parent:
+    with paths.above(worktree) as parent:
         return parent.status(paths.payload(worktree).name)
 
 
 def directory_of(context: RepositoryContext, worktree: str) -> Path:
     """The path of a worktree's directory, which exists and is neither a link nor a file."""
     path = context.paths.payload(worktree)
-    with directory_above(context.paths, worktree) as parent:
+    with context.paths.above(worktree) as parent:
         try:
             parent.enter(path.name).close()
         except IoFailure as failure:
@@ -132,6 +129,7 @@ def directory_of(context: RepositoryContext, worktree: str) -> Path:
             hint = "It was moved or deleted. Put it back, or restore a snapshot in place."
             message = f"the worktree {worktree} has lost its directory {path}"
             raise NotFound(message, hint=hint, worktree=worktree, path=str(path)) from None
+    context.paths.check(worktree, path)
     return path
 
 
@@ -159,7 +157,7 @@ def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
     """Refuse to decide a move that the permissions forbid, of the parent directory or of a directory of another user: a
     decided operation that cannot be carried out would block the worktree."""
     path = context.paths.payload(worktree)
-    with directory_above(context.paths, worktree) as parent:
+    with context.paths.above(worktree) as parent:
         names = ["." if parent.fd is not None else parent.shown]
         found = parent.status(path.name)
         if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid != _own_id(found):
@@ -201,9 +199,31 @@ def index_of_inode(inode: str | None, found: Sequence[os.stat_result], *, same_b
     return candidates[0] if len(candidates) == 1 else None
 
 
+def is_moved(context: RepositoryContext, operation: Operation, old: str, new: str) -> bool:
+    """Whether the directory has its new name. If both names have a directory, the inode decides; if it cannot (in a
+    copy of the repository, say), nothing is guessed: the user must decide."""
+    at_old, at_new = (status_of(context.paths, name) for name in (old, new))
+    if not (at_new and stat.S_ISDIR(at_new.st_mode)):
+        return False
+    if not (at_old and stat.S_ISDIR(at_old.st_mode)):
+        return True
+    same_boot = operation.identity.boot_id == Identity.of(context.holder).boot_id
+    index = index_of_inode(operation.inode, (at_old, at_new), same_boot=same_boot)
+    if index is None:
+        raise Refused(
+            f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
+            "Holdfast cannot tell which of them is the worktree",
+            hint=f"Move the one that is not out of {context.paths.worktrees}, and try again to finish the rename.",
+            worktree=old,
+            renamed_to=new,
+            operation_id=operation.operation_id,
+        )
+    return index == 1
+
+
 def sync_names(paths: RepositoryPaths, worktree: str) -> None:
     """Make the name of a worktree's directory, or its absence, survive a power cut."""
-    with directory_above(paths, worktree) as parent:
+    with paths.above(worktree) as parent:
         try:
             parent.sync()
         except OSError as error:
@@ -308,6 +328,18 @@ class Scratch(NamedTuple):
     def tree(self) -> Path:
         """The path of the tree to build; renamed away when the tree is complete."""
         return self.path / "tree"
+
+
+class CaptureOptions(NamedTuple):
+    """How to capture a directory. `base` is a snapshot to share files with, and `base_hash` is its hash; `cached` is a
+    worktree whose stat cache knows the directory."""
+
+    quiesced: bool
+    base: str | None = None
+    base_hash: str | None = None
+    cached: str | None = None
+    engine: Engine | None = None
+    progress: Progress | None = None
 
 
 class AbandonedScratch(NamedTuple):

@@ -30,11 +30,14 @@ from holdfast.repository.context import (
     check_leasable,
     fenced,
     proof_of,
+    settle,
     worktree_keys,
 )
+from holdfast.repository.home import Home, PlainHome
+from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
-from holdfast.repository.worktrees import Worktrees, settle
+from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.model import Store, Watch
@@ -102,9 +105,7 @@ class Repository:
         ledger_address: str | None = None,
         to_examine: bool = False,
     ) -> None:
-        paths = RepositoryPaths(resolved(root))  # the same, whatever path leads to it
-        if not calls.is_repository(paths.root):  # before opening a store creates its directory
-            raise _no_repository(paths.root)
+        paths = _paths_of(resolved(root))  # the same, whatever path leads to it
         if to_examine and not _is_on_files(paths.root):
             store: Store = FailFastStore(lambda: _opened_to_examine(paths.root))
         else:
@@ -122,7 +123,7 @@ class Repository:
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(paths, store, trail, leases)  # what the parts work with
+        self.context = RepositoryContext(home_at(paths), store, trail, leases)  # what the parts work with
 
     @cached_property
     def format(self) -> RepositoryFormat:
@@ -251,6 +252,18 @@ class Repository:
 
     def worktree_around(self, path: Path) -> str:
         """The worktree whose directory `path` is in; `main` if it is in none."""
+        if isinstance(self.context.home, PlainHome):
+            return self._plain_worktree_around(path)
+        for above in (path, *path.parents):
+            if git_home_of(str(above)) == str(self.root):
+                if (name := git_worktree_at(str(above), str(self.root))) is None:
+                    hint = f"Adopt it: 'holdfast worktree adopt {above}'. Or name a worktree: --worktree."
+                    message = f"{above} is a worktree of git that Holdfast does not know"
+                    raise NotFound(message, hint=hint, path=str(above))
+                return name
+        return MAIN
+
+    def _plain_worktree_around(self, path: Path) -> str:
         root = _identity(self.root)
         for above in path.parents:
             if _identity(above) == root:
@@ -389,14 +402,14 @@ class Repository:
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
-        return examine(self.context, all_checks(), strict=strict)
+        return examine(self.context, all_checks(self.context.home), strict=strict)
 
     def repair(self, *, strict: bool = False) -> Repaired:
         """Repair what can be repaired without risk. Idempotent."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import repair
 
-        return repair(self.context, all_checks(), strict=strict)
+        return repair(self.context, all_checks(self.context.home), strict=strict)
 
 
 def _is_on_files(root: Path) -> bool:
@@ -433,13 +446,51 @@ def _opened_to_examine(root: Path) -> Store:
         raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
 
 
-def find_repository(start: str | os.PathLike[str]) -> Path:
-    """The repository that a directory is in: the nearest one upwards that has `.jvs/`."""
-    found = calls.find_upwards(start, calls.is_repository)
-    if found is not None:
+def find_repository(start: str | os.PathLike[str], git_dir: str | None = None) -> Path:
+    """The repository that a directory is in: the nearest one upwards that has `.jvs/`, or the git home of the checkout
+    that it is in, or that `git_dir` (the value of `GIT_DIR`) belongs to."""
+    found = calls.find_upwards(start, calls.may_be_repository)
+    if found is not None and not calls.is_repository(found):
+        found = find_repository_root(found)
+    if found is None and git_dir:
+        from holdfast.git.checkout import find_checkout
+
+        checkout = find_checkout(os.fspath(start), git_dir)
+        found = checkout and os.path.join(checkout.common, "holdfast")
+    if found is not None and calls.is_repository(found):
         return Path(found)
     here = os.path.abspath(start)
     raise NotInitialised(f"{here} is not in a Holdfast repository", create="holdfast init DIR", path=here)
+
+
+def _paths_of(root: Path) -> RepositoryPaths:
+    """The paths of the repository in this directory, or of the git home of the checkout there."""
+    if not calls.is_repository(root):  # before opening a store creates its directory
+        home = git_home_of(os.fspath(root))
+        if home is None:
+            raise _no_repository(root)
+        root = Path(home)
+    return paths_at(root)
+
+
+def paths_at(root: Path) -> RepositoryPaths:
+    """The paths of the repository with this root."""
+    if root.name != "holdfast" or not is_git_home(os.fspath(root)):
+        return RepositoryPaths(root)
+    from holdfast.repository.git_paths import GitPaths
+
+    return GitPaths(root)
+
+
+def home_at(paths: RepositoryPaths) -> Home:
+    """The home with these paths."""
+    if type(paths) is RepositoryPaths:
+        return PlainHome(paths)
+    from holdfast.repository.git_home import GitHome
+    from holdfast.repository.git_paths import GitPaths
+
+    assert isinstance(paths, GitPaths)
+    return GitHome(paths)
 
 
 def _no_repository(root: Path) -> NotInitialised:

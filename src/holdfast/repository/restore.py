@@ -35,7 +35,7 @@ from holdfast.repository.context import (
     publishing_keys,
     token_check,
 )
-from holdfast.repository.exchange import CACHE, NEW, REPLACED, carry_out, inode_at
+from holdfast.repository.exchange import CACHE, NEW, REPLACED, inode_at
 from holdfast.repository.history import require_usable, usable, visible
 from holdfast.repository.payloads import (
     Scratch,
@@ -90,18 +90,18 @@ def restore_in_place(
     uses, operation_id = [snapshot_id, *([tip] if tip else [])], new_snapshot_id()
     with scratch(context, "restore", worktree=worktree, uses=uses, scratch_id=operation_id) as room:
         source = usable(visible(context, snapshot_id))  # again: now our intent protects it
-        operation = _prepare(context, worktree, room, source, how)  # 2
+        operation = context.home.prepare_restore(context, worktree, room, source, how)  # 2
         if how.path is None:
             with payload_locked(context, worktree), published_tree(context, room, operation_id):
                 published = _decide(context, config, proof, source, operation)  # 3
-                carry_out(context, operation)  # 4, 5, 6
+                context.home.restore(context, operation)  # 4, 5, 6
         else:
             with payload_locked(context, worktree):
                 if how.keep and differs_from_head(context, context.config(worktree)):
                     raise _changed_meanwhile(worktree, how)
                 published = _decide(context, config, proof, source, operation)
                 tip = context.config(worktree).tip  # fixed while an operation is pending
-                if not carry_out(context, operation):
+                if not context.home.restore(context, operation):
                     raise _changed_meanwhile(worktree, how)
         standing = _standing(context, worktree, room)
         return Restored(source, published, kept, _late(context, worktree, published, tip), standing)
@@ -133,8 +133,9 @@ def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> W
         _check_utf8(how.path)
     config = context.config(worktree)
     refuse_replaced(context, worktree)
-    refuse_if_mounted(context, worktree, "restored in place", how.path)
-    refuse_if_fixed(context, worktree)
+    if context.home.replaces_directory:
+        refuse_if_mounted(context, worktree, "restored in place", how.path)
+        refuse_if_fixed(context, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         message = f"{worktree} is a shared worktree (high-risk): others may be writing to it now"
         hint = "Restore into a new worktree ('holdfast restore ID'), or allow it for this call: --allow-shared."
@@ -169,9 +170,10 @@ def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavail
     return ConsistencyUnavailable(message, worktree=worktree)
 
 
-def _prepare(
+def prepare(
     context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
 ) -> Operation:
+    """Step 2 in a plain home."""
     from holdfast.trees.restore import materialise
     from holdfast.trees.shared_dirs import share_tree
     from holdfast.trees.walker import synced

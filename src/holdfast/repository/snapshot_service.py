@@ -22,13 +22,14 @@ from holdfast.repository.context import (
     RepositoryContext,
     WorktreeConfig,
     fenced,
+    settle,
 )
 from holdfast.repository.history import History
 from holdfast.repository.payloads import scratch
 from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.snapshots import DEFAULT_OPTIONS, MOST_LISTED, SnapshotOptions
 from holdfast.repository.usage import User, standing_in
-from holdfast.repository.worktrees import Worktrees, settle
+from holdfast.repository.worktrees import Worktrees
 from holdfast.store.model import Decision, View
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ class Snapshots:
 
     def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
         """The entries of a snapshot's manifest."""
-        from holdfast.trees.manifest import read_manifest
-
-        return read_manifest(self._context.paths.tree(snapshot_id))
+        return self._context.home.entries(snapshot_id)
 
     def files_of_head(self, worktree: str) -> int | None:
         """The number of files in the head of a worktree; None if it has no head."""
@@ -115,10 +114,7 @@ class Snapshots:
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
         """Read a whole snapshot and yield its problems. Raises `SnapshotCollected` if it is deleted meanwhile."""
-        from holdfast.trees.verify import verify
-
-        descriptor = history.visible(self._context, snapshot_id)
-        for problem in verify(self._context.paths.tree(snapshot_id), descriptor.payload_hash):
+        for problem in self._context.home.verify(history.visible(self._context, snapshot_id)):
             history.refuse_if_collected(self._context, snapshot_id)
             yield problem
 
@@ -128,13 +124,10 @@ class Snapshots:
         Raises `LockConflict` while a garbage collection runs. `verify` tells what is still damaged.
         """
         from holdfast.repository.gc import collector_locked
-        from holdfast.repository.gc_sweep import trees_in
-        from holdfast.trees.repair import repair
 
         context, ids = self._context, list(snapshot_ids)
-        places, payloads = context.paths, [context.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
         with collector_locked(context), scratch(context, "repair") as room:
-            done = repair(map(places.tree, ids), trees_in(places.snapshots), payloads, room.path)
+            done = context.home.repair(context, ids, room)
 
         def decide(view: View, now: float) -> Decision[None]:
             facts = {"snapshot_ids": ids, "files": [each.path for each in done[:MOST_LISTED]]}
@@ -185,7 +178,9 @@ class Snapshots:
         if how.path is not None:
             found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
         keeps = how.keep and restore.differs_from_head(self._context, config)
-        return RestorePlan(source, found, keeps, standing_in(self._context.paths.payload(worktree) / (how.path or "")))
+        path = self._context.paths.payload(worktree) / (how.path or "")
+        standing = standing_in(path) if self._context.home.replaces_directory else ()
+        return RestorePlan(source, found, keeps, standing)
 
     def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
         """Restore a worktree in place; see `restore.restore_in_place`."""

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, ConsistencyUnavailable, Failure, NotDurable, NotFound, OutcomeUnknown
-from holdfast.fs.directory import failing_to, make_directories, move, status_at
+from holdfast.fs.directory import status_at
 from holdfast.repository.context import (
     DESCRIPTORS,
     REFERENCES,
@@ -36,13 +35,12 @@ from holdfast.repository.context import (
     RepositoryContext,
     WorktreeConfig,
     check_early,
-    is_ready,
     new_snapshot_id,
     publishing_keys,
     token_check,
 )
 from holdfast.repository.history import reference_name
-from holdfast.repository.payloads import Scratch, refuse_replaced, scratch
+from holdfast.repository.payloads import CaptureOptions, Scratch, refuse_replaced, scratch
 from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ class SnapshotOptions(NamedTuple):
     engine: Engine | None = None
     progress: Progress | None = None
     warn: Callable[[str], object] | None = None  # told that the parent is damaged; the new snapshot is not
+    allow_empty: bool = False  # take it although it equals its parent, where that makes a difference
 
 
 DEFAULT_OPTIONS = SnapshotOptions()
@@ -83,8 +82,19 @@ def snapshot(
     identity = _identity(context, worktree)
     # 1. The scratch directory has the snapshot's id: a tree with that id is in progress, not a leftover.
     with scratch(context, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
-        captured = _capture(context, config, room, level, options)  # 2, 3
+        base = usable_base(context, config.tip)
+        how = CaptureOptions(
+            quiesced=level is Consistency.QUIESCED,
+            base=base.snapshot_id if base else None,
+            base_hash=base.payload_hash if base else None,
+            cached=worktree,
+            engine=options.engine,
+            progress=options.progress,
+        )
+        captured = context.home.capture(room, context.paths.payload(worktree), how)  # 2, 3
         _require_same(context, worktree, identity)
+        if base is not None and _is_enough(context, base, captured, options):
+            return base
         if captured.damaged and options.warn is not None:
             named = ", ".join(captured.damaged[:MOST_NAMED])
             options.warn(f"{config.tip} is damaged, in {named}: run 'holdfast verify {config.tip} --repair'")
@@ -95,6 +105,12 @@ def snapshot(
         with published_tree(context, room, snapshot_id):  # 4
             _require_same(context, worktree, identity)
             return _publish(context, config, descriptor, proof, options.tag)  # 5
+
+
+def _is_enough(context: RepositoryContext, base: Descriptor, captured: Captured, options: SnapshotOptions) -> bool:
+    """Whether the parent has the same content, so that no further snapshot is needed."""
+    may_skip = context.home.skips_equal and not (options.allow_empty or options.tag)
+    return may_skip and captured.payload_hash == base.payload_hash
 
 
 def _check_tag(context: RepositoryContext, tag: str | None) -> None:
@@ -126,32 +142,12 @@ def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int
         raise ConsistencyUnavailable(message, worktree=worktree)
 
 
-def _capture(
-    context: RepositoryContext, config: WorktreeConfig, room: Scratch, level: Consistency, options: SnapshotOptions
-) -> Captured:
-    from holdfast.trees.capture import capture_best
-    from holdfast.trees.walker import synced
-
-    make_directories(context.paths.caches)
-    with synced(room.path):
-        return capture_best(
-            context.paths.payload(config.worktree_id),
-            room.tree,
-            beside=room.path,
-            wanted=options.engine,
-            base=base_tree(context, config.tip),
-            cache=context.paths.stat_cache(config.worktree_id),
-            quiesced=level is Consistency.QUIESCED,
-            progress=options.progress,
-        )
-
-
-def base_tree(context: RepositoryContext, snapshot_id: str | None) -> Path | None:
-    """The tree to share files and directories with, if that is safe. An intent must already name the snapshot."""
+def usable_base(context: RepositoryContext, snapshot_id: str | None) -> Descriptor | None:
+    """The snapshot, if it is safe to share files and directories with it. An intent must already name it."""
     found = None if snapshot_id is None else context.descriptor(snapshot_id)
-    if found is None or found.doomed_by or not is_ready(context.paths, found.snapshot_id):
+    if found is None or found.doomed_by or not context.home.is_ready(found.snapshot_id):
         return None
-    return context.paths.tree(found.snapshot_id)
+    return found
 
 
 def describe(
@@ -179,6 +175,7 @@ def describe(
         fencing_token=proof.token if proof else None,
         not_preserved=truncated(captured.not_preserved),
         special=truncated(captured.special),
+        left_out=msgspec.UNSET if captured.left_out is None else captured.left_out,
     )
 
 
@@ -190,14 +187,9 @@ def truncated(names: Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) -> Iterator[None]:
-    """Rename a scratch directory's tree into place; take it back if the block fails to publish it."""
-    from holdfast.trees.shared_dirs import adopt_tree
-
-    make_directories(context.paths.snapshots)
-    with failing_to("write", room.tree):
-        adopt_tree(room.tree)
+    """Put the content of a scratch directory in place; take it back if the block fails to publish it."""
     try:
-        move(room.tree, context.paths.tree(snapshot_id))
+        context.home.publish(room, snapshot_id)
     except NotDurable:
         _take_back(context, room, snapshot_id)
         raise
@@ -214,7 +206,7 @@ def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> N
     """The transaction has ended: a missing descriptor stays missing. If this fails, the tree is garbage."""
     with contextlib.suppress(Failure):
         if context.store.read(DESCRIPTORS.key(snapshot_id)) is None:
-            move(context.paths.tree(snapshot_id), room.path / "refused")
+            context.home.take_back(room, snapshot_id)
 
 
 def _publish(

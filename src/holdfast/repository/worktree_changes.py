@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant, parse_instant
-from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused, SettingInvalid
-from holdfast.fs.directory import entry_exists, make_directories, move
-from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
+from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, SettingInvalid
+from holdfast.fs.directory import entry_exists, make_directories
+from holdfast.leases.rules import LeaseKeys, TokenCounter
 from holdfast.repository import payloads
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -45,7 +44,7 @@ from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 
-REMOVED, MOVED, SAVED = "removed", "moved", "saved"  # in the scratch directory: the directory, and two marks
+MOVED, SAVED = "moved", "saved"  # marks in the scratch directory
 
 Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
 
@@ -93,13 +92,11 @@ def remove(
 
 def finish_remove(context: RepositoryContext, operation: Operation) -> Removed:
     """Finish a decided removal."""
-    from holdfast.trees.walker import remove_tree
-
     name = operation.worktree_id
     with scratch(context, "remove", worktree=name, scratch_id=operation.operation_id) as room:
         _move_away(context, operation, room.path)  # 5
         saved = _save_late(context, operation, room.path) or operation.snapshot_id
-        remove_tree(room.path / REMOVED)
+        context.home.delete(context, operation)
         return _publish_remove(context, operation)._replace(saved=saved)  # 6
 
 
@@ -121,21 +118,18 @@ def _decide_remove(
 def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> None:
     """Move the directory away, once: anything that appears at its path later stays. The mark records the move before
     the directory is deleted."""
-    name = operation.worktree_id
-    if entry_exists(room / MOVED):
-        return
-    if not entry_exists(room / REMOVED) and payloads.status_of(context.paths, name) is not None:
-        move(payloads.directory_of(context, name), room / REMOVED)
-    make_directories(room / MOVED)
+    if not entry_exists(room / MOVED):
+        context.home.move_away(context, operation)
+        make_directories(room / MOVED)
 
 
 def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> str | None:
     """Publish late writes as a snapshot. Without the mark, a half deleted directory would look like late writes."""
-    if not operation.keeps or entry_exists(room / SAVED) or not entry_exists(room / REMOVED):
+    name, removed = operation.worktree_id, context.home.removed(operation)
+    if not operation.keeps or entry_exists(room / SAVED) or not entry_exists(removed):
         return None
-    name = operation.worktree_id
     note = f"written while {name} was being removed"
-    with late_writes(context, operation, room / REMOVED, context.config(name).tip, note) as late:
+    with late_writes(context, operation, removed, context.config(name).tip, note) as late:
         if late is not None:
             _publish_late(context, operation, late)
     make_directories(room / SAVED)
@@ -221,41 +215,16 @@ def finish_rename(context: RepositoryContext, operation: Operation) -> None:
 
 
 def _carry_out(context: RepositoryContext, operation: Operation, old: str, new: str) -> WorktreeConfig:
-    if not _is_moved(context, operation, old, new):
-        try:
-            move(payloads.directory_of(context, old), context.paths.payload(new))  # 4
-        except AlreadyExists:
-            _undo(context, old, new)
-            raise payloads.path_taken(context.paths.payload(new)) from None
-        except (NotFound, DirectoryReplaced):
-            _undo(context, old, new)
-            raise
-    else:
-        payloads.sync_names(context.paths, new)
+    try:
+        context.home.move(context, operation, old, new)  # 4
+    except AlreadyExists:
+        _undo(context, old, new)
+        raise payloads.path_taken(context.paths.payload(new)) from None
+    except (NotFound, DirectoryReplaced):
+        _undo(context, old, new)
+        raise
     payloads.drop_cache(context.paths, old)
     return _publish_rename(context, operation, old, new)  # 5
-
-
-def _is_moved(context: RepositoryContext, operation: Operation, old: str, new: str) -> bool:
-    """Whether the directory has its new name. If both names have a directory, the inode decides; if it cannot (in a
-    copy of the repository, say), nothing is guessed: the user must decide."""
-    at_old, at_new = (payloads.status_of(context.paths, name) for name in (old, new))
-    if not (at_new and stat.S_ISDIR(at_new.st_mode)):
-        return False
-    if not (at_old and stat.S_ISDIR(at_old.st_mode)):
-        return True
-    same_boot = operation.identity.boot_id == Identity.of(context.holder).boot_id
-    index = payloads.index_of_inode(operation.inode, (at_old, at_new), same_boot=same_boot)
-    if index is None:
-        raise Refused(
-            f"{operation.holder_id} died while it renamed {old} to {new}, and now both names have a directory: "
-            "Holdfast cannot tell which of them is the worktree",
-            hint=f"Move the one that is not out of {context.paths.worktrees}, and try again to finish the rename.",
-            worktree=old,
-            renamed_to=new,
-            operation_id=operation.operation_id,
-        )
-    return index == 1
 
 
 def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof | None) -> Operation:
@@ -281,11 +250,12 @@ def _decide_rename(context: RepositoryContext, old: str, new: str, proof: Proof 
 def _publish_rename(context: RepositoryContext, operation: Operation, old: str, new: str) -> WorktreeConfig:
     leases, new_leases = LeaseKeys.of(old), LeaseKeys.of(new)
     facts = {"worktree_id": old, "renamed_to": new, "begun_by": operation.holder_id}
+    described = context.home.described(new)
 
     def decide(view: View, now: float) -> Decision[WorktreeConfig]:
         config = view.get(WORKTREES.key(old))
         assert config is not None, "a worktree that is being renamed has its record"
-        renamed = msgspec.structs.replace(config, worktree_id=new)
+        renamed = msgspec.structs.replace(config, worktree_id=new, **described)
         changes: list[Change] = [
             Delete(WORKTREES.key(old)),
             Create(WORKTREES.key(new), renamed),

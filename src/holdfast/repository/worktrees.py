@@ -7,13 +7,13 @@ are numbered as in `docs/protocols/worktrees.md`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import entry_exists, make_directories, move
+from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
+from holdfast.fs.directory import make_directories, resolved
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
@@ -30,22 +30,25 @@ from holdfast.repository.context import (
     operation_pending,
     worktree_keys,
 )
+from holdfast.repository.context import settle as settle
 from holdfast.repository.history import require_usable, resolve_usable, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import KEEP_FOR, Removed, Save
 from holdfast.store.model import Create, Decision, Delete, View
 
-PAYLOAD = "payload"
-
 
 class CreateOptions(NamedTuple):
-    """The worktree to create: empty, or with the content of a snapshot."""
+    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at and
+    the branch, or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
     isolation: Isolation = Isolation.EXCLUSIVE
     label: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    adopted: Path | None = None
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
@@ -53,23 +56,24 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
     name, uses = options.name, [] if options.snapshot_id is None else [options.snapshot_id]
     with payload_locked(context, name), scratch(context, "create", worktree=name, uses=uses) as room:  # 1
         _check_early(context, options)
-        _make_payload(context, options, room.path / PAYLOAD)  # 2
-        operation = _decide(context, options, room.scratch_id)  # 3
-        target = context.paths.payload(name)
+        facts = context.home.prepare_create(context, options, room)  # 2
+        operation = _decide(context, options, room.scratch_id, facts)  # 3
         try:
-            move(room.path / PAYLOAD, target)  # 4
+            context.home.place(operation)  # 4
         except AlreadyExists:
             _undo(context, operation)
-            raise payloads.path_taken(target) from None
+            raise payloads.path_taken(context.paths.payload(name)) from None
+        except GitFailed:
+            _undo(context, operation)
+            raise
         return _publish(context, operation)  # 5
 
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
     """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
-    in_scratch = entry_exists(context.paths.scratch / operation.operation_id / PAYLOAD)
-    if not in_scratch and payloads.status_of(context.paths, operation.worktree_id) is not None:
-        payloads.sync_names(context.paths, operation.worktree_id)
+    if context.home.is_placed(operation):
         return _publish(context, operation)
+    context.home.discard(operation)
     _undo(context, operation)
     sweep(context.paths, operation.operation_id)
     return None
@@ -79,6 +83,8 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
     """Refuse early what step 3 would refuse."""
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
+    if options.adopted is not None:
+        return
     make_directories(context.paths.worktrees, mode=0o777)
     if payloads.status_of(context.paths, options.name) is not None:
         raise payloads.path_taken(context.paths.payload(options.name))
@@ -86,20 +92,9 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
         usable(visible(context, options.snapshot_id))
 
 
-def _make_payload(context: RepositoryContext, options: CreateOptions, payload: Path) -> None:
-    from holdfast.trees.restore import materialise
-    from holdfast.trees.walker import synced
-
-    if options.snapshot_id is None:
-        make_directories(payload, mode=0o777)
-        return
-    make_directories(context.paths.caches)
-    tree, cache = context.paths.tree(options.snapshot_id), context.paths.stat_cache(options.name)
-    with synced(payload.parent):
-        materialise(tree, payload, cache=cache)
-
-
-def _decide(context: RepositoryContext, options: CreateOptions, operation_id: str) -> Operation:
+def _decide(
+    context: RepositoryContext, options: CreateOptions, operation_id: str, more: Mapping[str, Any]
+) -> Operation:
     name, snapshot_id = options.name, options.snapshot_id
     keys = [*worktree_keys(name), *([] if snapshot_id is None else [DESCRIPTORS.key(snapshot_id)])]
 
@@ -111,7 +106,7 @@ def _decide(context: RepositoryContext, options: CreateOptions, operation_id: st
             raise payloads.worktree_exists(name)
         if snapshot_id is not None:
             require_usable(view, snapshot_id)
-        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id}
+        facts = {"isolation": options.isolation, "label": options.label, "snapshot_id": snapshot_id, **more}
         operation = context.operation(OperationKind.CREATE, operation_id, name, now, **facts)
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
@@ -121,6 +116,7 @@ def _decide(context: RepositoryContext, options: CreateOptions, operation_id: st
 def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig:
     """Commit point of a creation."""
     name = operation.worktree_id
+    described = context.home.described(name)
 
     def decide(view: View, now: float) -> Decision[WorktreeConfig]:
         config = WorktreeConfig(
@@ -130,6 +126,7 @@ def _publish(context: RepositoryContext, operation: Operation) -> WorktreeConfig
             base_snapshot_id=operation.snapshot_id,
             head_snapshot_id=operation.snapshot_id,
             label=operation.label,
+            **described,
         )
         facts = {"worktree_id": name, "isolation": config.isolation.value, "base_snapshot_id": operation.snapshot_id}
         entry = context.audit(view, now, "worktree_created", **facts)
@@ -152,16 +149,12 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 }
 
 
-def settle(context: RepositoryContext, worktree: str) -> Operation | None:
-    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
-    process is alive. Costs one read if nothing is pending."""
-    pending = context.pending(worktree)
-    if pending is None:
-        return None
+def finish(context: RepositoryContext, pending: Operation) -> Operation | None:
+    """Finish the operation of a dead process, for `settle`; None if another process was faster."""
     with payload_locked(context, *names_of(pending)):
-        found = context.pending(worktree)
+        found = context.pending(pending.worktree_id)
         if found is None or found.operation_id != pending.operation_id:
-            return None  # another process was faster
+            return None
         _FINISHERS[found.kind](context, found)
         return found
 
@@ -226,17 +219,54 @@ class Worktrees:
         seen_from: str = MAIN,
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
+        branch: str | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
-        any name of it; `head` means the head of the worktree `seen_from`."""
+        any name of it; `head` means the head of the worktree `seen_from`.
+
+        In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
+        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it.
+        """
+        name = self._new_name(name, label)
+        if branch is not None and not self._context.home.has_branches:
+            raise Refused("this repository has no branches: it is not in a git checkout", hint="Leave out --branch.")
+        found, commit = None, None
+        try:
+            found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
+        except NotFound:
+            if not self._context.home.has_branches or snapshot is None:
+                raise
+            commit = self._context.home.revision(snapshot)
+        settle(self._context, name)
+        snapshot_id = found.snapshot_id if found else None
+        return create(self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch))
+
+    def uncommitted(self) -> str:
+        """The paths in `main` that are not as committed, or a few of them; empty in a plain home."""
+        return self._context.home.uncommitted(MAIN)
+
+    def adopt(
+        self,
+        path: Path,
+        *,
+        name: str | None = None,
+        isolation: Isolation = Isolation.EXCLUSIVE,
+        label: str | None = None,
+    ) -> WorktreeConfig:
+        """Make a linked worktree of git, which stays where it is, a worktree of this repository."""
+        if not self._context.home.has_branches:
+            raise Refused("this repository is not in a git checkout, so it cannot adopt a worktree of git")
+        name = self._new_name(path.name if name is None else name, label)
+        settle(self._context, name)
+        return create(self._context, CreateOptions(name, None, isolation, label, adopted=resolved(path)))
+
+    def _new_name(self, name: str, label: str | None) -> str:
         name = worktree_name(name, new=True)
         if name == MAIN:
             raise payloads.worktree_exists(MAIN)
         if label is not None:
             checked_text(label, what="label")
-        found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
-        settle(self._context, name)
-        return create(self._context, CreateOptions(name, found.snapshot_id if found else None, isolation, label))
+        return name
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""

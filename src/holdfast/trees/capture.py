@@ -68,7 +68,7 @@ _MOST_CLEANED = 1000  # files
 class Captured(NamedTuple):
     """The result of a capture. `stored_bytes` were written; the rest is shared with the base."""
 
-    engine: Engine
+    engine: str
     payload_hash: str
     files: int
     directories: int
@@ -77,6 +77,7 @@ class Captured(NamedTuple):
     not_preserved: tuple[str, ...]
     special: tuple[str, ...]
     damaged: tuple[str, ...] = ()  # directories of the base that were captured anew
+    left_out: dict[str, int] | None = None  # of a capture by git
 
 
 def capture_best(

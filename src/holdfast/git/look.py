@@ -1,0 +1,227 @@
+"""Looks at a work tree through a private index: what differs from it, what is untracked, what is left out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Failure, GitFailed
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, close_quietly, failing_to, opened, write_all
+from holdfast.fs.mounts import filesystem_kind
+from holdfast.git.checkout import find_checkout
+from holdfast.git.program import Git
+from holdfast.trees.walker import NOFOLLOW
+
+_CACHE_WORKS = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs tmpfs xfs zfs".split())
+_CHUNK = 1 << 20
+
+
+class Indexed(NamedTuple):
+    """What the index has at a path, and the mode of the file there: zeros for nothing, "" for unknown."""
+
+    mode: str
+    oid: str
+    mode_now: str
+
+
+class Look(NamedTuple):
+    """Paths that differ from the index: `changed` (or new), `removed`, and `nested` repositories that it does not have.
+    `ignored` only if it was asked for, where a directory stands for everything in it."""
+
+    changed: dict[bytes, Indexed]
+    removed: dict[bytes, Indexed]
+    nested: list[bytes]
+    ignored: list[bytes]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.changed or self.removed or self.nested)
+
+
+@dataclass(frozen=True)
+class WorkTree:
+    """A work tree, the index that it is compared with, and where new objects go."""
+
+    git: Git
+    top: Path
+    index: Path
+    objects: Path | None = None
+
+    def run(
+        self, *arguments: str, content: bytes | None = None, alone: bool = False, settings: tuple[str, ...] = ()
+    ) -> bytes:
+        """Run git here. Nothing that it writes in scratch is synced."""
+        return self.git.run(
+            *arguments,
+            worktree=self.top,
+            index=self.index,
+            objects=self.objects,
+            content=content,
+            alone=alone,
+            settings=(*_untracked(self.top), "core.looseCompression=0", "core.fsync=none", *settings),
+        )
+
+    def look(self, *, ignored: bool = False, keep: bool = False) -> Look:
+        """Compare the files with the index. With `keep`, what git learned is written to the index."""
+        found = self.run(
+            *(() if keep else ("--no-optional-locks",)),
+            *("status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty"),
+            *(("--ignored=matching",) if ignored else ()),
+        )
+        look = Look({}, {}, [], [])
+        for record in found.split(b"\0"):
+            _sort(record, look)
+        return look
+
+    def update(self, look: Look) -> list[bytes]:
+        """Take what a look found into the index; return the nested repositories that cannot be linked to."""
+        left_out = [path for path in look.nested if not self.has_commit(path)]
+        links = [path.rstrip(b"/") for path in look.nested if path not in left_out]
+        self._forget([*look.removed])  # not with the others: a link may be in the place of a directory above
+        self._read([*look.changed, *links])
+        return left_out
+
+    def write_again(self, paths: list[bytes]) -> None:
+        """Read these files again, and write their objects also if the repository seems to have them."""
+        self._forget(paths)
+        self._read(paths, alone=True)
+
+    def _forget(self, paths: list[bytes]) -> None:
+        if paths:
+            self.run("update-index", "-z", "--force-remove", "--stdin", content=b"\0".join(paths))
+
+    def _read(self, paths: list[bytes], *, alone: bool = False) -> None:
+        """Take files into the index. Their contents go to one pack instead of many small files, because for git every
+        file is a large one here; except those that a filter changes."""
+        if paths:
+            options = ("-z", "--add", "--remove", "--replace", "--stdin")
+            settings = ("core.bigFileThreshold=1",)
+            self.run("update-index", *options, content=b"\0".join(paths), alone=alone, settings=settings)
+
+    def refresh(self) -> None:
+        """Let the index know the files that are the same as its entries."""
+        try:
+            self.run("update-index", "-q", "--refresh")
+        except GitFailed as failure:
+            if failure.facts["status"] != 1:  # 1: some differ
+                raise
+
+    def write_tree(self) -> str:
+        return self.run("write-tree", "--missing-ok").decode().strip()
+
+    def has_commit(self, path: bytes) -> bool:
+        """Whether a commit is checked out in a nested repository."""
+        found = find_checkout(os.path.join(self.top, os.fsdecode(path)))
+        if found is None or found.git_dir == os.fspath(self.git.common):
+            return False
+        try:
+            Git(Path(found.common)).run("rev-parse", "--verify", "HEAD^{commit}", git_dir=Path(found.git_dir))
+        except Failure:
+            return False
+        return True
+
+
+def _untracked(top: Path) -> tuple[str, str]:
+    """Settings for untracked files. git may remember them per directory where a directory's time tells its changes."""
+    works = "true" if filesystem_kind(top) in _CACHE_WORKS else "false"
+    return f"core.untrackedCache={works}", "status.showUntrackedFiles=all"
+
+
+_NOTHING = Indexed("000000", "0", "")
+
+
+def _sort(record: bytes, look: Look) -> None:
+    match record[:1]:
+        case b"1":  # 1 XY sub mH mI mW hH hI path
+            _, state, _, _, mode, now, _, oid, path = record.split(b" ", 8)
+            if state[1:] != b".":
+                place = look.removed if state[1:] == b"D" else look.changed
+                place[path] = Indexed(mode.decode(), oid.decode(), now.decode())
+        case b"u":  # u XY sub m1 m2 m3 mW h1 h2 h3 path
+            *_, now, _, _, _, path = record.split(b" ", 10)
+            (look.changed if now.strip(b"0") else look.removed)[path] = _NOTHING
+        case b"?" if record.endswith(b"/"):
+            look.nested.append(record[2:])
+        case b"?":
+            look.changed[record[2:]] = _NOTHING
+        case b"!":
+            look.ignored.append(record[2:])
+
+
+# --- The private index --------------------------------------------------------------------------------
+
+
+def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
+    """Make the index of `tree` a copy of the private index `known`, or else one of the user's without its promises.
+
+    The copy keeps its time, by which git tells entries that may have changed since in the same instant.
+    """
+    if _link(known, tree.index):  # git replaces an index, and never writes into one
+        return
+    if _copy(known, tree.index):
+        return
+    if _copy(user_index, tree.index):
+        _look_at_everything(tree)
+    else:
+        tree.run("read-tree", "--empty")
+
+
+def _look_at_everything(tree: WorkTree) -> None:
+    """Clear the flags by which git would not look at files: the user's are for the user's index."""
+    assumed: list[bytes] = []
+    skipped: list[bytes] = []
+    for each in tree.run("ls-files", "-v", "-z").split(b"\0"):
+        tag, path = each[:1], each[2:]
+        if tag.islower():
+            assumed.append(path)
+        if tag in b"Ss" and path and calls.exists(os.path.join(tree.top, os.fsdecode(path))):
+            skipped.append(path)  # outside of a sparse checkout, people use this to hide changes
+    for option, paths in (("--no-assume-unchanged", assumed), ("--no-skip-worktree", skipped)):
+        if paths:
+            tree.run("update-index", "-z", option, "--stdin", content=b"\0".join(paths))
+
+
+def _link(known: Path, target: Path) -> bool:
+    with Directory.open(known.parent) as here, Directory.open(target.parent) as there:
+        try:
+            calls.link(
+                here.at(known.name),
+                there.at(target.name),
+                src_dir_fd=here.fd,
+                dst_dir_fd=there.fd,
+                follow_symlinks=False,
+            )
+        except OSError:
+            return False  # missing, on another filesystem, or one without hard links
+    return True
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a file with its time; False if there is none."""
+    with failing_to("copy", source), Directory.open(source.parent) as here, Directory.open(target.parent) as there:
+        try:
+            descriptor = calls.open(here.at(source.name), os.O_RDONLY | NOFOLLOW, dir_fd=here.fd)
+        except FileNotFoundError:
+            return False
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with opened(there.at(target.name), flags, 0o600, dir_fd=there.fd) as fd:
+                while chunk := calls.read(descriptor, _CHUNK):
+                    write_all(fd, chunk)
+                status = calls.fstat(descriptor)
+                calls.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            close_quietly(descriptor)
+    return True
+
+
+def entry_count(index: Path) -> int:
+    """The number of entries in an index; 0 if it does not exist."""
+    try:
+        header = calls.read_small(os.fspath(index), 12)
+    except FileNotFoundError:
+        return 0
+    return int.from_bytes(header[8:12], "big")

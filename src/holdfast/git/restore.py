@@ -1,0 +1,201 @@
+"""A work tree against a tree: the changes that are not in it, and restoring it in place."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import Changed, GitFailed, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import make_directories
+from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
+from holdfast.git.look import Indexed, Look, WorkTree
+from holdfast.git.program import Git
+from holdfast.git.snapshots import GitSource, git_dir_of, publish_index, read_sums, start
+from holdfast.trees.verify import Change
+from holdfast.trees.walker import shown
+
+_AT_ONCE = 500  # paths as arguments
+_MOST_NAMED = 5
+
+
+def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
+    """The changes from a tree to the files at `top`, sorted by path. Writes nothing.
+
+    Looks through the private index, or through the user's before the first capture.
+    """
+    sums = read_sums(index)
+    work = WorkTree(git, top, index if sums else git_dir_of(git, top) / "index")
+    look = work.look()
+    staged: dict[bytes, Difference] = {}
+    if sums is None or sums.tree != tree:
+        raw = work.run("diff-index", "--cached", "-z", "--raw", "--no-abbrev", "--no-renames", tree, "--")
+        staged = {each.path: each for each in differences_in(raw)}
+    combined = _Combined(work, look, staged)
+    found = [each for path in combined.paths() if (each := combined.difference(path)) is not None]
+    for change in changes_of(git, found):
+        yield change if change.what == "removed" else change._replace(size=_size(top, change))
+
+
+def _size(top: Path, change: Change) -> int:
+    try:
+        return 0 if change.kind == "m" else calls.stat(_where(top, change.path), follow_symlinks=False).st_size
+    except OSError:
+        return 0  # gone meanwhile
+
+
+def _where(top: Path, path: bytes) -> str:
+    return os.path.join(top, os.fsdecode(path))
+
+
+class _Combined:
+    """Two steps as one: from a tree to the index (`staged`), and from there to the files."""
+
+    def __init__(self, work: WorkTree, look: Look, staged: dict[bytes, Difference]) -> None:
+        self._work, self._look, self._staged = work, look, staged
+        self._nested = {path.rstrip(b"/") for path in look.nested if work.has_commit(path)}
+        doubtful = [path for path, seen in look.changed.items() if path in staged or _may_be_mode_only(seen)]
+        self._known = dict(_hashes(work, doubtful))
+
+    def paths(self) -> list[bytes]:
+        return sorted({*self._look.changed, *self._look.removed, *self._staged, *self._nested})
+
+    def difference(self, path: bytes) -> Difference | None:
+        """None if the two steps cancel each other out."""
+        before, after = self._before(path), self._after(path)
+        if before == after or before[0] == after[0] == NONE:
+            return None
+        return Difference(path, (before[0], after[0]), (before[1], after[1]))
+
+    def _before(self, path: bytes) -> tuple[str, str]:
+        if path in self._staged:
+            return self._staged[path].modes[0], self._staged[path].oids[0]
+        seen = self._look.changed.get(path) or self._look.removed.get(path)
+        return (seen.mode, seen.oid) if seen else (NONE, UNKNOWN)
+
+    def _after(self, path: bytes) -> tuple[str, str]:
+        if path in self._look.removed:
+            return NONE, UNKNOWN
+        if path in self._look.changed:
+            now = self._look.changed[path].mode_now or _mode_now(_where(self._work.top, path))
+            return now, self._known.get(path, UNKNOWN)
+        if path in self._nested:
+            return LINK, UNKNOWN
+        return self._staged[path].modes[1], self._staged[path].oids[1]
+
+
+def _may_be_mode_only(seen: Indexed) -> bool:
+    return seen.mode != seen.mode_now and seen.mode.startswith("100") and seen.mode_now.startswith("100")
+
+
+def _mode_now(where: str) -> str:
+    """The mode of a new file, as git writes it; that of nothing if it is gone."""
+    try:
+        mode = calls.stat(where, follow_symlinks=False).st_mode
+    except OSError:
+        return NONE
+    if stat.S_ISLNK(mode):
+        return "120000"
+    return "100755" if mode & stat.S_IXUSR else "100644"
+
+
+def _hashes(work: WorkTree, paths: list[bytes]) -> Iterator[tuple[bytes, str]]:
+    """The names that git would give to the contents of these files; a file that is gone meanwhile has none."""
+    files = []
+    for path in paths:
+        mode = _mode_now(_where(work.top, path))
+        if mode == "120000":
+            target = os.fsencode(calls.readlink(_where(work.top, path)))
+            yield path, work.git.run("hash-object", "--stdin", content=target).decode().strip()
+        elif mode != NONE:
+            files.append(path)
+    for first in range(0, len(files), _AT_ONCE):
+        some = files[first : first + _AT_ONCE]
+        names = work.run("hash-object", "--", *(f"./{os.fsdecode(path)}" for path in some)).decode().split()
+        yield from zip(some, names, strict=True)
+
+
+# --- Restoring in place -------------------------------------------------------------------------------
+
+
+def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None = None) -> str:
+    """Turn the files of `from_tree`, as they were captured, into those of `to_tree`, or only what is at `path`.
+
+    Writes and removes only files that differ; directories, branches and ignored files stay. Refuses as a whole, with
+    nothing changed: `Changed` if a file that it would touch is not as in `from_tree`, `Refused` if another file is in
+    the way. Returns the tree that is there now. A kill leaves some files of each tree, and the old index.
+    """
+    make_directories(source.objects)
+    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
+    sums = start(source, working)
+    if path is not None:
+        to_tree = _grafted(source, from_tree, to_tree, path)
+    if sums is None or sums.tree != from_tree:
+        working.run("read-tree", "-m", "-i", from_tree)  # keeps what it knows of files that are the same
+        working.refresh()
+    _require_room(source, from_tree, to_tree)
+    _switch(working, from_tree, to_tree)
+    publish_index(source, working, to_tree, sums)
+    return to_tree
+
+
+def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
+    """Change the files. git checks all before it touches one."""
+    command = ("read-tree", "-m", "-u", from_tree, to_tree)
+    try:
+        working.run(*command)
+    except GitFailed as failure:
+        if "not uptodate" not in str(failure.facts["stderr"]):
+            raise
+        working.refresh()  # perhaps only its times differ
+        try:
+            working.run(*command)
+        except GitFailed as again:
+            said, top = again.facts["stderr"], working.top
+            raise Changed(
+                f"{top} changed since it was captured; nothing was restored: {said}", path=str(top)
+            ) from again
+
+
+def _require_room(source: GitSource, from_tree: str, to_tree: str) -> None:
+    """Raise `Refused` if a file that is not in `from_tree` is in the way: git itself would replace an ignored one."""
+    found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
+    ours = {each.path for each in found if each.modes[0] != NONE}
+    new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # which change no file
+    above = {path[:end] for path in new for end, byte in enumerate(path) if byte == ord("/")}
+    in_the_way = [path for path in sorted(above) if path not in ours and _is_no_directory(source.top, path)]
+    in_the_way += [path for path in new if any(_others(source.top, path, ours))]
+    if in_the_way:
+        names = ", ".join(shown(os.fsdecode(path)) for path in in_the_way[:_MOST_NAMED])
+        message = f"files in {source.top} are in the way, nothing was restored: {names}"
+        raise Refused(message, hint="Move them away, and try again.", path=str(source.top), in_the_way=len(in_the_way))
+
+
+def _is_no_directory(top: Path, path: bytes) -> bool:
+    where = _where(top, path)
+    return _mode_now(where) != NONE and not calls.is_directory(where)
+
+
+def _others(top: Path, path: bytes, ours: set[bytes]) -> Iterator[bytes]:
+    """Every file at or below `path` that is not ours."""
+    where = _where(top, path)
+    if not calls.is_directory(where):
+        if path not in ours and _mode_now(where) != NONE:
+            yield path
+        return
+    for name in calls.listdir(where):
+        yield from _others(top, path + b"/" + os.fsencode(name), ours)
+
+
+def _grafted(source: GitSource, from_tree: str, to_tree: str, path: bytes) -> str:
+    """`from_tree` with what `to_tree` has at `path`."""
+    index = source.objects / "graft"
+    graft = WorkTree(source.git, source.top, index, source.objects)
+    graft.run("read-tree", from_tree)
+    name = os.fsdecode(path)
+    graft.run("--literal-pathspecs", "rm", "-r", "-q", "-f", "--cached", "--ignore-unmatch", "--sparse", "--", name)
+    listed = graft.run("--literal-pathspecs", "ls-tree", "-r", "-z", "--full-tree", to_tree, "--", name)
+    graft.run("update-index", "-z", "--replace", "--index-info", content=listed)
+    return graft.write_tree()

@@ -1,0 +1,356 @@
+"""Snapshots of a work tree as commits of its repository.
+
+The steps have the numbers of docs/decisions/0013. The user's index, HEAD, branches, stash, hooks and reflogs are never
+touched, and no lock of git's is waited for. `git gc --prune=now` may run at any moment: everything that a new commit
+needs beyond what HEAD or the parent snapshot keeps goes into one pack with a `.keep` file, until a reference keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
+from holdfast.fs import calls, durable, strictjson
+from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
+from holdfast.git.checkout import is_worktree_of
+from holdfast.git.contents import LINK, SNAPSHOTS, Difference, differences, entries, sizes
+from holdfast.git.look import Look, WorkTree, entry_count, start_index
+from holdfast.git.program import Git
+from holdfast.git.worktrees import head_commit
+from holdfast.trees.scan import Progress
+from holdfast.trees.walker import shown
+
+_MOST_ROUNDS = 6
+_MOST_NAMED = 5
+_KEEP = "holdfast "
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """What is captured: the work tree at `top`, the private index that outlives captures, and a directory in scratch
+    for the new objects and the working copy of the index."""
+
+    git: Git
+    top: Path
+    index: Path
+    objects: Path
+
+
+class LeftOut(NamedTuple):
+    """What a snapshot does not contain: ignored entries, nested repositories; and the names of a few."""
+
+    ignored: int
+    nested: int
+    names: tuple[str, ...]
+
+
+class GitCaptured(NamedTuple):
+    """The result of a capture. Without a `commit`, the tree equals the parent's and nothing was stored."""
+
+    commit: str | None
+    tree: str
+    files: int
+    bytes: int
+    left_out: LeftOut
+    changed_meanwhile: bool
+    pack: Path | None
+
+
+class _Sums(NamedTuple):
+    """The sum of the sizes, and the number of nested repositories, of the tree that the private index stands for."""
+
+    tree: str
+    bytes: int
+    links: int
+
+
+def capture(
+    source: GitSource,
+    *,
+    snapshot_id: str,
+    parent_tree: str | None,
+    message: str,
+    quiesced: bool,
+    progress: Progress | None = None,
+) -> GitCaptured:
+    """Store the work tree as a commit, whose objects are safe from `git gc` when this returns, and durable.
+
+    The parent of the commit is the one that is checked out. `parent_tree` is the tree of the parent snapshot, which has
+    its reference: if nothing differs from it, nothing is stored. Raises `ConsistencyUnavailable` if `quiesced` and the
+    files changed meanwhile. A kill leaves the scratch directory, and perhaps a pack with a `.keep` file.
+    """
+    make_directories(source.objects)
+    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
+    sums = start(source, working)
+    look = working.look(keep=True)
+    for _ in range(_MOST_ROUNDS):
+        look, nested = _update(working, look)  # 1. new contents become objects in scratch
+        if progress is not None:
+            progress(len(look.changed), 0)
+        is_parent = look.is_clean and sums is not None and sums.tree == parent_tree
+        tree = parent_tree if parent_tree and is_parent else working.write_tree()
+        if tree == parent_tree:
+            return _unchanged(source, working, sums, tree, nested)
+        new = _New.of(source, tree, parent_tree, message)
+        try:
+            pack = new.pack(source)
+        except GitFailed:
+            if not (lost := new.lost(source)):
+                raise
+            working.write_again(lost)  # pruned since: the index knew them from the user's, or from a deleted snapshot
+            sums, look = None, working.look(keep=True)
+            continue
+        break
+    else:
+        raise ConsistencyUnavailable(f"objects of {source.top} vanish as fast as they are written")
+    after = working.look(ignored=True)
+    changed = not _equal_after(after, nested)
+    if changed and quiesced:
+        raise _changed(source.top, after)
+    moved = _move_pack(source, pack, snapshot_id)  # 2. into the repository, with a `.keep` file
+    sums = publish_index(source, working, tree, sums)
+    files = entry_count(source.index) - sums.links
+    left_out = _left_out(after, nested, sums.links)
+    return GitCaptured(new.commit, tree, files, sums.bytes, left_out, changed, moved)
+
+
+def start(source: GitSource, working: WorkTree) -> _Sums | None:
+    """Make the working index, and return what is known of its tree.
+
+    A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
+    """
+    sums = read_sums(source.index)
+    durable.remove(working.index)
+    if sums is None:
+        durable.remove(source.index)
+    start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
+    return sums
+
+
+def git_dir_of(git: Git, top: Path) -> Path:
+    found = is_worktree_of(os.fspath(top), os.fspath(git.common))
+    return Path(found.git_dir if found else git.common)
+
+
+def _update(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
+    """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return look, working.update(look)
+        except GitFailed:
+            before, look = look, working.look(keep=True)
+            if look == before:
+                raise
+    return look, working.update(look)
+
+
+def _unchanged(source: GitSource, working: WorkTree, sums: _Sums | None, tree: str, nested: list[bytes]) -> GitCaptured:
+    sums = publish_index(source, working, tree, sums)
+    files = entry_count(source.index) - sums.links
+    left_out = LeftOut(0, sums.links + len(nested), _names(nested))
+    return GitCaptured(None, tree, files, sums.bytes, left_out, False, None)
+
+
+def _equal_after(after: Look, nested: list[bytes]) -> bool:
+    return not after.changed and not after.removed and set(after.nested) <= set(nested)
+
+
+def _changed(top: Path, look: Look) -> ConsistencyUnavailable:
+    found = sorted({*look.changed, *look.removed, *look.nested})
+    names = ", ".join(_names(found)) + (", ..." if len(found) > _MOST_NAMED else "")
+    return ConsistencyUnavailable(f"{top} changed during the snapshot: {names}", path=str(top), changed=len(found))
+
+
+def _left_out(look: Look, nested: list[bytes], links: int) -> LeftOut:
+    return LeftOut(len(look.ignored), links + len(nested), _names([*nested, *look.ignored]))
+
+
+def _names(paths: list[bytes]) -> tuple[str, ...]:
+    return tuple(shown(os.fsdecode(path)) for path in paths[:_MOST_NAMED])
+
+
+class _New(NamedTuple):
+    """A new commit, and the differences of its tree from one that a reference keeps."""
+
+    commit: str
+    tree: str
+    differences: list[Difference]
+    commits: list[str]  # objects of commits that no reference keeps
+
+    @classmethod
+    def of(cls, source: GitSource, tree: str, parent_tree: str | None, message: str) -> _New:
+        git = source.git
+        head = head_commit(git, source.top)
+        parents = ("-p", head) if head else ()
+        content = message.encode(errors="surrogateescape")
+        commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=source.objects, content=content)
+        found = _differences_from_any((parent_tree, head), tree, source)
+        return cls(commit.decode().strip(), tree, found, _unkept(git, source.top, head))
+
+    def pack(self, source: GitSource) -> Path:
+        """Pack all new objects in scratch, synced; return the path without its suffix."""
+        new = (each.oids[1] for each in self.differences if each.modes[1] != LINK and each.oids[1].strip("0"))
+        content = "".join(f"{oid}\n" for oid in dict.fromkeys((self.commit, *self.commits, self.tree, *new))).encode()
+        settings = ("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync")
+        base = source.objects / "pack-new"
+        name = source.git.run(
+            *("pack-objects", "-q", "--window=0", os.fspath(base)),
+            objects=source.objects,
+            content=content,
+            settings=settings,
+        )
+        return base.with_name(f"{base.name}-{name.decode().strip()}")
+
+    def lost(self, source: GitSource) -> list[bytes]:
+        """The paths of new files whose objects do not exist any more."""
+        files = [each for each in self.differences if each.modes[1] not in (LINK, "040000") and each.oids[1].strip("0")]
+        found = sizes(source.git, (each.oids[1] for each in files), objects=source.objects)
+        return [each.path for each in files if each.oids[1] not in found]
+
+
+def _differences_from_any(bases: tuple[str | None, ...], tree: str, source: GitSource) -> list[Difference]:
+    """The differences from the first of the bases that exists, or else from nothing."""
+    for base in filter(None, bases):
+        try:
+            return list(differences(source.git, base, tree, objects=source.objects, trees=True))
+        except GitFailed:
+            continue
+    empty = source.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+    return list(differences(source.git, empty, tree, objects=source.objects, trees=True))
+
+
+def _unkept(git: Git, top: Path, head: str | None) -> list[str]:
+    """The objects of the checked-out commit that no reference keeps: with a detached HEAD, there may be some."""
+    try:
+        content = calls.read_small(os.fspath(git_dir_of(git, top) / "HEAD"), 5)
+    except OSError:
+        content = b""
+    if head is None or content == b"ref: ":
+        return []
+    return git.run("rev-list", "--objects", "--no-object-names", head, "--not", "--glob=refs/*").decode().split()
+
+
+# --- Packs and references -----------------------------------------------------------------------------
+
+
+def _move_pack(source: GitSource, pack: Path, snapshot_id: str) -> Path:
+    """Move a pack into the repository. git sees it when its index arrives, and keeps it for its `.keep` file."""
+    place = source.git.objects / "pack"
+    make_directories(place)
+    name = f"pack-{pack.name.rpartition('-')[2]}"
+    durable.create(place / f"{name}.keep", f"{_KEEP}{snapshot_id}\n".encode(), mode=0o444)
+    with Directory.open(pack.parent) as here:
+        suffixes = [each.removeprefix(pack.name) for each in here.names() if each.startswith(f"{pack.name}.")]
+    for suffix in sorted(suffixes, key=".idx".__eq__):
+        with failing_to("move", pack):
+            rename(pack.with_name(pack.name + suffix), place / f"{name}{suffix}")
+    with Directory.open(place) as directory:
+        durable.sync_names(directory)
+    return place / f"{name}.pack"
+
+
+def kept_packs(git: Git) -> dict[str, Path]:
+    """The `.keep` files of packs of ours, by the id of their snapshot."""
+    found = {}
+    with Directory.open(git.objects / "pack") as directory:
+        for name in directory.names():
+            if name.endswith(".keep"):
+                content = durable.read_in(directory, name).decode(errors="replace")
+                if content.startswith(_KEEP):
+                    found[content.removeprefix(_KEEP).strip()] = directory.path / name
+    return found
+
+
+def drop_keep(git: Git, snapshot_id: str) -> None:
+    """Remove the `.keep` file of a snapshot that has its reference, or that will never have one."""
+    if (path := kept_packs(git).get(snapshot_id)) is not None:
+        durable.remove(path)
+
+
+def create_ref(git: Git, snapshot_id: str, commit: str) -> None:
+    """3. Let git keep a commit and all that it needs, durably."""
+    _update_refs(git, f"create {SNAPSHOTS}{snapshot_id} {commit}\n")
+    place = git.common / SNAPSHOTS
+    with contextlib.suppress(NotFound):  # git may keep references elsewhere
+        sync_parents(*(each / "x" for each in (place, place.parent, place.parent.parent)))
+
+
+def delete_refs(git: Git, ids: Iterable[str]) -> None:
+    """Delete the references of snapshots, all or none; those that do not exist are passed over."""
+    known = refs(git)
+    if lines := "".join(f"delete {SNAPSHOTS}{each} {known[each]}\n" for each in ids if each in known):
+        _update_refs(git, lines)
+
+
+def _update_refs(git: Git, lines: str) -> None:
+    settings = ("core.logAllRefUpdates=false", "core.fsync=reference", "core.fsyncMethod=fsync")
+    git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
+
+
+def refs(git: Git) -> dict[str, str]:
+    """The commit of each snapshot, by its id."""
+    found = git.run("for-each-ref", "--format=%(refname) %(objectname)", SNAPSHOTS).decode()
+    pairs = (line.removeprefix(SNAPSHOTS).split() for line in found.splitlines())
+    return dict(pairs)
+
+
+# --- The private index and its sums -------------------------------------------------------------------
+
+
+def _sums_path(index: Path) -> Path:
+    return index.with_name(f"{index.name}.sums")
+
+
+def _identity(index: Path) -> list[int] | None:
+    try:
+        with Directory.open(index.parent) as directory:
+            status = directory.status(index.name)
+    except Failure:
+        return None
+    return status and [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def read_sums(index: Path) -> _Sums | None:
+    """What is known of the private index as it is; None if there is nothing, or only something about another one."""
+    try:
+        match strictjson.decode(durable.read(_sums_path(index))):
+            case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)}:
+                return _Sums(tree, size, links) if identity == _identity(index) else None
+    except Failure:
+        return None
+    return None
+
+
+def publish_index(source: GitSource, working: WorkTree, tree: str, known: _Sums | None) -> _Sums:
+    """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
+    sums = _sums_of(source, tree, known)
+    with Directory.open(working.index.parent) as scratch:
+        durable.sync_in(scratch, working.index.name)
+    make_directories(source.index.parent)
+    rename(working.index, source.index)
+    record = {"index": _identity(source.index), **sums._asdict()}
+    durable.replace(_sums_path(source.index), strictjson.encode(record))
+    return sums
+
+
+def _sums_of(source: GitSource, tree: str, known: _Sums | None) -> _Sums:
+    """The sums of a tree, from those that are known if possible."""
+    git, objects = source.git, source.objects
+    if known is not None and known.tree == tree:
+        return known
+    try:
+        changed = None if known is None else list(differences(git, known.tree, tree, objects=objects))
+    except GitFailed:
+        changed = None  # the other tree was pruned
+    if known is None or changed is None:
+        found = list(entries(git, tree, objects=objects))
+        return _Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
+    size = sizes(git, (oid for each in changed for oid in each.oids), objects=objects)
+    total = sum(size.get(each.oids[1], 0) - size.get(each.oids[0], 0) for each in changed)
+    links = sum((each.modes[1] == LINK) - (each.modes[0] == LINK) for each in changed)
+    return _Sums(tree, known.bytes + total, known.links + links)

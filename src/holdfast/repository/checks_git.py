@@ -1,0 +1,103 @@
+"""Checks of a git home: references and packs without a snapshot, and worktrees that git has moved or forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast import findings
+from holdfast.findings import Check, Finding
+from holdfast.git import snapshots as commits
+from holdfast.git.contents import SNAPSHOTS
+from holdfast.git.worktrees import clear_name
+from holdfast.repository import payloads
+from holdfast.repository.checks_storage import last_events
+from holdfast.repository.context import (
+    MAIN,
+    WORKTREES,
+    RepositoryContext,
+    WorktreeConfig,
+    settled_config,
+    worktree_keys,
+)
+from holdfast.repository.doctor import Examination, RepositoryCheck, is_directory
+from holdfast.repository.retention import effect_of
+from holdfast.repository.worktree_changes import remove
+from holdfast.store.model import Decision, Replace, View
+
+if TYPE_CHECKING:
+    from holdfast.repository.git_home import GitHome
+
+
+def adapted(home: GitHome, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
+    """The general checks, with those of a git home in the place of those of a plain one."""
+    own = {"trees": partial(_references, home), "directories": partial(_worktrees, home), "remnants": None}
+    found = ((check.name, own.get(check.name, check.find)) for check in general)
+    return tuple(Check(name, find) for name, find in found if find is not None)
+
+
+def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
+    """References and kept packs without a descriptor. A publisher holds a scratch directory of the same id until the
+    descriptor exists: so references are read first, then scratch directories, then descriptors."""
+    context = examination.context
+    stored = {*home.stored(), *commits.kept_packs(home.git)}
+    making = {each.scratch_id for each in payloads.in_use(context.paths)}
+    orphaned = {each for each in stored - making if examination.descriptor(each) is None}
+    if not orphaned or examination.operations():
+        return
+    last = last_events(context, orphaned)
+    for each in sorted(orphaned):
+        event = last.get(each)
+        if event is not None and not effect_of(event).deletes_snapshot:
+            message = f"the snapshot {each} was published and never deleted, but its descriptor is gone"
+            yield findings.of("descriptor-missing", each, message)
+            continue
+        message = f"{SNAPSHOTS}{each} belongs to no snapshot: its process died, or it was deleted"
+        yield findings.of("tree-orphaned", each, message, partial(_forget, context, home, each))
+
+
+def _forget(context: RepositoryContext, home: GitHome, snapshot_id: str) -> None:
+    home.retire(context, [snapshot_id])
+    commits.drop_keep(home.git, snapshot_id)
+
+
+def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
+    """Worktrees that were moved or removed behind our back, and names in git's directories that belong to nothing."""
+    registered = dict(home.paths.registrations())
+    pending = set(examination.operations())
+    configs = examination.configs()
+    for name, config in configs.items():
+        path = home.paths.payload(name)
+        if name in pending or examination.config(name) is None:
+            continue
+        if name != MAIN and name not in registered:
+            message, forget = f"git does not know the worktree {name} any more", None
+            if not is_directory(path):
+                forget = partial(remove, examination.context, name, save=None, force=True)
+            yield findings.of("worktree-unregistered", name, message, forget, path=str(path))
+        elif not is_directory(path):
+            message = f"the directory of {name} is missing: {path}"
+            yield findings.of("worktree-directory-missing", name, message, path=str(path))
+        elif config.git and config.git.path != str(path):
+            message = f"{name} is now at {path}; its record says {config.git.path}"
+            yield findings.of("worktree-moved", name, message, partial(_note_path, examination.context, config))
+    for name, checkout in registered.items():
+        if name not in configs and name not in pending and examination.config(name) is None and checkout.top:
+            message = f"git's directory of {checkout.top} has the name {name}, which is no worktree"
+            yield findings.of(
+                "worktree-name-stale", name, message, partial(clear_name, home.git, home.paths.payload(name))
+            )
+
+
+def _note_path(context: RepositoryContext, before: WorktreeConfig) -> None:
+    name = before.worktree_id
+    described = context.home.described(name)
+
+    def decide(view: View, now: float) -> Decision[None]:
+        config = settled_config(view, name)
+        return Decision([Replace(WORKTREES.key(name), msgspec.structs.replace(config, **described))], None)
+
+    context.store.transact(worktree_keys(name), decide)

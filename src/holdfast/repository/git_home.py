@@ -1,0 +1,453 @@
+"""The git home: the user's checkout and linked worktrees of git are the worktrees, and snapshots are commits.
+
+`docs/decisions/0013-a-git-checkout-is-a-home.md` has the reasons and the numbered steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import AlreadyExists, Changed, Failure, GitFailed, NotFound, Refused
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
+from holdfast.git import contents
+from holdfast.git import snapshots as commits
+from holdfast.git import worktrees as linked
+from holdfast.git.checkout import is_worktree_of
+from holdfast.git.program import Git
+from holdfast.git.restore import restore, unsaved
+from holdfast.git.snapshots import GitSource
+from holdfast.repository.context import (
+    MAIN,
+    Descriptor,
+    GitWorktree,
+    Operation,
+    OperationKind,
+    RepositoryContext,
+)
+from holdfast.repository.git_paths import GitPaths, names_in_git
+from holdfast.repository.home import Home, ReadFile
+from holdfast.trees.capture import Captured
+from holdfast.trees.manifest import ManifestEntry
+from holdfast.trees.verify import Change, Problem
+from holdfast.trees.walker import shown
+
+if TYPE_CHECKING:
+    from holdfast.repository.doctor import RepositoryCheck
+    from holdfast.repository.payloads import CaptureOptions, Scratch
+    from holdfast.repository.restore import RestoreOptions
+    from holdfast.repository.worktrees import CreateOptions
+    from holdfast.trees.repair import RepairedFile
+    from holdfast.trees.restore import Materialised
+    from holdfast.trees.scan import Progress
+
+ENGINE = "git"
+BRANCHES = "hf/"  # the branch of a worktree, unless the user names another one
+_COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
+_MOST_ATTEMPTS = 10
+_MOST_NAMED = 3
+
+
+class GitHome(Home):
+    """A checkout of git with its linked worktrees."""
+
+    kind = "git"
+    skips_equal = has_branches = True
+    replaces_directory = False
+    paths: GitPaths
+
+    def __init__(self, paths: GitPaths) -> None:
+        self.paths = paths
+        self.git = Git(paths.common)
+        self._refs: dict[str, str] = {}
+
+    # --- Content of snapshots ----------------------------------------------------------------------
+
+    def commit(self, snapshot_id: str) -> str:
+        """The commit of a snapshot; `NotFound` if it has none."""
+        if snapshot_id not in self._refs:
+            self._refs = commits.refs(self.git)
+        if snapshot_id not in self._refs:
+            raise NotFound(f"git has no reference of the snapshot {snapshot_id}", snapshot_id=snapshot_id)
+        return self._refs[snapshot_id]
+
+    def is_ready(self, snapshot_id: str) -> bool:
+        return snapshot_id in self._refs or snapshot_id in self.stored()
+
+    def stored(self) -> list[str]:
+        self._refs = commits.refs(self.git)
+        return sorted(self._refs)
+
+    def capture(self, room: Scratch, source: Path, how: CaptureOptions) -> Captured:
+        made = commits.capture(
+            GitSource(self.git, source, self._index(source), room.path / "objects"),
+            snapshot_id=room.scratch_id,
+            parent_tree=how.base_hash,
+            message=f"holdfast snapshot {room.scratch_id}",
+            quiesced=how.quiesced,
+            progress=how.progress,
+        )
+        commit = made.commit or self.commit(f"{how.base}")  # nothing differs: the same commit has the content
+        durable.replace(room.path / _COMMIT, commit.encode())
+        left_out = {"ignored": made.left_out.ignored, "nested": made.left_out.nested}
+        return Captured(
+            engine=ENGINE,
+            payload_hash=made.tree,
+            files=made.files,
+            directories=0,
+            bytes=made.bytes,
+            stored_bytes=0,
+            not_preserved=(),
+            special=(),
+            left_out={what: count for what, count in left_out.items() if count},
+        )
+
+    def _index(self, directory: Path) -> Path:
+        """The private index of the worktree whose directory this is."""
+        make_directories(self.paths.indexes)
+        found = is_worktree_of(os.fspath(directory), os.fspath(self.paths.common))
+        return self.paths.indexes / (
+            MAIN if found is None or found.git_dir == found.common else Path(found.git_dir).name
+        )
+
+    def publish(self, room: Scratch, snapshot_id: str) -> None:
+        commits.create_ref(self.git, snapshot_id, durable.read(room.path / _COMMIT).decode())
+        commits.drop_keep(self.git, snapshot_id)
+
+    def take_back(self, room: Scratch, snapshot_id: str) -> None:
+        self._delete_refs([snapshot_id])
+
+    def _delete_refs(self, snapshot_ids: Collection[str]) -> None:
+        commits.delete_refs(self.git, list(snapshot_ids))
+        for each in snapshot_ids:
+            self._refs.pop(each, None)
+
+    def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
+        """Without a snapshot, the changes since the commit that is checked out."""
+        commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
+        tree = self._tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+        return unsaved(self.git, directory, self._index(directory), tree)
+
+    def _tree(self, commit: str) -> str:
+        return self.git.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}").decode().strip()
+
+    def compare(self, one: str, other: str) -> Iterator[Change]:
+        return contents.compare(self.git, self.commit(one), self.commit(other))
+
+    def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
+        for path, kind, mode, oid, size in contents.entries(self.git, self.commit(snapshot_id)):
+            yield ManifestEntry(path, kind, int(mode, 8) & 0o7777, 0, 0, 0, size, oid if kind == "f" else "")
+
+    def reader(self, snapshot_id: str) -> ReadFile:
+        commit = self.commit(snapshot_id)
+        return lambda path, limit: contents.read_file(self.git, commit, path, limit)
+
+    def verify(self, descriptor: Descriptor, *, every_file: bool = True) -> Iterator[Problem]:
+        try:
+            commit = self.commit(descriptor.snapshot_id)
+            tree = self._tree(commit)
+        except (NotFound, GitFailed) as failure:
+            yield Problem("", "ready", f"its commit is missing: {failure.message}")
+            return
+        if tree != descriptor.payload_hash:
+            yield Problem("", "manifest", f"its commit has the tree {tree}, not {descriptor.payload_hash}")
+        elif every_file:
+            yield from contents.verify(self.git, commit)
+
+    def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
+        return []  # git's objects are in one place: there is no other copy
+
+    def materialise(
+        self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
+    ) -> Materialised:
+        return contents.export(self.git, self.commit(snapshot_id), target, only)
+
+    # --- Garbage collection ------------------------------------------------------------------------
+
+    def check_collectable(self, snapshot_ids: Collection[str]) -> None:
+        """git itself knows what other commits need."""
+
+    def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
+        self._delete_refs(snapshot_ids)
+
+    def sweep(self, context: RepositoryContext) -> None:
+        """git deletes what no reference reaches when it next collects garbage."""
+
+    def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
+        """Exact for all of them; in between, in proportion: git would need a run for each."""
+        kept = [each for each in self.stored() if each not in set(snapshot_ids)]
+        total = contents.reclaimable(self.git, list(snapshot_ids), kept)
+        return [total * number // len(snapshot_ids) for number in range(len(snapshot_ids) + 1)]
+
+    def total_bytes(self) -> int:
+        return contents.reclaimable(self.git, self.stored(), [])
+
+    # --- Directories of worktrees ------------------------------------------------------------------
+
+    def revision(self, text: str) -> str:
+        if text == MAIN or self.paths.registration(text) is not None:
+            return linked.commit_of(self.git, "HEAD", self.paths.payload(text))
+        return linked.commit_of(self.git, text, self.paths.payload(MAIN))
+
+    def uncommitted(self, worktree: str) -> str:
+        found = list(itertools.islice(self.changes(self.paths.payload(worktree), None, worktree), _MOST_NAMED + 1))
+        names = [shown(os.fsdecode(each.path)) for each in found[:_MOST_NAMED]]
+        return ", ".join([*names, *(["..."] if len(found) > _MOST_NAMED else [])])
+
+    def described(self, worktree: str) -> dict[str, Any]:
+        path = self.paths.payload(worktree)
+        branch = linked.current_branch(self.git, path) if entry_exists(path) else None
+        return {"git": GitWorktree(path=str(path), branch=branch)}
+
+    def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
+        name, main = options.name, self.paths.payload(MAIN)
+        if options.adopted is not None:
+            return {"git": GitWorktree(path=str(self._adoptable(options.adopted)), new=False)}
+        commit = options.commit
+        if options.snapshot_id is not None:
+            taken = self.commit(options.snapshot_id)
+            with contextlib.suppress(NotFound):  # it was taken before the first commit
+                commit = linked.commit_of(self.git, f"{taken}^")
+            commit = commit or taken
+        if commit is None:
+            commit = linked.head_commit(self.git, main)
+        if commit is None:
+            message = f"{main} has no commit yet, so there is nothing to start from"
+            raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
+        branch, is_new = options.branch or f"{BRANCHES}{name}", True
+        if linked.branch_exists(self.git, branch):
+            if options.branch is None:
+                hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
+                raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
+            commit, is_new = linked.commit_of(self.git, f"refs/heads/{branch}"), False
+        work = GitWorktree(
+            path=str(self.paths.worktrees / name), branch=branch, commit=commit, new_branch=is_new, new=True
+        )
+        return {"git": work}
+
+    def _adoptable(self, path: Path) -> Path:
+        found = is_worktree_of(os.fspath(path), os.fspath(self.paths.common))
+        if found is None or found.git_dir == found.common:
+            hint = "'git worktree list' shows what can be adopted."
+            raise Refused(f"{path} is not a linked worktree of {self.paths.common}", hint=hint, path=str(path))
+        known = next((name for name, each in self.paths.registrations() if each.git_dir == found.git_dir), None)
+        if known is not None:
+            raise AlreadyExists(f"{path} is already the worktree {known}", worktree=known)
+        return path
+
+    def place(self, operation: Operation) -> None:
+        """The name in git's registration comes last: with it, the worktree is complete."""
+        work, name = _work(operation), operation.worktree_id
+        path = Path(work.path)
+        if work.new:
+            if entry_exists(path):
+                raise AlreadyExists(f"{path} already exists", path=str(path))
+            try:
+                make_directories(path.parent, mode=0o777)
+                linked.add(self.git, path, work.branch or "", work.commit or "", new_branch=bool(work.new_branch))
+                if operation.snapshot_id is not None:
+                    self._write(operation, path, f"{work.commit}", self.commit(operation.snapshot_id))
+                sync_parents(path)
+            except Failure:
+                self.discard(operation)
+                raise
+        linked.set_name(self.git, path, name)
+
+    def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
+        """Turn files from one commit into another; raises if one of them is as in neither, and changes nothing."""
+        objects = self.paths.scratch / operation.operation_id / "objects"
+        source = GitSource(self.git, path, self._index(path), objects)
+        only = None if operation.path is None else os.fsencode(operation.path)
+        restore(source, self._tree(old), self._tree(new), only)
+
+    def is_placed(self, operation: Operation) -> bool:
+        return self.paths.registration(operation.worktree_id) is not None
+
+    def discard(self, operation: Operation) -> None:
+        """Remove the worktree that git may have begun to make, and its branch as long as it is where it began."""
+        from holdfast.trees.walker import remove_tree
+
+        work = _work(operation)
+        path = Path(work.path)
+        if not work.new:
+            return
+        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
+            remove_tree(path)
+        else:
+            with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
+                calls.rmdir(parent.at(path.name), dir_fd=parent.fd)  # as git has made it; never one with content
+        for each in self._registrations_at(path):
+            remove_tree(each)
+        if work.new_branch:
+            with contextlib.suppress(GitFailed):
+                self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
+
+    def _registrations_at(self, path: Path) -> Iterator[Path]:
+        """git's directories of a linked worktree that was at a path, and half-made ones of that name."""
+        place = self.paths.common / "worktrees"
+        with contextlib.suppress(FileNotFoundError):
+            for each in calls.listdir(place):
+                try:
+                    content = os.fsdecode(calls.read_small(os.fspath(place / each / "gitdir"), 1 << 16)).strip()
+                except OSError:
+                    content = "" if each.rstrip("0123456789") == path.name.rstrip("0123456789") else "?"
+                if content in ("", f"{path}/.git"):
+                    yield place / each
+
+    def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
+        """Rename the directory, if it has the worktree's name; then the branch; and last the name in git's
+        registration. A kill leaves the steps that follow."""
+        if self.paths.registration(new) is not None:
+            return
+        self.paths.git_dir(old)  # raises if git does not know it
+        path = self.paths.payload(old)
+        target = path.with_name(new) if path.name == old else path
+        self._move_directory(path, target)
+        if linked.current_branch(self.git, target) == BRANCHES + old:
+            linked.rename_branch(self.git, BRANCHES + old, BRANCHES + new)
+        linked.set_name(self.git, target, new)
+
+    def _move_directory(self, path: Path, target: Path) -> None:
+        """Rename a directory and tell git. Not with `git worktree move`, which refuses locked worktrees and those with
+        submodules."""
+        if path == target:
+            return
+        if entry_exists(path):
+            if is_worktree_of(os.fspath(path), os.fspath(self.paths.common)) is None:
+                self.paths.check(path.name, path)
+            move(path, target)
+        elif not entry_exists(target):
+            raise NotFound(f"the directory {path} is gone", path=str(path))
+        linked.repair(self.git, target)
+
+    def removed(self, operation: Operation) -> Path:
+        return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
+
+    def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        with contextlib.suppress(NotFound):
+            self._move_directory(self.paths.payload(operation.worktree_id), self.removed(operation))
+
+    def delete(self, context: RepositoryContext, operation: Operation) -> None:
+        """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""
+        from holdfast.trees.walker import remove_tree
+
+        found = self.paths.registration(operation.worktree_id)
+        if found is None:
+            return
+        removed = self.removed(operation)
+        branch = self._branch_of(Path(found.git_dir))
+        remove_tree(removed)
+        remove_tree(Path(found.git_dir))
+        with contextlib.suppress(NotFound):
+            durable.remove(self.paths.indexes / Path(found.git_dir).name)
+        if branch is not None and branch.startswith("refs/heads/"):
+            with contextlib.suppress(Failure):  # it stays then
+                target = linked.commit_of(self.git, "HEAD", self.paths.payload(MAIN))
+                linked.delete_branch_if_contained(self.git, branch.removeprefix("refs/heads/"), target)
+        elif branch is not None:
+            self._keep(branch, operation.worktree_id)
+
+    def _branch_of(self, git_dir: Path) -> str | None:
+        """What is checked out: the reference of a branch, or a commit."""
+        try:
+            text = calls.read_small(os.fspath(git_dir / "HEAD"), 1 << 16).decode().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text.removeprefix("ref: ") or None
+
+    def _keep(self, commit: str, name: str) -> None:
+        """Give a commit that was checked out without a branch a branch, unless a reference reaches it."""
+        if not self.git.run("for-each-ref", "--count=1", f"--contains={commit}"):
+            self.git.run("update-ref", f"refs/heads/{BRANCHES}{name}-{commit[:8]}", commit)
+
+    # --- Restoring in place ------------------------------------------------------------------------
+
+    def prepare_restore(
+        self, context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
+    ) -> Operation:
+        durable.replace(room.path / _COMMIT, self.commit(source.snapshot_id).encode())
+        facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
+        return context.operation(
+            OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), keeps=how.keep, **facts
+        )
+
+    def restore(self, context: RepositoryContext, operation: Operation) -> bool:
+        """Turn the files from the kept tree into the restored one; git refuses if a file is as in neither.
+
+        Then, and after a kill, what is found is captured first: what is as in neither tree is a late write, which
+        becomes a snapshot.
+        """
+        from holdfast.repository.exchange import end_restore
+
+        room = self.paths.scratch / operation.operation_id
+        path = self.paths.payload(operation.worktree_id)
+        target, kept = self.commit(f"{operation.snapshot_id}"), self._kept(context, operation)
+        make_directories(room)
+        first = not entry_exists(room / _BEGUN)
+        make_directories(room / _BEGUN)
+        if first and kept is not None:
+            with contextlib.suppress(Changed, Refused):
+                self._write(operation, path, kept, target)
+                end_restore(context, operation, None)
+                return True
+        self._restore_found(context, operation, path, target)
+        return True
+
+    def _kept(self, context: RepositoryContext, operation: Operation) -> str | None:
+        """The commit of the snapshot that has the content before the restore."""
+        if operation.path is not None:
+            tip = context.config(operation.worktree_id).tip
+        else:
+            published = context.descriptor(operation.operation_id)
+            tip = None if published is None else published.parent_id
+        return None if tip is None or not self.is_ready(tip) else self.commit(tip)
+
+    def _restore_found(self, context: RepositoryContext, operation: Operation, path: Path, target: str) -> None:
+        from holdfast.repository.exchange import abandon_restore, capture_late, end_restore
+
+        for attempt in range(_MOST_ATTEMPTS):
+            with capture_late(context, operation, path) as late:
+                found = self.commit(late.snapshot_id)
+                try:
+                    self._write(operation, path, found, target)
+                except Changed:
+                    if attempt + 1 == _MOST_ATTEMPTS:
+                        raise
+                    continue
+                except Refused:  # a pending operation would block the worktree
+                    abandon_restore(context, operation)
+                    raise
+                is_late = operation.keeps and self._has_late(found, self._kept(context, operation), target)
+                end_restore(context, operation, late if is_late else None)
+                return
+
+    def _has_late(self, found: str, kept: str | None, target: str) -> bool:
+        """Whether a commit has a path that is neither as kept nor as restored."""
+        known = [each for each in (kept, target) if each is not None]
+        differing = [{each.path for each in contents.differences(self.git, one, found)} for one in known]
+        return bool(set.intersection(*differing))
+
+    # --- For people --------------------------------------------------------------------------------
+
+    def engine(self) -> str:
+        return ENGINE
+
+    def directories(self) -> Iterator[str]:
+        for name in names_in_git(self.paths):
+            if calls.is_directory(self.paths.payload(name)):
+                yield name
+
+    def checks(self, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
+        from holdfast.repository.checks_git import adapted
+
+        return adapted(self, general)
+
+
+def _work(operation: Operation) -> GitWorktree:
+    assert operation.git, "every creation in a git home has it"
+    return operation.git

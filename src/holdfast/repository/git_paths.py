@@ -1,0 +1,87 @@
+"""The paths of a git home: records in the directory of the git repository, worktrees wherever git has registered them.
+
+git's registration of a linked worktree has a file with the worktree's name, so that a path is never taken from a record
+of ours: a planted record cannot choose what is written or deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import DirectoryReplaced, Failure, NotFound
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory
+from holdfast.git.checkout import Checkout, find_checkout, is_worktree_of, main_checkout, name_in
+from holdfast.repository.context import MAIN, RepositoryPaths
+
+
+class GitPaths(RepositoryPaths):
+    """Paths by the root, which is the directory `holdfast` in the directory that all worktrees of git share."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.common = root.parent
+        self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
+        main = self.payload(MAIN)
+        self.worktrees = main.with_name(f"{main.name}.worktrees")
+
+    def payload(self, worktree: str) -> Path:
+        if worktree == MAIN and (main := main_checkout(os.fspath(self.common))) is not None:
+            return Path(main)
+        found = self.registration(worktree)
+        if found is not None and found.top is not None:
+            return Path(found.top)
+        return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
+
+    def above(self, worktree: str) -> Directory:
+        try:
+            return Directory.open(self.payload(worktree).parent)
+        except NotFound:
+            return Directory.open(self.common)  # nothing there has the name of a worktree
+
+    def registration(self, worktree: str) -> Checkout | None:
+        """git's registration of a linked worktree, by the name in it."""
+        return next((each for name, each in self.registrations(worktree) if name == worktree), None)
+
+    def registrations(self, first: str = "") -> Iterator[tuple[str, Checkout]]:
+        """The linked worktrees of git that have a name of ours; one with this id first."""
+        place = self.common / "worktrees"
+        try:
+            ids = calls.listdir(place)
+        except OSError:
+            return
+        for each in sorted(ids, key=lambda git_id: (git_id != first, git_id)):
+            git_dir = os.path.join(place, each)
+            name = name_in(git_dir)
+            found = None if name is None else find_checkout(git_dir, git_dir)
+            if name is not None and found is not None:
+                yield name, found
+
+    def git_dir(self, worktree: str) -> Path:
+        """git's own directory of a worktree."""
+        found = self.registration(worktree)
+        if found is not None:
+            return Path(found.git_dir)
+        if worktree != MAIN:
+            hint = "It was removed with 'git worktree remove' or 'prune'. 'holdfast doctor --fix' forgets it too."
+            raise NotFound(f"git does not know the worktree {worktree}", hint=hint, worktree=worktree)
+        return self.common
+
+    def check(self, worktree: str, path: Path) -> None:
+        """Refuse a directory that git does not register as this worktree, or that leads to another repository."""
+        found = is_worktree_of(os.fspath(path), os.fspath(self.common))
+        if found is None or Path(found.git_dir) != self.git_dir(worktree):
+            message = f"{path} is not the directory that git knows as the worktree {worktree}"
+            hint = "If it was moved: 'git worktree repair' in it."
+            raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
+
+
+def names_in_git(paths: GitPaths) -> Iterator[str]:
+    """The worktrees that git has registered under a name of ours, and `main`."""
+    yield MAIN
+    try:
+        yield from (name for name, _ in paths.registrations() if name != MAIN)
+    except Failure:
+        return

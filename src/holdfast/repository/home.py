@@ -1,0 +1,409 @@
+"""Homes: where a repository keeps the directories of its worktrees, and how it keeps the content of its snapshots.
+
+Every other module asks `context.home`, and does not know which home it works in. This one has the interface, and the
+plain home of the specifications: directories below the root, and trees in `.jvs/snapshots`.
+"""
+
+from __future__ import annotations
+
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import NotFound
+from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, move, status_at
+from holdfast.fs.names import is_safe_name
+from holdfast.repository import payloads
+from holdfast.repository.context import MAIN, READY, Descriptor, Operation, RepositoryContext, RepositoryPaths
+
+if TYPE_CHECKING:
+    from holdfast.repository.doctor import RepositoryCheck
+    from holdfast.repository.payloads import CaptureOptions, Scratch
+    from holdfast.repository.restore import RestoreOptions
+    from holdfast.repository.worktrees import CreateOptions
+    from holdfast.trees.capture import Captured
+    from holdfast.trees.manifest import ManifestEntry
+    from holdfast.trees.repair import RepairedFile
+    from holdfast.trees.restore import Materialised
+    from holdfast.trees.scan import Progress
+    from holdfast.trees.verify import Change, Problem
+
+PAYLOAD, REMOVED = "payload", "removed"  # in a scratch directory: of a worktree to create, and of a removed one
+
+ReadFile = Callable[[bytes, int], bytes]  # the content of a stored file, or the target of a link, up to a limit
+
+
+class Home(ABC):
+    """What differs between homes. Steps of a protocol can be repeated: whoever finds a pending operation calls them
+    again, whatever was done before a kill."""
+
+    kind: str
+    skips_equal = False  # whether a snapshot that equals its parent is not taken
+    has_branches = False  # whether worktrees are worktrees of git
+    replaces_directory = True  # whether a restore in place puts another directory at the path
+    paths: RepositoryPaths
+
+    def finish(self, context: RepositoryContext, pending: Operation) -> Operation | None:
+        """Finish the operation of a dead process; see `worktrees.finish`."""
+        from holdfast.repository.worktrees import finish
+
+        return finish(context, pending)
+
+    # --- Content of snapshots ----------------------------------------------------------------------
+
+    @abstractmethod
+    def is_ready(self, snapshot_id: str) -> bool:
+        """Whether the content of a snapshot exists and is complete."""
+
+    @abstractmethod
+    def stored(self) -> list[str]:
+        """The ids of all stored content, complete or not, published or not."""
+
+    @abstractmethod
+    def capture(self, room: Scratch, source: Path, how: CaptureOptions) -> Captured:
+        """Capture a directory durably, into a scratch directory."""
+
+    @abstractmethod
+    def publish(self, room: Scratch, snapshot_id: str) -> None:
+        """Put the content of a scratch directory in place. Without a descriptor, it is not visible."""
+
+    @abstractmethod
+    def take_back(self, room: Scratch, snapshot_id: str) -> None:
+        """Undo `publish`."""
+
+    @abstractmethod
+    def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
+        """The changes from a snapshot, or from nothing, to a directory."""
+
+    @abstractmethod
+    def compare(self, one: str, other: str) -> Iterator[Change]:
+        """The changes from one snapshot to another."""
+
+    @abstractmethod
+    def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]: ...
+
+    @abstractmethod
+    def reader(self, snapshot_id: str) -> ReadFile: ...
+
+    @abstractmethod
+    def verify(self, descriptor: Descriptor, *, every_file: bool = True) -> Iterator[Problem]: ...
+
+    @abstractmethod
+    def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]: ...
+
+    @abstractmethod
+    def materialise(
+        self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
+    ) -> Materialised:
+        """Write a snapshot, or only a part of it, to a path that does not exist."""
+
+    # --- Garbage collection ------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_collectable(self, snapshot_ids: Collection[str]) -> None:
+        """Raise if it cannot be told what other snapshots need of these."""
+
+    @abstractmethod
+    def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
+        """Put the content of these out of sight, durably: then their descriptors may go."""
+
+    @abstractmethod
+    def sweep(self, context: RepositoryContext) -> None:
+        """Delete what no snapshot needs. The caller holds the collector's lock."""
+
+    @abstractmethod
+    def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
+        """The reclaimable sizes of the first 0, 1, 2, ... of these."""
+
+    @abstractmethod
+    def total_bytes(self) -> int: ...
+
+    # --- Directories of worktrees ------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
+        """Step 2 of a creation. Returns facts for the record of the operation."""
+
+    @abstractmethod
+    def place(self, operation: Operation) -> None:
+        """Step 4 of a creation; `AlreadyExists` if the path is taken."""
+
+    @abstractmethod
+    def is_placed(self, operation: Operation) -> bool:
+        """Whether a creation needs only its record. Durable if it is true."""
+
+    @abstractmethod
+    def discard(self, operation: Operation) -> None:
+        """Undo `place`, whatever it has done."""
+
+    @abstractmethod
+    def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
+        """Step 4 of a rename. Raises `AlreadyExists` if the new path is taken, `NotFound` or `DirectoryReplaced` if the
+        directory is gone: nothing is moved then."""
+
+    def revision(self, text: str) -> str:
+        """The commit that a worktree or a revision of git stands for."""
+        raise NotFound(f"there is no revision {text}", revision=text)
+
+    def uncommitted(self, worktree: str) -> str:
+        """The paths that are not as committed, or a few of them, for people."""
+        return ""
+
+    def described(self, worktree: str) -> dict[str, Any]:
+        """What the record of a worktree has about its directory."""
+        return {}
+
+    @abstractmethod
+    def removed(self, operation: Operation) -> Path:
+        """The path of the directory of a removed worktree, until it is deleted."""
+
+    @abstractmethod
+    def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        """Move the directory of a worktree to `removed`, if it exists."""
+
+    @abstractmethod
+    def delete(self, context: RepositoryContext, operation: Operation) -> None:
+        """Delete a removed directory, and what belongs to it."""
+
+    @abstractmethod
+    def prepare_restore(
+        self, context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
+    ) -> Operation:
+        """Step 2 of a restore in place."""
+
+    @abstractmethod
+    def restore(self, context: RepositoryContext, operation: Operation) -> bool:
+        """Steps 4 to 6 of a restore in place. False if it was abandoned, and nothing was replaced."""
+
+    # --- For people --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def engine(self) -> str: ...
+
+    @abstractmethod
+    def directories(self) -> Iterator[str]:
+        """The worktrees that have a directory here, as far as files can tell."""
+
+    @abstractmethod
+    def checks(self, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
+        """The checks of the doctor for this home."""
+
+
+class PlainHome(Home):
+    """The home of the specifications: `main/`, `worktrees/`, and trees of files."""
+
+    kind = "plain"
+
+    def __init__(self, paths: RepositoryPaths) -> None:
+        self.paths = paths
+
+    def is_ready(self, snapshot_id: str) -> bool:
+        status = status_at(self.paths.tree(snapshot_id) / READY)
+        return status is not None and stat.S_ISREG(status.st_mode)
+
+    def stored(self) -> list[str]:
+        try:
+            with Directory.open(self.paths.snapshots) as directory:
+                return sorted(name for name in directory.names() if is_safe_name(name))
+        except NotFound:
+            return []
+
+    def capture(self, room: Scratch, source: Path, how: CaptureOptions) -> Captured:
+        from holdfast.trees.capture import capture_best
+        from holdfast.trees.walker import synced
+
+        if how.cached is not None:
+            make_directories(self.paths.caches)
+        with synced(room.path):
+            return capture_best(
+                source,
+                room.tree,
+                beside=room.path,
+                wanted=how.engine,
+                base=None if how.base is None else self.paths.tree(how.base),
+                cache=None if how.cached is None else self.paths.stat_cache(how.cached),
+                quiesced=how.quiesced,
+                progress=how.progress,
+            )
+
+    def publish(self, room: Scratch, snapshot_id: str) -> None:
+        from holdfast.trees.shared_dirs import adopt_tree
+
+        make_directories(self.paths.snapshots)
+        with failing_to("write", room.tree):
+            adopt_tree(room.tree)
+        move(room.tree, self.paths.tree(snapshot_id))
+
+    def take_back(self, room: Scratch, snapshot_id: str) -> None:
+        move(self.paths.tree(snapshot_id), room.path / "refused")
+
+    def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
+        from holdfast.trees.verify import changes
+
+        tree = None if snapshot_id is None else self.paths.tree(snapshot_id)
+        return changes(directory, tree, cache=self.paths.stat_cache(worktree))
+
+    def compare(self, one: str, other: str) -> Iterator[Change]:
+        from holdfast.trees.verify import compare
+
+        return compare(self.paths.tree(one), self.paths.tree(other))
+
+    def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
+        from holdfast.trees.manifest import read_manifest
+
+        return read_manifest(self.paths.tree(snapshot_id))
+
+    def reader(self, snapshot_id: str) -> ReadFile:
+        from holdfast.repository.compare import read_file
+        from holdfast.trees.shared_dirs import located, read_shared_directories
+
+        tree = self.paths.tree(snapshot_id)
+        shared = read_shared_directories(tree)
+
+        def read(path: bytes, limit: int) -> bytes:
+            file = located(tree, shared, path)
+            try:
+                return read_file(file, limit)
+            except NotFound:
+                again = located(tree, shared, path)
+                if again == file:
+                    raise
+                return read_file(again, limit)  # the snapshot that stored it has been collected
+
+        return read
+
+    def verify(self, descriptor: Descriptor, *, every_file: bool = True) -> Iterator[Problem]:
+        from holdfast.trees.verify import verify, verify_manifest
+
+        check = verify if every_file else verify_manifest
+        return iter(check(self.paths.tree(descriptor.snapshot_id), descriptor.payload_hash))
+
+    def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
+        from holdfast.repository.context import WORKTREES
+        from holdfast.repository.gc_sweep import trees_in
+        from holdfast.trees.repair import repair
+
+        directories = [self.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
+        return repair(map(self.paths.tree, snapshot_ids), trees_in(self.paths.snapshots), directories, room.path)
+
+    def materialise(
+        self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
+    ) -> Materialised:
+        from holdfast.trees.restore import materialise
+        from holdfast.trees.walker import synced
+
+        with synced(target.parent):
+            return materialise(self.paths.tree(snapshot_id), target, only=only, progress=progress)
+
+    # --- Garbage collection ------------------------------------------------------------------------
+
+    def check_collectable(self, snapshot_ids: Collection[str]) -> None:
+        from holdfast.repository.gc_sweep import need_of_all
+
+        need_of_all(self.paths, but=snapshot_ids)
+
+    def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
+        from holdfast.repository.gc_sweep import retire
+
+        retire(context, snapshot_ids)
+
+    def sweep(self, context: RepositoryContext) -> None:
+        from holdfast.repository.gc_sweep import sweep
+
+        sweep(context)
+
+    def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
+        from holdfast.repository.gc_sweep import need_of_all, trees_in
+        from holdfast.trees.retained_dirs import reclaimable_sizes
+
+        need, trees = need_of_all(self.paths, but=set(snapshot_ids)), [self.paths.tree(each) for each in snapshot_ids]
+        return reclaimable_sizes(trees, need, trees_in(self.paths.remnants))
+
+    def total_bytes(self) -> int:
+        from holdfast.repository.gc_sweep import trees_in
+        from holdfast.trees.retained_dirs import tree_bytes
+
+        return tree_bytes([*trees_in(self.paths.snapshots), *trees_in(self.paths.remnants)])
+
+    # --- Directories of worktrees ------------------------------------------------------------------
+
+    def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
+        from holdfast.trees.restore import materialise
+        from holdfast.trees.walker import synced
+
+        payload = room.path / PAYLOAD
+        if options.snapshot_id is None:
+            make_directories(payload, mode=0o777)
+            return {}
+        make_directories(self.paths.caches)
+        with synced(room.path):
+            materialise(self.paths.tree(options.snapshot_id), payload, cache=self.paths.stat_cache(options.name))
+        return {}
+
+    def place(self, operation: Operation) -> None:
+        move(self._room(operation) / PAYLOAD, self.paths.payload(operation.worktree_id))
+
+    def is_placed(self, operation: Operation) -> bool:
+        name = operation.worktree_id
+        if entry_exists(self._room(operation) / PAYLOAD) or payloads.status_of(self.paths, name) is None:
+            return False
+        payloads.sync_names(self.paths, name)
+        return True
+
+    def discard(self, operation: Operation) -> None:
+        """Nothing to undo: the directory is still in the scratch directory."""
+
+    def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
+        if payloads.is_moved(context, operation, old, new):
+            payloads.sync_names(self.paths, new)
+        else:
+            move(payloads.directory_of(context, old), self.paths.payload(new))
+
+    def removed(self, operation: Operation) -> Path:
+        return self._room(operation) / REMOVED
+
+    def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        name, removed = operation.worktree_id, self.removed(operation)
+        if not entry_exists(removed) and payloads.status_of(self.paths, name) is not None:
+            move(payloads.directory_of(context, name), removed)
+
+    def delete(self, context: RepositoryContext, operation: Operation) -> None:
+        from holdfast.trees.walker import remove_tree
+
+        remove_tree(self.removed(operation))
+
+    def _room(self, operation: Operation) -> Path:
+        return self.paths.scratch / operation.operation_id
+
+    def prepare_restore(
+        self, context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
+    ) -> Operation:
+        from holdfast.repository.restore import prepare
+
+        return prepare(context, worktree, room, source, how)
+
+    def restore(self, context: RepositoryContext, operation: Operation) -> bool:
+        from holdfast.repository.exchange import carry_out
+
+        return carry_out(context, operation)
+
+    # --- For people --------------------------------------------------------------------------------
+
+    def engine(self) -> str:
+        from holdfast.trees.engines import choose_engine
+
+        return choose_engine(self.paths.payload(MAIN), self.paths.snapshots).value
+
+    def directories(self) -> Iterator[str]:
+        for path, names in ((self.paths.root, [MAIN]), (self.paths.worktrees, None)):
+            try:
+                with Directory.open(path) as directory:
+                    found = directory.directories()
+            except NotFound:
+                continue
+            yield from sorted(each for each in found if names is None or each in names)
+
+    def checks(self, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
+        return general
