@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import AlreadyExists, NotInitialised, Refused
-from holdfast.repository.init import initialise
+from holdfast.repository.git_init import adopt_checkout
 from holdfast.repository.opening import (
     find_ledger,
     find_root,
@@ -36,7 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     top = new_repository(tmp_path / "checkout")
     write(top / "sub/file", "text\n")
     commit_all(top)
-    initialise(top / ".git/holdfast")
+    adopt_checkout(top)
     return top
 
 
@@ -171,7 +171,7 @@ def test_a_submodule_uses_the_superproject_until_it_is_adopted_itself(checkout: 
     assert find_root(checkout / "module") == home(checkout)
 
     own = checkout / ".git/modules/module/holdfast"
-    initialise(own)
+    adopt_checkout(checkout / "module")
     assert place_for_tracker(checkout / "module") == own
     assert place_for_tracker(checkout / "module", in_tree=True) == checkout / "module"
     assert find_root(checkout) == home(checkout)
