@@ -434,7 +434,7 @@ def history(scratch: Path, how: str, number: int, plant: str = "") -> list[str]:
 
 @pytest.mark.parametrize("how", ["merge", "rebase", "cherry-pick"])
 def test_random_histories_merge_without_a_conflict_and_without_loss(scratch: Path, how: str) -> None:
-    for number in range(rounds(100, least=3)):
+    for number in range(rounds(50)):
         assert history(scratch / str(number), how, number) == [], f"seed {SEED}, {how} {number}"
 
 
