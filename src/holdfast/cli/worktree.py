@@ -299,4 +299,4 @@ def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     for each in usage.users:
         yield f"  in use    {each}"
     if usage.hidden:
-        yield f"  in use    perhaps: {usage.hidden} running processes cannot be examined"
+        yield f"  in use    perhaps: {counted(usage.hidden, 'running process', 'running processes')} cannot be examined"

@@ -74,9 +74,11 @@ def lease_state_to_json(subject: WorktreeConfig | str, state: LeaseState | None)
 
 def worktree_to_json(state: WorktreeState) -> dict[str, object]:
     config, operation = state.config, state.operation
+    branch = {"branch": config.git.branch} if config.git else {}
     return {
         "worktree": config.worktree_id,
         "path": str(state.path),
+        **branch,
         "is_there": state.is_there,
         "isolation": config.isolation.value,
         "high_risk": state.is_shared,
