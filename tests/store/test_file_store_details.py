@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -395,6 +397,37 @@ def test_a_lock_can_be_taken_again_after_a_signal_interrupts_its_release(
         assert increment(store, ONE, stream) == 2
     else:
         pytest.fail("nothing was interrupted")
+
+
+class InterruptAt:
+    """Raises `KeyboardInterrupt` before the given line that the ledger's locks run, as a signal may at any of them."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> InterruptAt:
+        if event == "line" and frame.f_code.co_filename.endswith(("ledger_lock.py", "lock_file.py")):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_a_signal_at_any_line_of_the_ledgers_locks_leaves_the_cleanup_free_to_take_them(tmp_path: Path) -> None:
+    for line in itertools.count(1):
+        with open_file_store(tmp_path) as store:
+            interrupt, traced = InterruptAt(line), sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                append_often(store, LEDGER, "", 1)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(traced)
+            if interrupt.left > 0:
+                break
+            append_often(store, LEDGER, "", 1)  # a lock that is left behind would make it wait for itself
+    assert line > 100
 
 
 def test_readers_take_no_lock(store: FileStore) -> None:

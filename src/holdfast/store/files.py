@@ -232,6 +232,7 @@ class FileStore:
             except BaseException as ended:
                 if not isinstance(ended, Exception):
                     _drop_frames(ended)
+                    self._locks.release_interrupted()
                 raise
             else:
                 self._finish(unfinished)  # 2. commits of dead processes come first; start over
