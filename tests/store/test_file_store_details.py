@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -48,6 +46,7 @@ from holdfast.testing.contract_streams import WatchingContract
 from tests.locks.workers import Line, Workers
 from tests.store.test_file_store import FileBackend, open_file_store
 from tests.support.descriptors import open_descriptors
+from tests.support.interruptions import interruptions
 
 ONE = ISSUES.key("one")
 TWO = ISSUES.key("two")
@@ -399,35 +398,17 @@ def test_a_lock_can_be_taken_again_after_a_signal_interrupts_its_release(
         pytest.fail("nothing was interrupted")
 
 
-class InterruptAt:
-    """Raises `KeyboardInterrupt` before the given line that the ledger's locks run, as a signal may at any of them."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> InterruptAt:
-        if event == "line" and frame.f_code.co_filename.endswith(("ledger_lock.py", "lock_file.py")):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
-def test_a_signal_at_any_line_of_the_ledgers_locks_leaves_the_cleanup_free_to_take_them(tmp_path: Path) -> None:
-    for line in itertools.count(1):
+def test_a_signal_at_any_line_of_a_transaction_on_a_ledger_leaves_the_cleanup_free_to_run_another(
+    tmp_path: Path,
+) -> None:
+    lines = 0
+    for interrupt in interruptions("ledger_lock.py", "lock_file.py", "store/files.py"):
         with open_file_store(tmp_path) as store:
-            interrupt, traced = InterruptAt(line), sys.gettrace()
-            sys.settrace(interrupt)
-            try:
+            with interrupt:
                 append_often(store, LEDGER, "", 1)
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(traced)
-            if interrupt.left > 0:
-                break
             append_often(store, LEDGER, "", 1)  # a lock that is left behind would make it wait for itself
-    assert line > 100
+            lines += 1
+    assert lines > 150
 
 
 def test_readers_take_no_lock(store: FileStore) -> None:

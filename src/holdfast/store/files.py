@@ -233,6 +233,7 @@ class FileStore:
                 if not isinstance(ended, Exception):
                     _drop_frames(ended)
                     self._locks.release_interrupted()
+                    self._deciding.active = False
                 raise
             else:
                 self._finish(unfinished)  # 2. commits of dead processes come first; start over
