@@ -83,9 +83,17 @@ def tracker_on(store: Any) -> Tracker:
     return Tracker(store, actor="agent:tester", retry=AT_ONCE)
 
 
+class TickingClock(ManualClock):
+    """A clock that no two commits read alike: of issues with equal times, random ids would decide the order."""
+
+    def wall(self) -> float:
+        self.advance(0.001)
+        return super().wall()
+
+
 def prepared() -> MemoryStore:
     """A store with a -> b -> c; d, whose gate is still open; and e, which is done."""
-    store = MemoryStore(clock=ManualClock())
+    store = MemoryStore(clock=TickingClock())
     tracker = tracker_on(store)
     tracker.initialise()
     for gate in "gh":

@@ -20,7 +20,7 @@ from holdfast.errors import (
     SettingInvalid,
     UsageFailure,
 )
-from holdfast.ledger import log
+from holdfast.ledger import log, projection
 from holdfast.ledger.log import EVENTS, Ledger, is_under, node_id, order
 from holdfast.ledger.service import Claims
 from holdfast.locks.identity import current_holder, described
@@ -389,6 +389,23 @@ def test_a_waiter_without_heartbeats_loses_its_place(claims: Claims, clock: Manu
     assert [each.owner for each in claims.waiting()] == ["c"]
     claims.release("1", "a")
     assert getattr(claims.join_queue(patient), "owner", None) == "c"
+
+
+def test_a_waiter_that_a_signal_ends_while_it_reads_its_own_request_leaves_the_queue(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims.claim("1", "a")
+
+    def interrupted(event: log.Event) -> bool:
+        if event["type"] == "lock_requested":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(projection, "has_effect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claims.claim("1", "b", wait=60)
+    assert kinds(claims.ledger) == ["lock_acquired", "lock_requested", "lock_withdrawn"]
 
 
 def test_repeating_a_request_after_an_unknown_outcome_does_not_claim_twice(claims: Claims) -> None:

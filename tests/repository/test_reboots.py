@@ -130,7 +130,7 @@ def test_an_ambiguous_rename_is_refused_not_guessed(scratch: Path, when: Kill) -
         for name in ("old", "new"):
             with pytest.raises(Refused, match="cannot tell") as caught:
                 settle(copy.context, name)
-            assert "Move the one" in caught.value.hint
+            assert "Move the directory that is not the worktree" in caught.value.hint
         repaired = copy.repair()
         assert {finding.code for finding, _ in repaired.failed} == {"operation-unfinished"}
         assert files_in(copy.root / "worktrees") == before

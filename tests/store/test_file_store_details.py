@@ -46,6 +46,7 @@ from holdfast.testing.contract_streams import WatchingContract
 from tests.locks.workers import Line, Workers
 from tests.store.test_file_store import FileBackend, open_file_store
 from tests.support.descriptors import open_descriptors
+from tests.support.interruptions import interruptions
 
 ONE = ISSUES.key("one")
 TWO = ISSUES.key("two")
@@ -395,6 +396,19 @@ def test_a_lock_can_be_taken_again_after_a_signal_interrupts_its_release(
         assert increment(store, ONE, stream) == 2
     else:
         pytest.fail("nothing was interrupted")
+
+
+def test_a_signal_at_any_line_of_a_transaction_on_a_ledger_leaves_the_cleanup_free_to_run_another(
+    tmp_path: Path,
+) -> None:
+    lines = 0
+    for interrupt in interruptions("ledger_lock.py", "lock_file.py", "store/files.py"):
+        with open_file_store(tmp_path) as store:
+            with interrupt:
+                append_often(store, LEDGER, "", 1)
+            append_often(store, LEDGER, "", 1)  # a lock that is left behind would make it wait for itself
+            lines += 1
+    assert lines > 150
 
 
 def test_readers_take_no_lock(store: FileStore) -> None:

@@ -294,9 +294,13 @@ class ClaimProjection:
         source = self._ledger.events(after=after, until=until)
         while chunk := list(islice(source, _AT_ONCE)):
             with self._lock:
-                for each in chunk:
-                    if self._state is not None and each.sequence > self._state.sequence:
-                        self._state.apply(each)
+                try:
+                    for each in chunk:
+                        if self._state is not None and each.sequence > self._state.sequence:
+                            self._state.apply(each)
+                except BaseException:  # a signal: the state may have half of an event
+                    self._state = None
+                    raise
             last = chunk[-1]
         return last
 

@@ -77,8 +77,8 @@ class LockGuard(HeldLock):
     def __init__(
         self, release: Callable[[OpenFileDescription], None], description: OpenFileDescription, path: str, shared: bool
     ) -> None:
-        self._release = release
         self._held = [description]  # a list, because `pop` has one winner among threads
+        self._release = release
         self.path = path
         self.shared = shared
 
@@ -102,7 +102,7 @@ class LockGuard(HeldLock):
         raise LockNotHeld(f"this process does not hold the lock on {self.path}: it was released", path=self.path)
 
     def __del__(self) -> None:
-        if self._held:
+        if getattr(self, "_held", None):  # missing if a signal ended the constructor
             self.release()
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,12 +168,20 @@ class LedgerLock:
         began = time.monotonic()
         turn = self._wait_for_turn(None if timeout is None else LockWait(timeout / 2))  # 1. Our own processes queue.
         timeout = self.timeout if timeout is None else timeout
+        held = self.held = HeldLedgerLock(self._file, turn, self._end)  # known before the lock can be ours
         try:
-            return self._acquire_in_turn(turn, began + timeout, timeout)
+            self._acquire_in_turn(held, began + timeout, timeout)
         except BaseException:
             if turn is not None:
                 turn.release()
             raise
+        return held
+
+    def release_interrupted(self) -> None:
+        """Release the lock if a signal has ended this thread's acquisition or release of it before that was done."""
+        if (held := self.held) is not None and held.thread == threading.get_ident():
+            with contextlib.suppress(Failure):
+                held.release()
 
     def state(self) -> LedgerLockState | None:
         """The lock and its holder, or None if it is free. Changes nothing."""
@@ -186,11 +195,13 @@ class LedgerLock:
             with contextlib.suppress(Failure):
                 turn = self._turnstile.try_lock_exclusive(self._turnstile_path)
                 noted = None if turn is None else self._end.read()
-        self._file.close()
-        if noted is not None:
-            self._end.write(noted)
-        if turn is not None:
-            turn.release()
+        try:
+            self._file.close()
+            if noted is not None:
+                self._end.write(noted)
+        finally:
+            if turn is not None:
+                turn.release()
 
     def break_lock(self, identity: str) -> None:
         """Remove the lock with exactly this `identity`. Call it only at a person's request."""
@@ -208,16 +219,16 @@ class LedgerLock:
         except LockReentry:
             raise LockReentry(f"{self.path} is already held by this thread", path=str(self.path)) from None
 
-    def _acquire_in_turn(self, turn: LockGuard | None, deadline: float, timeout: float) -> HeldLedgerLock:
-        lock_id = os.urandom(16).hex()
-        noted = None if turn is None else self._end.read()
+    def _acquire_in_turn(self, held: HeldLedgerLock, deadline: float, timeout: float) -> None:
+        noted = held.read_end()
         while True:
-            record = self._record(lock_id)
+            record = self._record(held.lock_id)
             # 2. Free: commit point. 3. Its holder is certainly dead: replace it.
-            created = self._file.create(record, synced=False)
-            if created or self._recover(record):
-                self.held = HeldLedgerLock(self._file, lock_id, turn, self._end, noted if created else None)
-                return self.held
+            if self._file.create(record, synced=False):
+                held.noted = noted
+                return
+            if self._recover(record):
+                return
             noted = None  # its holder changes the ledger
             if time.monotonic() >= deadline:
                 raise self._timed_out(timeout)
@@ -271,17 +282,20 @@ class HeldLedgerLock(HeldLock):
     holder sets `last`, once it knows the last number, for the next process.
     """
 
-    def __init__(
-        self, file: LockFile, lock_id: str, turn: LockGuard | None, end: EndNote, noted: int | None = None
-    ) -> None:
-        self.lock_id = lock_id
-        self.noted = noted
+    def __init__(self, file: LockFile, turn: LockGuard | None, end: EndNote) -> None:
+        self.lock_id = os.urandom(16).hex()
+        self.thread = threading.get_ident()
+        self.noted: int | None = None
         self.last: int | None = None
         self._file = file
         self._turn = turn
         self._end = end
         self._pid = os.getpid()
         self._released = False
+
+    def read_end(self) -> int | None:
+        """The noted last number, which only a process at the turnstile may read."""
+        return None if self._turn is None else self._end.read()
 
     def __enter__(self) -> Self:
         if self._released:
@@ -290,9 +304,11 @@ class HeldLedgerLock(HeldLock):
 
     def release(self) -> bool:
         """Remove the lock file if it is still ours; False if it was broken. Idempotent."""
-        if self._released or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return True
         try:
+            if self._released:
+                return True
             removed = self._file.remove_own("lock_id", self.lock_id)
             self._released = True
             if removed and self.last is not None and self._turn is not None:

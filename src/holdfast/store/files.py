@@ -232,6 +232,8 @@ class FileStore:
             except BaseException as ended:
                 if not isinstance(ended, Exception):
                     _drop_frames(ended)
+                    self._locks.release_interrupted()
+                    self._deciding.active = False
                 raise
             else:
                 self._finish(unfinished)  # 2. commits of dead processes come first; start over

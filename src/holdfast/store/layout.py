@@ -214,6 +214,11 @@ class DocumentLocks:
         lock = self._ledger_locks.get(location.directory)
         return None if lock is None else lock.held
 
+    def release_interrupted(self) -> None:
+        """Release the ledger locks whose acquisition or release a signal has ended in this thread."""
+        for lock in self._ledger_locks.values():
+            lock.release_interrupted()
+
     def without_waiting(self) -> DocumentLocks:
         """The same locks, but acquiring a held one raises `LockTimeout` at once."""
         return DocumentLocks(self._root, 0.0, self._agent_id)
