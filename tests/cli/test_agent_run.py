@@ -27,6 +27,9 @@ from tests.cli.commands import (
     wait_until_idle,
 )
 from tests.repository.stages import files_kept
+from tests.support.homes import make_repository
+
+pytestmark = pytest.mark.both_homes
 
 if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
@@ -38,7 +41,7 @@ WRITE = python("import os; open('result', 'a').write(os.environ['HOLDFAST_ISSUE_
 def shop(tmp_path: Path) -> Path:
     """A repository with a tracker and a ledger."""
     root = tmp_path / "shop"
-    assert holdfast("init", root).returncode == 0
+    make_repository(root)
     assert holdfast("issue", "init", cwd=root).returncode == 0
     assert holdfast("ledger", "init", cwd=root).returncode == 0
     return root

@@ -31,7 +31,10 @@ from tests.cli.commands import (
 )
 from tests.repository.stages import expire, files_kept, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+]
 
 
 @pytest.fixture

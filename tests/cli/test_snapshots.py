@@ -33,7 +33,10 @@ from tests.cli.commands import (
 from tests.repository.history_states import state_of
 from tests.repository.stages import expire, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot exchange directories")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot exchange directories"),
+]
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from holdfast.issues.creating import NewIssue
-from holdfast.repository.init import initialise
 from holdfast.repository.opening import init_ledger, open_tracker
 from tests.cli.commands import HOLDFAST, PATIENCE, environment
+from tests.support.homes import make_repository
 
 NAME = "test-client"
 ERAS = ("auto", "legacy")
@@ -123,7 +123,7 @@ def send(pid: int, name: str) -> None:
 
 def make_repo(root: Path, *titles: str) -> Path:
     """Create a repository with a tracker, a ledger and some issues."""
-    initialise(root)
+    make_repository(root)
     tracker = open_tracker(root, actor="human:owner")
     tracker.initialise()
     init_ledger(root)

@@ -28,7 +28,10 @@ from tests.mcp.clients import make_repo
 from tests.mcp.crowd import client, read_notes
 from tests.repository.stages import files_kept
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked"),
+]
 
 CLIENTS, ISSUES = 8, rounds(24, least=12)
 VICTIMS = ("server", "client", "server", "client", "server")[: rounds(5)]

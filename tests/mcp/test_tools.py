@@ -14,7 +14,10 @@ from tests.cli.commands import data, error, holdfast
 from tests.mcp.clients import ERAS, NAME, Agent, connected, make_repo, run
 from tests.repository.stages import files_kept
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics"),
+]
 
 PASSING = ("at", "time_left", "age")
 """Fields that differ on every read."""
