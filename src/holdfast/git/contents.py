@@ -216,9 +216,9 @@ def _examine(git: Git, entry: Entry) -> Problem | None:
     return None
 
 
-def reclaimable(git: Git, doomed: Iterable[str], kept: Iterable[str]) -> int:
-    """The bytes on disk of objects that only these doomed snapshots need: neither the kept ones nor other refs."""
-    lines = [f"{SNAPSHOTS}{each}" for each in doomed]
+def reclaimable(git: Git, deleted: Iterable[str], kept: Iterable[str]) -> int:
+    """The bytes on disk of objects that only the snapshots to delete need: neither the kept ones nor other refs."""
+    lines = [f"{SNAPSHOTS}{each}" for each in deleted]
     if not lines:
         return 0
     lines += [f"^{SNAPSHOTS}{each}" for each in kept]
