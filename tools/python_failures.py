@@ -74,7 +74,9 @@ Worktrees.configs: -
 Worktrees.states: -
 Worktrees.state: NotFound
 Worktrees.usage: NotFound DirectoryReplaced
-Worktrees.create: AlreadyExists NotFound Ambiguous SnapshotCollected PartialSnapshot LockConflict Refused
+Worktrees.create: AlreadyExists NotFound Ambiguous SnapshotCollected PartialSnapshot LockConflict Refused GitFailed
+Worktrees.adopt: AlreadyExists NotFound LockConflict Refused
+Worktrees.uncommitted: -
 Worktrees.change_name: NotFound AlreadyExists LockConflict InUse Refused DirectoryReplaced
 Worktrees.remove: NotFound LockConflict InUse Refused DirectoryReplaced FencingMismatch LockExpired
 Snapshots.take: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable AlreadyExists
