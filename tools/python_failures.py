@@ -26,6 +26,7 @@ Repository.file_locker: -
 Repository.steal: NotFound LockConflict LockNotHeld
 Repository.worktree_around: -
 Repository.path: NotFound LockConflict DirectoryReplaced
+Repository.variables: NotFound Refused
 Repository.payload: -
 Repository.config: NotFound
 Repository.proof: FencingMismatch
@@ -37,6 +38,7 @@ Repository.snapshot: NotFound LockNotHeld LockExpired FencingMismatch LockConfli
 Repository.restore: NotFound Ambiguous SnapshotCollected PartialSnapshot LockNotHeld LockExpired FencingMismatch
     LockConflict InUse ConsistencyUnavailable Refused
 Repository.remove_worktree: NotFound LockConflict InUse ConsistencyUnavailable Refused FencingMismatch LockExpired
+    NotApproved TeardownFailed
 Repository.examine: -
 Repository.repair: -
 Held.check: LockNotHeld LockExpired FencingMismatch
@@ -148,7 +150,8 @@ NewIssue.issue: TransitionRefused
 Update.applied: -
 Issue.gate_status: -
 Issue.open_gates: -
-take_work: NotFound IdAmbiguous IssueClaimed Blocked LockConflict LockTimeout Deadlock Refused TooManyRetries
+take_work: NotFound IdAmbiguous IssueClaimed Blocked LockConflict LockTimeout Deadlock Refused NotApproved SetupFailed
+    TooManyRetries
 Assignment.check: LockNotHeld LockExpired FencingMismatch
 Assignment.prompt: NotFound Corrupt
 Assignment.prompt_file: NotFound Corrupt

@@ -371,6 +371,23 @@ class NotApproved(Refused, code="E_NOT_APPROVED"):
     hint = "See what it names: 'holdfast trust --show'. If you trust it, approve it: 'holdfast trust'."
 
 
+class SetupFailed(Failure, code="E_SETUP_FAILED"):
+    """A setup command of a new worktree failed. The worktree stays, and no agent was started in it."""
+
+    what = "the setup"
+    hint = (
+        "Correct it ('holdfast config get worktree.setup'). The next 'holdfast agent run' repeats it; otherwise run it "
+        "in the worktree, or remove the worktree and create it again."
+    )
+
+
+class TeardownFailed(Refused, code="E_TEARDOWN_FAILED"):
+    """A teardown command failed, so the worktree was not removed."""
+
+    what = "the teardown"
+    hint = "Correct it ('holdfast config get worktree.teardown'). --force removes the worktree nevertheless."
+
+
 class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
     """The path of a worktree is not a directory; it was not changed."""
 

@@ -16,7 +16,7 @@ from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
 from holdfast.cli.options import consistency_option, store_address, ttl_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import open_repository
+from holdfast.cli.repository import open_repository, showing_output
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound, UsageFailure
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import Assignment, Outcome
+    from holdfast.repository.repository import Repository
 
 SHELLS = frozenset(["sh", "ash", "bash", "dash", "fish", "ksh", "zsh"])
 NOT_SAVED = "The outcome is recorded, but no snapshot of the work was taken. It is still in the worktree {}."
@@ -74,6 +75,9 @@ def run(
     taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
     stays in the worktree, and the status says why.
 
+    A new worktree is set up first ('holdfast config'). If that fails, COMMAND is not started, the issue goes back to
+    the queue, and the next attempt repeats the setup.
+
     COMMAND has HOLDFAST_PROMPT_FILE, HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
     HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL)
     and its work is not published. If the command itself finishes or releases the issue ('holdfast issue finish'), that
@@ -104,12 +108,13 @@ def run(
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
         ledger = _ledger(repository.root)
-        with take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals) as assignment:
+        work = take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals)
+        with showing_output(), work as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
             try:
                 with assignment.prompt_file() as (prompt, path):
-                    variables = environment | _variables(assignment, repository.root) | {PROMPT_FILE: str(path)}
+                    variables = environment | _variables(assignment, repository) | {PROMPT_FILE: str(path)}
                     told = tuple(_filled(command, assignment, prompt))
                     ended = _run_command(told, assignment, variables, options.ttl, chdir=not no_chdir)
                 outcome = _concluded(assignment, ended)
@@ -204,9 +209,10 @@ def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
     return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
-def _variables(assignment: Assignment, root: Path) -> dict[str, str]:
+def _variables(assignment: Assignment, repository: Repository) -> dict[str, str]:
     return {
-        REPO: str(root),
+        **repository.variables(assignment.lease.worktree),
+        REPO: str(repository.root),
         WORKTREE: assignment.lease.worktree,
         LOCK_ID: assignment.lease.lock_id,
         TOKEN: str(assignment.lease.token),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
+from holdfast.cli.child import without_store_secrets
 from holdfast.cli.options import actor_option, data_dir_option, repo_option_for, with_output
 from holdfast.cli.output import Output
 from holdfast.cli.repository import current_directory, token_named
@@ -63,6 +64,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         given=_given_lease(),
         client=calling_agent(),
         actor=checked_actor(name, "--actor" if actor else ACTOR) if name else None,
+        environment=without_store_secrets(os.environ),
         lock_timeout=lock_timeout(os.environ),
         retry=retry_config(os.environ),
     )

@@ -17,8 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.cli import ACTOR, LEASE_ID, LOCK_ID, REPO, TOKEN, WORKTREE, options
+from holdfast.cli.child import without_store_secrets
 from holdfast.cli.options import store_address
-from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid, UsageFailure
+from holdfast.cli.output import CommandFailed, printable
+from holdfast.errors import (
+    Failure,
+    LockConflict,
+    LockNotHeld,
+    LockReentry,
+    NotFound,
+    SettingInvalid,
+    SetupFailed,
+    TeardownFailed,
+    UsageFailure,
+)
 
 if TYPE_CHECKING:
     from holdfast.leases.queue import DeadlockWatch
@@ -29,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import Repository
     from holdfast.repository.waits import LockWaits, NotedWait
 
+MOST_SHOWN = 20  # lines of the output of a failed command
 wait_option = options.wait_option("How long to wait if another holder has the lease")
 
 
@@ -76,7 +89,13 @@ def open_repository(
     root = Path(chosen) if chosen else find_repository(current_directory(), environment.get("GIT_DIR"))
     actor, address = environment.get(ACTOR), store_address(environment)
     try:
-        return Repository(root, actor=actor, ledger_address=address, to_examine=to_examine)
+        return Repository(
+            root,
+            actor=actor,
+            ledger_address=address,
+            to_examine=to_examine,
+            environment=without_store_secrets(environment),
+        )
     except NotFound as failure:
         if chosen:
             with contextlib.suppress(NotFound):  # not opened: the worktree would be ambiguous
@@ -107,6 +126,17 @@ def open_lease(repo: str | None, worktree: str | None, name: str | None) -> Open
         raise UsageFailure("--name is for a lease without a worktree", hint="Leave out --name or --worktree.")
     repository = open_repository(repo)
     return OpenedLease(repository, repository.named_leases, "", lease_name(name))
+
+
+@contextlib.contextmanager
+def showing_output() -> Iterator[None]:
+    """Show people the output of a setup or teardown command that fails in the block."""
+    try:
+        yield
+    except (SetupFailed, TeardownFailed) as failure:
+        lines = [printable(line) for line in str(failure.facts["output"]).rstrip("\n").split("\n")]
+        shown = [f"  {line}" for line in lines[-MOST_SHOWN:] if line]
+        raise CommandFailed(failure, advice="\n".join([*shown, printable(failure.hint)])) from failure
 
 
 def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -190,7 +190,7 @@ def _environment(opened: OpenedLease, lease: HeldLease | None) -> dict[str, str]
         known.pop(name, None)  # of another lease
     if lease is not None:
         known |= {LOCK_ID: lease.lock_id, TOKEN: str(lease.token)}
-    return known | {WORKTREE: opened.worktree}
+    return known | opened.repository.variables(opened.worktree) | {WORKTREE: opened.worktree}
 
 
 def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions, output: Output) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast trust`: approve the store and the checkers that a repository names."""
+"""`holdfast trust`: approve the store and the commands that a repository names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from holdfast.cli.repository import current_directory
 from holdfast.errors import UsageFailure
 
 
-@click.command(short_help="Approve the store and the checkers that a repository brings.")
+@click.command(short_help="Approve the store and the commands that a repository brings.")
 @repo_option_for(f"The directory.  [default: {REPO}, else the nearest repository, tracker or ledger upwards]")
 @click.option("--show", is_flag=True, help="Only show what it names, and what is approved.")
 @click.option("--revoke", is_flag=True, help="Withdraw all approvals for it.")
 @click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
 @with_output
 def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bool) -> None:
-    """Show the store that a repository names and the commands of its gates, and approve them for you on this machine.
+    """Show the store that a repository names, the setup and teardown commands of its settings and the commands of its
+    gates, and approve them for you on this machine.
 
     A repository from elsewhere may name a server of a stranger, and commands that would run under your name. Until you
-    approve them, Holdfast contacts no store and runs no checker that a repository names. The store that you name with
-    'init', 'migrate' or HOLDFAST_STORE and the gates that you define need no approval. A changed address or command
-    must be approved again, and so must a copy of the repository at another path.
+    approve them, Holdfast contacts no store and runs no command that a repository names. The store that you name with
+    'init', 'migrate' or HOLDFAST_STORE, the commands that you set with 'config' and the gates that you define need no
+    approval. A changed address or command must be approved again, and so must a copy of the repository at another path.
 
     Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are read from the store, once that
     is approved.
@@ -53,8 +54,10 @@ def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bo
         output.result({"root": str(root), "revoked": True}, [f"Nothing of {root} is approved any more."])
         return
     store, known = _trust_store(output, root, show=show, yes=yes)
+    commands = _trust_settings(output, root, show=show, yes=yes)
     checkers = _trust_checkers(output, root, show=show, yes=yes) if known else []
     record = {"root": str(root), "store": store, "store_approved": known, "checkers": checkers if known else None}
+    record["commands"] = commands
     rest = "The checkers can be read once the store is approved." if not known else "" if show else "Approved."
     output.result(record, [rest] if rest else [])
 
@@ -94,6 +97,23 @@ def _trust_checkers(output: Output, root: Path, *, show: bool, yes: bool) -> lis
         tracker.transactions.store.close()
     rows = zip(checkers.items(), approved, strict=True)
     return [{"gate": key, **each._asdict(), "approved": known} for (key, each), known in rows]
+
+
+def _trust_settings(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
+    """The commands of the settings, and whether each is approved, perhaps just now: exactly as they were shown."""
+    from holdfast.repository import settings
+
+    commands = settings.commands_of(settings.read_settings(root))
+    approved = settings.are_approved(root, commands)
+    rows = [(key, each) for key, listed in commands.items() for each in listed]
+    for (key, each), known in zip(rows, approved, strict=True):
+        _say(output, f"{key}: {each}{_state(known)}")
+    if not all(approved) and not show:
+        _confirm(output, root, "Let Holdfast run these commands in worktrees of this repository?", yes=yes)
+        settings.approve(root, commands)
+        approved = [True] * len(rows)
+    told = zip(rows, approved, strict=True)
+    return [{"setting": key, "command": each, "approved": known} for (key, each), known in told]
 
 
 def _state(known: bool) -> str:

@@ -11,8 +11,14 @@ import click
 from holdfast.cli import options
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
-from holdfast.cli.output import Output, show_table
-from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
+from holdfast.cli.output import Output, counted, show_table
+from holdfast.cli.repository import (
+    current_directory,
+    known_lock_id,
+    open_repository,
+    open_worktree,
+    showing_output,
+)
 from holdfast.clock import format_ago
 from holdfast.errors import NotFound
 from holdfast.repository.to_json import worktree_to_json, worktrees_to_json
@@ -49,6 +55,7 @@ Example:
 @click.option("--branch", metavar="BRANCH", help="The branch, in a git checkout; continues on it.  [default: hf/NAME]")
 @click.option("--shared", is_flag=True, help="Create it without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
+@click.option("--no-setup", is_flag=True, help="Copy no files and run no setup commands.")
 @options.repo_option
 @options.field_option(*options.WORKTREE_FIELDS)
 @options.with_output
@@ -60,10 +67,12 @@ def create(
     branch: str | None,
     shared: bool,
     label: str | None,
+    no_setup: bool,
     repo: str | None,
     field: str | None,
 ) -> None:
-    """Create the worktree NAME: empty, or with the content of a snapshot.
+    """Create the worktree NAME: empty, or with the content of a snapshot. Then copy files of main and run the setup
+    commands, if any are configured ('holdfast config'). If a command fails, the worktree stays.
 
     In a git checkout, it is a worktree of git on a branch of its own, beside the checkout. It starts at the commit that
     is checked out in main, so what is not committed there is not in it.
@@ -74,16 +83,24 @@ def create(
       holdfast worktree create scratchpad --shared --label "anybody may write"
     """
     from holdfast.repository.context import Isolation
+    from holdfast.repository.preparation import check_setup, prepare_leased, skip_setup
 
     repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
+    if not no_setup:
+        check_setup(repository)
     repository.worktrees.create(
         name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch
     )
+    with showing_output():
+        done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
     state = repository.worktrees.state(name)
     if snapshot is None and (changed := repository.worktrees.uncommitted()):
         output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
-    options.print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
+    lines = [f"Created {state.path}", worktree_line(state)]
+    if done is not None:
+        lines.append(f"Copied {counted(done.copied, 'file')}, ran {counted(len(done.commands), 'setup command')}.")
+    options.print_record(output, field, worktree_to_json(state), lines)
 
 
 @group.command(short_help="Adopt a linked worktree of git.")
@@ -185,7 +202,9 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Ignore processes that use it, but not another holder's lease.")
+@click.option(
+    "--force", is_flag=True, help="Ignore processes that use it and a failed teardown, but not another's lease."
+)
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @options.duration_option("--keep-for", "How long a pin protects its last snapshot; 0s for no pin.", default="30d")
@@ -207,7 +226,8 @@ def remove(
     Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
     bring it back, restore that snapshot.
 
-    Refused while another holder has the lease or processes use the worktree; the error names them.
+    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, or while
+    processes use the worktree; the error names them.
 
     \b
     Examples:
@@ -223,7 +243,8 @@ def remove(
         return
     named = known_lock_id(lock_id)
     how: dict[str, Any] = {"keep_unsaved": not no_snapshot, "force": force, "lock_id": named, "keep_for": keep_for}
-    removed = repository.remove_worktree(name, **how)
+    with showing_output():
+        removed = repository.remove_worktree(name, **how)
     record = {"dry_run": False, "worktree": removed.worktree, "head_snapshot_id": removed.head_snapshot_id}
     pin, lines = removed.pin, [f"Removed {removed.worktree}."]
     record |= {"saved_snapshot_id": removed.saved, "pin_id": pin and pin.pin_id, "pinned_until": pin and pin.until}

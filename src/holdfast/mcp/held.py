@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -140,6 +140,7 @@ class ServerSettings(NamedTuple):
     actor: str | None = None  # the actor that claims work; None: the client
     given: GivenLease | None = None
     client: Holder | None = None  # the process that started the server, on whose behalf it holds leases and claims
+    environment: Mapping[str, str] | None = None  # of setup commands
     lock_timeout: float | None = None
     retry: RetryConfig | None = None
 
@@ -152,7 +153,7 @@ class Project(NamedTuple):
     settings: ServerSettings
 
     def repository(self) -> Repository:
-        return Repository(self.root, actor=self.settings.actor)
+        return Repository(self.root, actor=self.settings.actor, environment=self.settings.environment)
 
     def worktree(self, repository: Repository, name: str | None) -> str:
         return worktree_name(name) if name else repository.worktree_around(self.start)

@@ -5,7 +5,8 @@
         assignment.succeed()                                      # or .fail(reason)
 
 1. Claim the issue; a heartbeat renews the claim.
-2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat.
+2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat; run its setup, if
+   that has not succeeded yet. If it fails, the issue is released.
 3. Save unsaved work of a dead predecessor in the worktree as a snapshot.
 4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
 5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event, the gate
@@ -38,9 +39,11 @@ from holdfast.errors import (
     LockNotHeld,
     Refused,
     SequenceMismatch,
+    SetupFailed,
 )
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
+from holdfast.fs.names import shortened
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.prompt import Ending, Workplace, issue_prompt
@@ -52,6 +55,7 @@ from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
 from holdfast.repository.payloads import scratch
+from holdfast.repository.preparation import check_setup, prepare
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
@@ -309,6 +313,7 @@ def take_work(
     If the block ends without an outcome, the issue is released. The heartbeat threads start inside the context manager
     `quietly`, with which a command blocks signals in them.
     """
+    check_setup(repository)
     claims = tracker.claims
     request = claims.request(options.assignee, ttl=options.ttl, purpose=options.by)
     if options.issue_id is not None:
@@ -319,15 +324,18 @@ def take_work(
         claim = HeldIssueClaim(claims, claimed.claim)
         with quietly():
             held.enter_context(claim)
-        assignment = None
+        assignment, reason = None, "was not finished"
         try:
             lease = _lease_worktree(repository, options, claimed, held, quietly)
             assignment = Assignment(repository, tracker, ledger, options, claimed, claim, lease)
             yield assignment
+        except SetupFailed as failure:
+            reason = shortened(failure.message)
+            raise
         finally:
             if assignment is None or assignment.outcome is None:
                 with contextlib.suppress(Failure):  # the claim is lost, or will expire
-                    claims.release(claimed.issue.id, claim.id, reason="was not finished")
+                    claims.release(claimed.issue.id, claim.id, reason=reason)
 
 
 def _lease_worktree(
@@ -350,6 +358,7 @@ def _lease_worktree(
     if not created:
         note = f"left unsaved before {claimed.claim.assignee} came"
         _save_if_changed(repository, lease, note, options.consistency)
+    prepare(repository, name, lease)
     return lease
 
 

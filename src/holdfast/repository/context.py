@@ -82,6 +82,7 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
     git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # in a git home
+    prepared_at: str | msgspec.UnsetType = msgspec.UNSET  # when its setup succeeded; left out if there was none
 
     @property
     def tip(self) -> str | None:

@@ -65,15 +65,15 @@ if TYPE_CHECKING:
     from holdfast.trees.engines import Engine
     from holdfast.trees.scan import Progress
 
-_RESERVED = (".jvs", ".jit", ".holdfast", ".git")  # in any case: not all filesystems tell the cases apart
+RESERVED = (".jvs", ".jit", ".holdfast", ".git")  # in any case: not all filesystems tell the cases apart
 
 
 def worktree_name(text: str, *, new: bool = False) -> str:
     """The text, if it is a valid name of a worktree; else `NameInvalid`. A new one cannot have the name of a draft or a
     control directory, nor look like an option; one that exists can still be renamed and removed."""
     name = safe_name(text, what="name of a worktree")
-    if new and (name.lower() in _RESERVED or name.startswith("-")):
-        hint = f"Choose a name that does not begin with '-' and is none of {', '.join(_RESERVED)}."
+    if new and (name.lower() in RESERVED or name.startswith("-")):
+        hint = f"Choose a name that does not begin with '-' and is none of {', '.join(RESERVED)}."
         raise NameInvalid(f"the name of a worktree {name!a} is reserved", hint=hint, name=name)
     if new and is_draft_name(name):
         hint = "Choose a name that does not end in '.tmp'."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import resolved
+from holdfast.fs.directory import entry_exists, resolved
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
@@ -41,10 +41,10 @@ from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.model import Store, Watch
-from holdfast.store.open import CONFIG, FILES, FailFastStore, approved_address, open_address, read_config
+from holdfast.store.open import CONFIG, FILES, SETTINGS, FailFastStore, approved_address, open_address, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from holdfast.findings import Finding, Repaired
     from holdfast.leases.deadlock import ReadGraph
@@ -93,7 +93,7 @@ class Repository:
     Leases are acquired as `actor` (`kind:name`). A program that runs several agents in one process opens it once for
     each agent, because the process alone does not distinguish them. `ledger_address` is the store of the ledger, if it
     is not the configured one: a wait for a lease may be part of a deadlock with its claims. With `to_examine`, it opens
-    even if its store is unavailable: see `trouble`.
+    even if its store is unavailable: see `trouble`. Setup and teardown commands get `environment`.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Repository:
         actor: str | None = None,
         ledger_address: str | None = None,
         to_examine: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.environment = environment or {}
         paths = _paths_of(resolved(root))  # the same, whatever path leads to it
         if to_examine and not _is_on_files(paths.root):
             store: Store = FailFastStore(lambda: _opened_to_examine(paths.root))
@@ -299,6 +301,14 @@ class Repository:
 
         return GarbageCollector(self.context)
 
+    def variables(self, worktree: str = MAIN) -> dict[str, str]:
+        """The environment variables that the settings give to commands in a worktree: its ports."""
+        if not entry_exists(self.root / SETTINGS):  # the usual case
+            return {}
+        from holdfast.repository.preparation import worktree_variables
+
+        return worktree_variables(self, worktree)
+
     def payload(self, worktree: str = MAIN) -> Path:
         """The path of a worktree's directory, which may not exist."""
         return self.context.paths.payload(worktree)
@@ -387,7 +397,8 @@ class Repository:
         keep_for: float = KEEP_FOR,
     ) -> Removed:
         """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false. A pin protects
-        its last snapshot for `keep_for` seconds."""
+        its last snapshot for `keep_for` seconds. Teardown commands run first; `force` ignores that they fail."""
+        from holdfast.repository.preparation import free_ports, tear_down
         from holdfast.repository.snapshots import SnapshotOptions
 
         def save(right: LeasedWorktree) -> str | None:
@@ -395,8 +406,15 @@ class Repository:
             made = self.snapshots.take_if_changed(name, Proof.of(right.lease), options)
             return None if made is None else made.snapshot_id
 
+        def teardown(lease: HeldLease | None) -> None:
+            tear_down(self, name, lease, force=force)
+
         chosen = save if keep_unsaved else None
-        return self.worktrees.remove(name, save=chosen, force=force, lock_id=lock_id, keep_for=keep_for)
+        removed = self.worktrees.remove(
+            name, save=chosen, teardown=teardown, force=force, lock_id=lock_id, keep_for=keep_for
+        )
+        free_ports(self)
+        return removed
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
         """Examine the repository. Changes nothing. `strict` reads every file of every snapshot."""

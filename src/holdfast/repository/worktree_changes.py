@@ -20,6 +20,7 @@ from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, SettingInvalid
 from holdfast.fs.directory import entry_exists, make_directories
 from holdfast.leases.rules import LeaseKeys, TokenCounter
+from holdfast.leases.service import HeldLease
 from holdfast.repository import payloads
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -47,6 +48,7 @@ from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace,
 MOVED, SAVED = "moved", "saved"  # marks in the scratch directory
 
 Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
+Teardown = Callable[[HeldLease | None], None]  # under the lease
 
 
 KEEP_FOR = 30 * 86_400.0
@@ -71,15 +73,19 @@ def remove(
     name: str,
     *,
     save: Save | None,
+    teardown: Teardown | None = None,
     force: bool = False,
     lock_id: str | None = None,
     keep_for: float = KEEP_FOR,
 ) -> Removed:
-    """Remove a worktree without a pending operation. Without `save`, unsaved work is lost."""
+    """Remove a worktree without a pending operation. `teardown` runs first, if the directory exists. Without `save`,
+    unsaved work is lost."""
     if not 0 <= keep_for <= LONGEST_KEEP:
         raise SettingInvalid("keep_for", f"{keep_for:.0f}s", "a duration of 36500d at most")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
+        if teardown is not None and payloads.status_of(context.paths, name) is not None:
+            teardown(right.lease)
         saved = None if save is None else save(right)  # 2
         if not force and payloads.status_of(context.paths, name) is not None:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3

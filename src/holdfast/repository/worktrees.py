@@ -34,7 +34,7 @@ from holdfast.repository.context import settle as settle
 from holdfast.repository.history import require_usable, resolve_usable, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
-from holdfast.repository.worktree_changes import KEEP_FOR, Removed, Save
+from holdfast.repository.worktree_changes import KEEP_FOR, Removed, Save, Teardown
 from holdfast.store.model import Create, Decision, Delete, View
 
 
@@ -283,18 +283,26 @@ class Worktrees:
         name: str,
         *,
         save: Save | None,
+        teardown: Teardown | None = None,
         force: bool = False,
         lock_id: str | None = None,
         keep_for: float = KEEP_FOR,
     ) -> Removed:
-        """Remove a worktree; its snapshots stay. `save` saves unsaved work; without it, that work is deleted. An active
-        lease is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that use the directory. A
-        pin protects the last snapshot for `keep_for` seconds."""
+        """Remove a worktree; its snapshots stay. `teardown` runs first, under the lease. `save` saves unsaved work;
+        without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
+        ignores processes that use the directory. A pin protects the last snapshot for `keep_for` seconds."""
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)
         work = functools.partial(
-            worktree_changes.remove, context, name, save=save, force=force, lock_id=lock_id, keep_for=keep_for
+            worktree_changes.remove,
+            context,
+            name,
+            save=save,
+            teardown=teardown,
+            force=force,
+            lock_id=lock_id,
+            keep_for=keep_for,
         )
         return context.paths.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
 

@@ -115,7 +115,7 @@ def _change(root: str | os.PathLike[str], change: Callable[[Approved], Approved]
 
 def _path(root: str) -> Path:
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
-    return resolved(data_directory(None, os.environ)) / DIRECTORY / f"{name}.json"
+    return user_directory() / DIRECTORY / f"{name}.json"
 
 
 def _digest(command: str) -> str:
@@ -132,6 +132,11 @@ def _repository_id(root: str) -> str:
 
 
 # --- The user's data directory ----------------------------------------------------------------------
+
+
+def user_directory() -> Path:
+    """The data directory of this user, as the environment names it."""
+    return resolved(data_directory(None, os.environ))
 
 
 def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:

@@ -47,6 +47,7 @@ from holdfast.store.files import FileStore
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
 
 CONFIG = ".holdfast/config.json"
+SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.settings`
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

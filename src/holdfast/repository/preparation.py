@@ -1,0 +1,351 @@
+"""Preparing a new worktree for work: files of `main`, ports, and setup commands; and teardown before a removal.
+
+A worktree is prepared once, under its lease. Its record says so when everything has succeeded, so a setup that failed
+or was killed is repeated by the next agent, and never skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, SetupFailed, TeardownFailed
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, opened
+from holdfast.fs.names import printable, split_relative
+from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.context import MAIN, WORKTREES, Isolation, settled_config, worktree_keys
+from holdfast.repository.payloads import RESERVED
+from holdfast.repository.settings import (
+    LAST_PORT,
+    SETUP,
+    TEARDOWN,
+    Ports,
+    Settings,
+    read_settings,
+    require_approved,
+)
+from holdfast.store.approvals import user_directory
+from holdfast.store.model import Decision, Replace, StructCodec, View
+
+if TYPE_CHECKING:
+    from holdfast.leases.service import HeldLease
+    from holdfast.repository.repository import Repository
+
+TIME_LIMIT = 3600.0  # seconds, for each command
+LONGEST_OUTPUT = 4000  # characters of a failed command's output that are reported, from its end
+_READ = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
+_WRITE = os.O_WRONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW"))
+_RIGHTS = 0o777
+PORTS_FILE = "ports.json"
+_MOST_BYTES = 64 << 20
+
+
+class Preparation(NamedTuple):
+    """What was done for a new worktree: the files copied, and the commands run."""
+
+    copied: int
+    commands: tuple[str, ...]
+
+
+def check_setup(repository: Repository) -> None:
+    """Raise `NotApproved` if there are setup commands that the user has not approved."""
+    require_approved(repository.root, read_settings(repository.root), SETUP)
+
+
+def prepare(repository: Repository, worktree: str, lease: HeldLease | None) -> Preparation | None:
+    """Prepare a worktree that is not prepared yet, under its lease (a shared one has none); None if there is nothing to
+    do. `SetupFailed` if a command fails: the worktree stays."""
+    settings = read_settings(repository.root)
+    if not _is_unprepared(repository, worktree, settings):
+        return None
+    require_approved(repository.root, settings, SETUP)
+    copied = 0
+    if settings.copy:
+        with Directory.open(repository.path(MAIN)) as source, Directory.open(repository.path(worktree)) as target:
+            copied = sum(_copy(source, target, path) for each in settings.copy for path in _matches(source, each))
+    _run_all(repository, worktree, lease, settings.setup, SetupFailed)
+    _mark(repository, worktree)
+    return Preparation(copied, settings.setup)
+
+
+def prepare_leased(repository: Repository, worktree: str) -> Preparation | None:
+    """Acquire the lease of a new worktree and prepare it."""
+    if repository.config(worktree).isolation is Isolation.SHARED:
+        return prepare(repository, worktree, None)
+    if not _is_unprepared(repository, worktree, read_settings(repository.root)):
+        return None
+    with repository.lease(worktree, purpose="setup") as lease:
+        return prepare(repository, worktree, lease)
+
+
+def skip_setup(repository: Repository, worktree: str) -> Preparation | None:
+    """Let a new worktree count as prepared, if there is anything to do."""
+    if not _is_unprepared(repository, worktree, read_settings(repository.root)):
+        return None
+    _mark(repository, worktree)
+    return Preparation(0, ())
+
+
+def tear_down(repository: Repository, worktree: str, lease: HeldLease | None, *, force: bool) -> None:
+    """Run the teardown commands before a removal. `TeardownFailed` or `NotApproved` prevents it, unless `force`."""
+    settings = read_settings(repository.root)
+    try:
+        require_approved(repository.root, settings, TEARDOWN)
+        _run_all(repository, worktree, lease, settings.teardown, TeardownFailed)
+    except Failure:
+        if not force:
+            raise
+
+
+def worktree_variables(repository: Repository, worktree: str) -> dict[str, str]:
+    """The environment variables that the settings give to commands in a worktree: its ports."""
+    wanted = read_settings(repository.root).ports
+    if wanted is None:
+        return {}
+    repository.config(worktree)  # `NotFound`, with names that are similar
+    ports = lease_ports(repository.root, worktree, wanted, lambda: _living(repository))
+    return {"HOLDFAST_PORT": str(ports[0]), "HOLDFAST_PORTS": " ".join(map(str, ports))}
+
+
+def free_ports(repository: Repository) -> None:
+    """Free the ports of removed worktrees, if possible; else the next one that asks for ports does."""
+    with contextlib.suppress(Failure):
+        release_ports(repository.root, lambda: _living(repository))
+
+
+def _living(repository: Repository) -> dict[str, str]:
+    return {each.worktree_id: each.created_at for each in repository.worktrees.configs()}
+
+
+def _is_unprepared(repository: Repository, worktree: str, settings: Settings) -> bool:
+    wanted = bool(settings.setup or settings.copy) and worktree != MAIN
+    return wanted and repository.config(worktree).prepared_at is msgspec.UNSET
+
+
+def _mark(repository: Repository, worktree: str) -> None:
+    created_at = repository.config(worktree).created_at
+
+    def decide(view: View, now: float) -> Decision[None]:
+        config = settled_config(view, worktree)
+        if config.created_at != created_at:  # another worktree has the name by now
+            return Decision([], None)
+        marked = msgspec.structs.replace(config, prepared_at=format_instant(now))
+        return Decision([Replace(WORKTREES.key(worktree), marked)], None)
+
+    repository.context.store.transact(worktree_keys(worktree), decide)
+
+
+# --- Commands -----------------------------------------------------------------------------------------
+
+
+def _run_all(
+    repository: Repository,
+    worktree: str,
+    lease: HeldLease | None,
+    commands: Sequence[str],
+    failure: type[SetupFailed | TeardownFailed],
+) -> None:
+    if not commands:
+        return
+    from holdfast.issues.gates import run_checker
+    from holdfast.issues.model import Checker
+
+    path = repository.path(worktree)
+    variables = {**repository.environment, **worktree_variables(repository, worktree)}
+    variables |= {"HOLDFAST_REPO": str(repository.root), "HOLDFAST_WORKTREE": worktree}
+    for name, value in (("LOCK_ID", lease and lease.lock_id), ("TOKEN", lease and str(lease.token))):
+        variables.pop(f"HOLDFAST_{name}", None)
+        variables |= {f"HOLDFAST_{name}": value} if value else {}
+    for command in commands:
+        result = run_checker(Checker(command, TIME_LIMIT, None, {}), path, variables)
+        if lease is not None:
+            lease.check()
+        if not result.passed:
+            how = result.message or f"exit status {result.exit_code}"
+            message = f"{failure.what} of {worktree} failed: {printable(command)!r} ended with {how}"
+            output = f"{result.stdout}{result.stderr}"[-LONGEST_OUTPUT:]
+            raise failure(
+                message,
+                worktree=worktree,
+                path=str(path),
+                command=command,
+                exit_code=result.exit_code,
+                output=output,
+            )
+
+
+# --- Copying ------------------------------------------------------------------------------------------
+
+
+def _matches(directory: Directory, pattern: str) -> Iterator[str]:
+    """The paths below a directory that a pattern matches; no link is followed, and control directories are left out."""
+    return _below(directory, split_relative(pattern), "")
+
+
+def _below(directory: Directory, parts: Sequence[str], at: str) -> Iterator[str]:
+    first, rest = parts[0], parts[1:]
+    anywhere = first == "**"
+    if anywhere and rest:
+        yield from _below(directory, rest, at)
+    for name in sorted(directory.names()):
+        if name.lower() in RESERVED or not (anywhere or fnmatchcase(name, first)):
+            continue
+        if not rest:
+            yield f"{at}{name}"
+        elif directory.is_directory(name):
+            with directory.enter(name) as below:
+                yield from _below(below, parts if anywhere else rest, f"{at}{name}/")
+
+
+def _copy(source: Directory, target: Directory, path: str) -> int:
+    """Copy what is at `path`, a directory with everything below it; return the number of files. Nothing is replaced,
+    and a link is copied as a link."""
+    above, _, name = path.rpartition("/")
+    with contextlib.ExitStack() as held:
+        if above:
+            source = held.enter_context(source.beneath(above))
+            target = held.enter_context(target.beneath(above, create=True, mode=_RIGHTS))
+        return _copy_entry(source, target, name)
+
+
+def _copy_entry(source: Directory, target: Directory, name: str) -> int:
+    status = source.status(name)
+    if status is None:
+        return 0
+    if stat.S_ISDIR(status.st_mode):
+        mode = stat.S_IMODE(status.st_mode) & _RIGHTS | stat.S_IRWXU
+        with source.enter(name) as inner, target.enter(name, create=True, mode=mode) as made:
+            return sum(_copy_entry(inner, made, each) for each in sorted(inner.names()) if each.lower() not in RESERVED)
+    if target.status(name) is not None:
+        return 0
+    with failing_to("copy", source.where(name)), contextlib.suppress(AlreadyExists, FileExistsError):
+        if stat.S_ISLNK(status.st_mode):
+            calls.symlink(calls.readlink(source.at(name), dir_fd=source.fd), target.at(name), dir_fd=target.fd)
+            return 1
+        if stat.S_ISREG(status.st_mode):
+            _copy_file(source, target, name)
+            return 1
+    return 0
+
+
+def _copy_file(source: Directory, target: Directory, name: str) -> None:
+    """Copy a file under a draft's name, then give it its own: it appears whole or not at all."""
+    from holdfast.trees.copy import clone_file, copy_file
+
+    draft = durable.draft_name(name[:100], secrets.token_hex(6))
+    with opened(source.at(name), _READ, dir_fd=source.fd) as reading:
+        status = calls.fstat(reading)
+        descriptor = target.create(draft, _WRITE, stat.S_IMODE(status.st_mode) & 0o700)
+        try:
+            try:
+                if not clone_file(reading, descriptor, status.st_size):
+                    copy_file(reading, status, descriptor)
+                calls.chmod(descriptor, stat.S_IMODE(status.st_mode) & _RIGHTS)
+            finally:
+                calls.close(descriptor)
+        except BaseException:
+            durable.discard(target, draft)
+            raise
+    durable.publish_new(target, draft, name)
+
+
+# --- Ports --------------------------------------------------------------------------------------------
+# No two worktrees of this user on this machine have a port in common. Ports belong to the machine, and all repositories
+# share them, so the blocks are in one file of the user's data directory, changed under a file lock. Probing would not
+# do: a port is free until a server uses it, and another worktree would be given it before that.
+# A worktree keeps its block as long as it exists, also when it is renamed: the instant of its creation identifies it.
+# The block of a removed worktree, or of a repository that is no longer at its path, is free for the next that asks.
+
+Living = Callable[[], dict[str, str]]
+"""The worktrees of a repository by name, each with the instant of its creation. Called under the lock of the blocks: a
+worktree that has a block was created before."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    root: str
+    worktree: str
+    created_at: str
+    first: int
+    count: int
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    blocks: tuple[Block, ...] = ()
+
+
+_CODEC = StructCodec(Blocks)
+
+
+def lease_ports(root: Path, worktree: str, wanted: Ports, living: Living) -> range:
+    """The ports of a worktree: the block that it has, else a new one."""
+    here = os.fspath(root)
+
+    def decide(blocks: list[Block], known: dict[str, str]) -> tuple[list[Block], range]:
+        created_at = known[worktree]
+        for each in blocks:
+            moved = known.get(each.worktree) != created_at  # it was renamed
+            if (each.root, each.created_at) == (here, created_at) and (each.worktree == worktree or moved):
+                kept = msgspec.structs.replace(each, worktree=worktree)
+                return [kept if other is each else other for other in blocks], _range(each)
+        block = Block(here, worktree, created_at, _first_free(blocks, wanted), wanted.count)
+        return [*blocks, block], _range(block)
+
+    return _change(here, living, decide)
+
+
+def release_ports(root: Path, living: Living) -> None:
+    """Free the blocks of worktrees that no longer exist."""
+    if entry_exists(user_directory() / PORTS_FILE):
+        _change(os.fspath(root), living, lambda blocks, known: (blocks, range(0)))
+
+
+def _change(
+    root: str, living: Living, decide: Callable[[list[Block], dict[str, str]], tuple[list[Block], range]]
+) -> range:
+    path = user_directory() / PORTS_FILE
+    make_directories(path.parent, mode=0o700)
+    with FileLocker().lock_exclusive(path.with_suffix(".lock")):
+        before = _read(path)
+        known = living()
+        after, result = decide([each for each in before if _is_used(each, root, known)], known)
+        if tuple(after) != before:
+            durable.replace(path, _CODEC.encode(Blocks(tuple(after))) + b"\n", mode=0o600)
+    return result
+
+
+def _read(path: Path) -> tuple[Block, ...]:
+    try:
+        return _CODEC.decode(durable.read(path, limit=_MOST_BYTES), str(path)).blocks
+    except NotFound:
+        return ()
+
+
+def _is_used(block: Block, root: str, known: dict[str, str]) -> bool:
+    return block.created_at in known.values() if block.root == root else calls.is_repository(block.root)
+
+
+def _first_free(blocks: Iterable[Block], wanted: Ports) -> int:
+    first = wanted.base
+    for each in sorted(blocks, key=lambda each: each.first):
+        if each.first + each.count > first:
+            if first + wanted.count <= each.first:
+                break
+            first = each.first + each.count
+    if first + wanted.count - 1 > LAST_PORT:
+        hint = "Remove worktrees that you no longer need, or set a smaller 'worktree.ports'."
+        raise Refused(f"no {wanted.count} ports in a row are left from {wanted.base} on", hint=hint)
+    return first
+
+
+def _range(block: Block) -> range:
+    return range(block.first, block.first + block.count)

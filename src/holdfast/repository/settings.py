@@ -1,0 +1,159 @@
+"""The settings of a repository, in `.holdfast/settings.json` below its root: never in the tree of a worktree.
+
+A repository may come from a stranger, and so may this file. A command in it runs only if the user has approved it:
+`change` approves what it sets, `holdfast trust` what is there. Unknown keys are refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.errors import NotFound, SettingInvalid, UsageFailure
+from holdfast.fs import durable
+from holdfast.fs.directory import make_directories
+from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, printable, split_relative
+from holdfast.locks.file_lock import FileLocker
+from holdfast.store.model import StructCodec
+from holdfast.store.open import SETTINGS as SETTINGS
+
+SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
+COMMANDS = (SETUP, TEARDOWN)
+DESCRIPTIONS = {
+    SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
+    COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
+    TEARDOWN: "Commands that are run in a worktree before it is removed.",
+    PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
+}
+FIRST_PORT, LAST_PORT = 20_000, 65_535
+_MOST_BYTES = 1 << 20
+
+
+class Ports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many ports a worktree has, and the first number to use."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    base: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] = FIRST_PORT
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    schema_version: int = 1
+    setup: tuple[str, ...] = msgspec.field(name=SETUP, default=())
+    copy: tuple[str, ...] = msgspec.field(name=COPY, default=())
+    teardown: tuple[str, ...] = msgspec.field(name=TEARDOWN, default=())
+    ports: Ports | None = msgspec.field(name=PORTS, default=None)
+
+    def get(self, key: str) -> list[str]:
+        """The value of a key as words; none if it is not set."""
+        value: Any = getattr(self, _field(key))
+        if isinstance(value, Ports):
+            return [str(value.count), str(value.base)]
+        return list(value or ())
+
+    def changed(self, key: str, values: Sequence[str]) -> Settings:
+        """The settings with another value; without `values`, with the default."""
+        return msgspec.structs.replace(self, **{_field(key): _PARSERS[key](values)})
+
+
+_CODEC = StructCodec(Settings)
+
+
+def read_settings(root: Path) -> Settings:
+    """The settings of the repository at `root`; the defaults if there are none."""
+    path = root / SETTINGS
+    try:
+        found = _CODEC.decode(durable.read(path, limit=_MOST_BYTES), str(path))
+    except NotFound:
+        return Settings()
+    if found.schema_version != 1:
+        raise SettingInvalid("schema_version", str(found.schema_version), f"1, in {path}")
+    return found
+
+
+def change(root: Path, key: str, values: Sequence[str]) -> Settings:
+    """Set a key, or with no values remove it. Commands that are set count as approved."""
+    path = root / SETTINGS
+    make_directories(path.parent)
+    with FileLocker(follow_links=False).lock_exclusive(path.with_suffix(".lock")):
+        settings = read_settings(root).changed(key, values)
+        if key in COMMANDS and values:
+            approve(root, {key: settings.get(key)})
+        durable.replace(path, msgspec.json.format(_CODEC.encode(settings), indent=2) + b"\n")
+    return settings
+
+
+# --- Approval -----------------------------------------------------------------------------------------
+
+
+def commands_of(settings: Settings) -> dict[str, list[str]]:
+    """The commands that need approval, by key."""
+    return {key: commands for key in COMMANDS if (commands := settings.get(key))}
+
+
+def are_approved(root: Path, commands: dict[str, list[str]]) -> list[bool]:
+    """Whether the user has approved each of the commands, in order."""
+    from holdfast.store import approvals
+
+    return approvals.are_approved(root, [_text(key, each) for key in commands for each in commands[key]])
+
+
+def approve(root: Path, commands: dict[str, list[str]]) -> None:
+    from holdfast.store import approvals
+
+    approvals.approve(root, commands=[_text(key, each) for key in commands for each in commands[key]])
+
+
+def require_approved(root: Path, settings: Settings, key: str) -> None:
+    """Raise `NotApproved` unless the user has approved all commands of a key."""
+    from holdfast.store.approvals import require_command
+
+    for each in settings.get(key):
+        require_command(root, _text(key, each), f"{key}, {printable(each)!r},", setting=key, command=each)
+
+
+def _text(key: str, command: str) -> str:
+    return msgspec.json.encode([key, command]).decode()
+
+
+# --- Values -------------------------------------------------------------------------------------------
+
+
+def _field(key: str) -> str:
+    if key not in _PARSERS:
+        raise UsageFailure(f"there is no setting {key!r}", hint=f"There are: {', '.join(_PARSERS)}.", setting=key)
+    return key.partition(".")[2]
+
+
+def _commands(values: Sequence[str]) -> tuple[str, ...]:
+    for each in values:
+        if not each.strip() or "\0" in each:
+            raise SettingInvalid("a command", each, "a command for the shell")
+        checked_text(each, what="command", limit=LONGEST_DESCRIPTION)
+    return tuple(values)
+
+
+def _patterns(values: Sequence[str]) -> tuple[str, ...]:
+    for each in values:
+        split_relative(checked_text(each, what="pattern"))
+    return tuple(values)
+
+
+def _ports(values: Sequence[str]) -> Ports | None:
+    if not values:
+        return None
+    expected = f"a number from 1 to 1000 and, if wanted, a first port from 1024 to {LAST_PORT}, such as '10 20000'"
+    numbers = [int(each) if each.isascii() and each.isdigit() and len(each) < 9 else -1 for each in values]
+    fields = dict(zip(("count", "base"), numbers, strict=False))
+    try:
+        ports = msgspec.convert(fields, Ports)
+    except msgspec.ValidationError:
+        raise SettingInvalid(PORTS, " ".join(values), expected) from None
+    if len(values) > 2 or ports.base + ports.count - 1 > LAST_PORT:
+        raise SettingInvalid(PORTS, " ".join(values), expected)
+    return ports
+
+
+_PARSERS: dict[str, Any] = {SETUP: _commands, COPY: _patterns, TEARDOWN: _commands, PORTS: _ports}
