@@ -252,6 +252,27 @@ def test_the_hooks_of_a_linked_worktree_of_git_are_those_of_its_repository(proje
     assert (project / ".git/hooks/pre-commit").exists()
 
 
+def test_git_merges_the_files_of_a_tracker_with_the_driver_until_it_is_undone(project: Path, tmp_path: Path) -> None:
+    git(project, "commit", "--allow-empty", "-m", "x")
+    linked = tmp_path.parent / f"{tmp_path.name}-merging"
+    git(project, "worktree", "add", str(linked))
+    set_up(linked, Target.GIT)
+
+    def driver(path: str) -> str:
+        asked = ["git", "-C", str(linked), "check-attr", "merge", "--", path]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()[-1]
+
+    assert driver(".jit/issues/a.json") == driver("part/.jit/index.json") == driver(".jit/gates.json") == "holdfast"
+    assert driver("issues/a.json") == driver(".jit/events.jsonl") == "unspecified"
+    asked = ["git", "-C", str(project), "config", "merge.holdfast.driver"]
+    command = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    assert command.startswith("holdfast hook merge %O %A %B %P || { git merge-file ")
+    assert command.endswith("%A %O %B; exit 1; }\n")
+    undo(linked, Target.GIT)
+    assert driver(".jit/issues/a.json") == "unspecified"
+    assert subprocess.run(asked, check=False, capture_output=True).returncode == 1
+
+
 def test_no_file_of_a_project_leads_to_the_hooks_of_another_repository(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

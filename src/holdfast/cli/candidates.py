@@ -17,7 +17,7 @@ from holdfast.cli import REPO
 from holdfast.cli.output import printable
 from holdfast.fs import calls
 from holdfast.fs.names import is_safe_name
-from holdfast.repository.locating import find_repository_root, is_git_home
+from holdfast.repository.locating import find_records, is_git_home
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -160,7 +160,7 @@ def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
 
     def source(context: click.Context, beginning: str) -> Names:
         start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
-        root = calls.find_upwards(start, lambda directory: mark in _listed(directory)) or find_repository_root(start)
+        root = find_records(start, lambda directory: mark in _listed(directory))
         return {} if root is None else names(root, beginning)
 
     return source

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from holdfast.cli import REPO
 from holdfast.cli import issue_view as view
 from holdfast.cli.entry import Group, LazyCommand
 from holdfast.cli.options import ISSUE_FIELDS, Command, dry_run_option, field_option, limit_option, print_record
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
+from holdfast.fs import calls
 from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.model import Priority, State
 from holdfast.issues.reading import SHORT, created_issues_to_json, issue_summary_to_json, issue_to_json
@@ -74,21 +79,34 @@ def _filtered(command: Command) -> Command:
 
 
 @group.command(short_help="Create an empty tracker.")
+@click.option("--in-tree", is_flag=True, help="Create it in the main checkout of the git repository, to be committed.")
 @view.writing_options
 @click.pass_obj
-def init(output: Output, *, repo: str | None, actor: str | None) -> None:
+def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
+
+    In a git checkout that was adopted ('holdfast init'), the tracker is kept in the git directory instead: every
+    worktree uses it, and a claim changes nobody's files. With --in-tree it is in .jit/ of the main checkout, and all
+    linked worktrees use that one, not the copy of their branch.
 
     An existing tracker keeps its issues. Files for git (.jit/.gitignore and .jit/.gitattributes) are added if they are
     missing.
 
     \b
-    Example:
+    Examples:
       holdfast issue init
+      holdfast issue init --in-tree
     """
-    with view.tracking(repo, actor, init=True) as tracker:
-        created = tracker.initialise()
-    output.result({"created": created}, ["created a tracker in .jit" if created else "a tracker already exists"])
+    from holdfast.repository.opening import place_for_tracker
+
+    if in_tree and repo:
+        raise UsageFailure("--in-tree and --repo exclude each other", hint="Use one of them.")
+    is_named = bool(repo or os.environ.get(REPO)) and not in_tree
+    place = Path if is_named else partial(place_for_tracker, in_tree=in_tree)
+    with view.tracking(repo, actor, place=place) as tracker:
+        created, root = tracker.initialise(), tracker.root
+    where = ".jit" if is_named or root == Path(calls.realpath(os.curdir)) else f"{root}/.jit"
+    output.result({"created": created}, [f"created a tracker in {where}" if created else "a tracker already exists"])
 
 
 @group.command(short_help="Create an issue, or a batch of them.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,11 @@ def writing_options(command: options.Command) -> options.Command:
 
 
 @contextlib.contextmanager
-def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
-    """The tracker that the options and the environment name; a lock timeout gets advice for people."""
+def tracking(
+    repo: str | None, actor: str | None = None, *, place: Callable[[Path], Path] | None = None
+) -> Iterator[Tracker]:
+    """The tracker that the options and the environment name, or one to create in the directory that `place` chooses; a
+    lock timeout gets advice for people."""
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import current_holder
     from holdfast.locks.retry import lock_timeout, retry_config
@@ -57,14 +60,14 @@ def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) 
 
     start = Path(os.path.abspath(repo or os.environ.get(REPO) or os.getcwd()))
     timeout, retry = lock_timeout(os.environ), retry_config(os.environ)
-    root = start if init else find_root(start)
+    root = (place or find_root)(start)
     if named := actor or os.environ.get(ACTOR):
         named = checked_actor(named, "--actor" if actor else ACTOR)
     else:
         named = f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"
     try:
         address = options.store_address(os.environ)
-        yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry)
+        yield open_tracker(root, actor=named, address=address, timeout=timeout, retry=retry, start=".")
     except LockTimeout as failure:
         raise CommandFailed(failure, advice=_lock_advice(failure)) from failure
 
@@ -153,6 +156,7 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
         yield f"  gate          {gate}: {status.get('status', 'pending')}{by}"
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
+    yield from _superseded_lines(record)
     if claim := record["claim"]:
         time = format_duration(abs(claim["time_left"]))
         expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
@@ -163,3 +167,10 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     if record["description"]:
         yield ""
         yield from (f"  {line}" for line in record["description"].splitlines())
+
+
+def _superseded_lines(record: dict[str, Any]) -> Iterator[str]:
+    from holdfast.issues.merging import superseded_values
+
+    for each in superseded_values(record):
+        yield f"  superseded    {each['field']}: {each['value']} (another branch, {each['updated_at']})"

@@ -84,7 +84,7 @@ def _warn_of_gaps(output: Output | None, gaps: Iterable[tuple[int, int]]) -> Non
 
 
 @group.command(short_help="Create a ledger in a directory.")
-@options.repo_option_for("The directory to create the ledger in.  [default: the current one]")
+@options.repo_option_for("The directory to create the ledger in.  [default: the current one, or its git home]")
 @options.duration_option("--lock-timeout", "How long a claim lasts by default, from 1s to 1h.", default="5m")
 @click.option("--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for other programs.")
 @options.with_output
@@ -96,10 +96,10 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
       holdfast ledger init
       holdfast ledger init --repo proof --lock-timeout 10m
     """
-    from holdfast.repository.opening import init_ledger
+    from holdfast.repository.opening import init_ledger, place_for_ledger
 
-    address = options.store_address(os.environ)
-    made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
+    address, place = options.store_address(os.environ), repo or place_for_ledger(".")
+    made = init_ledger(place, lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
     output.result(record, [f"Created a ledger in {made.root}."])
 

@@ -44,6 +44,8 @@ def answer(arguments: list[str]) -> int | None:
             return _hook(event, "")
         case [event, "--from", named] if event in _EVENTS:
             return _hook(event, named.partition("@")[0])
+        case ["merge", old, ours, theirs, path]:
+            return _merge(old, ours, theirs, path)
     return None
 
 
@@ -81,6 +83,26 @@ def _hook(event: str, program: str) -> int:
         return 0 if _has_nothing_to_renew(request or {}) else after_tool(output, request or {}, program)
 
     return answer_hook(Output(as_json=False), act)
+
+
+def _merge(old: str, ours: str, theirs: str, path: str) -> int:
+    """git's merge driver for the files of a tracker: replaces `ours` by the merged content. Status 1 means that nothing
+    has changed, and that git reports a conflict."""
+    from pathlib import Path
+
+    from holdfast.errors import Failure
+    from holdfast.fs import durable
+    from holdfast.issues.merging import Sides, merge_file
+
+    try:
+        sides = (durable.read(Path(os.path.abspath(each)), limit=MOST_BYTES) for each in (old, ours, theirs))
+        durable.replace(Path(os.path.abspath(ours)), merge_file(path, Sides(*sides)))
+    except Failure as failure:
+        from holdfast.cli.output import Output, printable
+
+        _say(Output(as_json=False).diagnostic, f"holdfast: {printable(f'{path} is not merged: {failure.message}')}")
+        return 1
+    return 0
 
 
 def answer_hook(output: Output, act: Callable[[Output], int]) -> int:

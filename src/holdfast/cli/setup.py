@@ -21,7 +21,8 @@ from holdfast.setup.targets import Target
 HELP = """\
 Configure a program to use Holdfast in this project: instructions for the agent, hooks at the start and end
 of a session and before it writes a file, and an entry for the MCP server. For git: a guard before each
-commit, which runs before an existing hook.
+commit, which runs before an existing hook, and a merge driver, so that branches that changed the same issues
+(.jit/) merge without a conflict.
 
 Everything written is marked and versioned. Run it again to update it. --remove removes it and leaves everything else as
 it was, byte for byte.

@@ -79,9 +79,9 @@ def _trust_store(output: Output, root: Path, *, show: bool, yes: bool) -> tuple[
 
 def _trust_checkers(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
     """The checkers of the gates, and whether each is approved, perhaps just now: exactly as they were shown."""
-    from holdfast.repository.opening import open_tracker
+    from holdfast.repository.opening import open_tracker, tracker_of
 
-    tracker = open_tracker(root, actor="human:trust", address=store_address(os.environ))
+    tracker = open_tracker(tracker_of(root), actor="human:trust", address=store_address(os.environ))
     try:
         checkers = {key: gate.checker for key, gate in tracker.gates.all().items() if gate.checker is not None}
         approved = tracker.gates.are_approved(checkers.values())

@@ -67,9 +67,10 @@ class Definition(NamedTuple):
 class Gating:
     """The gates of one tracker."""
 
-    def __init__(self, transactions: Transactions, root: Path | None = None) -> None:
+    def __init__(self, transactions: Transactions, root: Path | None = None, checked: Path | None = None) -> None:
         self._transactions = transactions
         self._directory = root or Path()
+        self._checked = checked or self._directory
 
     def all(self) -> dict[str, Gate]:
         """All gates, by key."""
@@ -163,7 +164,7 @@ class Gating:
         require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
-        outcome = run_checker(defined.checker, self._directory, {**environment, **names})
+        outcome = run_checker(defined.checker, self._checked, {**environment, **names})
         run = GateRun(
             run_id=str(uuid.uuid4()),
             gate_key=gate,

@@ -21,7 +21,7 @@ from holdfast.store.model import MOST_BYTES, Family, Instant, Key, Stream, Struc
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
-_UNKNOWN = "(unknown)"
+UNKNOWN = "(unknown)"
 
 
 class State(StrEnum):
@@ -64,7 +64,7 @@ class GateStatus(StrEnum):
 class OpenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record that preserves unknown fields."""
 
-    unknown: dict[str, Any] = msgspec.field(name=_UNKNOWN, default_factory=dict)
+    unknown: dict[str, Any] = msgspec.field(name=UNKNOWN, default_factory=dict)
 
 
 class Index(OpenRecord, frozen=True, kw_only=True):
@@ -154,14 +154,14 @@ class OpenCodec(Generic[Open]):
         self._kind = kind
         self._pretty = pretty
         self._limit = limit
-        self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {_UNKNOWN}
+        self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {UNKNOWN}
 
     def encode(self, record: Open) -> bytes:
         """Known fields first, in their order, then the unknown ones."""
         what = f"a record of the type {self._kind.__name__}"
         try:
             value = msgspec.to_builtins(record, str_keys=True)
-            value |= {name: each for name, each in value.pop(_UNKNOWN).items() if name not in self._known}
+            value |= {name: each for name, each in value.pop(UNKNOWN).items() if name not in self._known}
             content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
             msgspec.convert(msgspec.json.decode(content), self._kind)
         except (JsonInvalid, msgspec.MsgspecError, TypeError, UnicodeError) as error:
@@ -193,7 +193,7 @@ class OpenCodec(Generic[Open]):
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         """The value, with the variants of other programs normalized."""
-        return {name: each for name, each in value.items() if name != _UNKNOWN}
+        return {name: each for name, each in value.items() if name != UNKNOWN}
 
 
 def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:

@@ -26,7 +26,7 @@ Lookup = Callable[[str], Issue | None]  # finds an issue by id, as stored or as 
 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
-_ARCHIVED_FROM = "archived_from"
+ARCHIVED_FROM = "archived_from"
 NEW_GATE = {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""}  # dated when it is stored
 
 
@@ -35,7 +35,7 @@ def is_released(issue: Issue | None) -> bool:
     if issue is None:
         return False
     return issue.state is State.DONE or (
-        issue.state is State.ARCHIVED and issue.unknown.get(_ARCHIVED_FROM) == State.DONE
+        issue.state is State.ARCHIVED and issue.unknown.get(ARCHIVED_FROM) == State.DONE
     )
 
 
@@ -70,9 +70,9 @@ def moved(issue: Issue, to: State, lookup: Lookup, dependents: Iterable[Issue]) 
     if now in FINISHED and to is not State.ARCHIVED:
         _check_reopening(issue, now, to, dependents)
     if to is State.ARCHIVED:
-        unknown = {**issue.unknown, _ARCHIVED_FROM: now.value}
+        unknown = {**issue.unknown, ARCHIVED_FROM: now.value}
         return msgspec.structs.replace(issue, state=to, unknown=unknown)
-    unknown = {name: value for name, value in issue.unknown.items() if name != _ARCHIVED_FROM}
+    unknown = {name: value for name, value in issue.unknown.items() if name != ARCHIVED_FROM}
     issue = msgspec.structs.replace(issue, unknown=unknown)
     if to is State.REJECTED:
         return msgspec.structs.replace(issue, state=to)

@@ -92,7 +92,8 @@ class Update(NamedTuple):
 
 
 class Tracker:
-    """The issues of one store. Checkers run in `root`."""
+    """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked`, or else
+    in `root`."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Tracker:
         *,
         actor: str = "human:unknown",
         root: Path | None = None,
+        checked: Path | None = None,
         retry: RetryConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
@@ -107,6 +109,7 @@ class Tracker:
         """`skew` is how far apart the clocks of the store's clients may be."""
         self.store = store
         self.root = root
+        self._checked = checked
         self.actor: str = checked_actor(actor)
         self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew)
 
@@ -123,7 +126,7 @@ class Tracker:
     @cached_property
     def gates(self) -> Gating:
         """Gates and their checkers."""
-        return Gating(self.transactions, self.root)
+        return Gating(self.transactions, self.root, self._checked)
 
     @cached_property
     def _creating(self) -> Creating:

@@ -165,7 +165,8 @@ class Project(NamedTuple):
 
     def tracker(self, actor: str) -> Tracker:
         settings = self.settings
-        return open_tracker(find_root(self.root), actor=actor, timeout=settings.lock_timeout, retry=settings.retry)
+        root, timeout, retry = find_root(self.root), settings.lock_timeout, settings.retry
+        return open_tracker(root, actor=actor, timeout=timeout, retry=retry, start=self.start)
 
     def ledger(self) -> Ledger:
         return open_ledger(self.root).ledger

@@ -13,7 +13,7 @@ from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
 from holdfast.repository.doctor import Examination, RepositoryCheck
-from holdfast.repository.opening import open_ledger, open_tracker
+from holdfast.repository.opening import open_ledger, open_tracker, tracker_of
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
 def _issues(examination: Examination) -> Iterator[Finding]:
     """The issues beside the repository, if any."""
     _require_store(examination)
-    tracker = open_tracker(examination.context.paths.root, actor=ACTOR)
-    fix = partial(validate.repair, tracker)
     try:
+        tracker = open_tracker(tracker_of(examination.context.paths.root), actor=ACTOR)
+        fix = partial(validate.repair, tracker)
         found = validate.examine(tracker)
     except NotInitialised:
         return

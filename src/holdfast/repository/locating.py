@@ -9,6 +9,11 @@ import os
 
 from holdfast.fs import calls
 
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def find_repository_root(start: str) -> str | None:
     """The repository that a path is in: the nearest directory upwards with `.jvs/`, or the git home of the nearest
@@ -32,6 +37,30 @@ def is_git_home(root: str) -> bool:
     """Whether a repository is in the directory of a git repository."""
     common, name = os.path.split(root)
     return name == "holdfast" and calls.exists(os.path.join(common, "HEAD"))
+
+
+def main_checkout_of(root: str) -> str | None:
+    """The main checkout of a git home; None if it has none, or if this is a plain home."""
+    if not is_git_home(root):
+        return None
+    from holdfast.git.checkout import main_checkout
+
+    return main_checkout(os.path.dirname(root))
+
+
+def find_records(start: str, has: Callable[[str], bool]) -> str | None:
+    """The nearest directory upwards that has records of some kind; None if there is none. The records of a git home are
+    in its root or in its main checkout, but never in the copy of a branch."""
+    found: list[str] = []
+
+    def is_found(directory: str) -> bool:
+        root = git_home_of(directory)
+        places = [directory] if root is None else [root, main_checkout_of(root)]
+        found[:] = [place for place in places if place is not None and has(place)]
+        return bool(found)
+
+    calls.find_upwards(start, is_found)
+    return found[0] if found else None
 
 
 def git_worktree_at(directory: str, root: str) -> str | None:

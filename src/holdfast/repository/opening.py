@@ -7,8 +7,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.clock import format_duration
-from holdfast.errors import AlreadyExists, NotFound, NotInitialised
+from holdfast.errors import AlreadyExists, NotFound, NotInitialised, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, entry_exists, make_directories, resolved
 from holdfast.issues.tracker import Tracker
@@ -16,8 +18,15 @@ from holdfast.ledger import log
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
+from holdfast.repository.locating import (
+    find_records,
+    find_repository_root,
+    git_home_of,
+    is_git_home,
+    main_checkout_of,
+)
 from holdfast.store.model import Create, Decision, Store
-from holdfast.store.open import FILES, open_store, read_config
+from holdfast.store.open import FILES, open_store, read_config, write_config
 
 if TYPE_CHECKING:
     from holdfast.ledger.claim_files import ClaimFiles
@@ -145,8 +154,14 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. A directory that is
     merely called `ledger` does not count: other programs use that name too. Whether a ledger on a server exists is
     known only when it is opened."""
-    found = calls.find_upwards(resolved(start), lambda directory: _has_ledger(Path(directory)))
+    found = find_records(str(resolved(start)), lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
+
+
+def place_for_ledger(start: str | os.PathLike[str]) -> Path:
+    """Where to create a ledger: in the git home around a directory, else in the directory itself."""
+    home = _git_home_around(resolved(start))
+    return Path(start if home is None else home)
 
 
 def _has_ledger(path: Path) -> bool:
@@ -159,20 +174,59 @@ def _no_ledger(path: Path) -> NotInitialised:
     return NotInitialised(f"there is no ledger in {path}", create="holdfast ledger init", path=str(path))
 
 
-MARKS = (".jit", ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store
+ISSUES = ".jit"
+COMMITTED = ("index.json", "events.jsonl")  # in it; what git ignores stays when a branch without it is checked out
+MARKS = (ISSUES, ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store
 
 
 def find_root(start: Path) -> Path:
-    """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`."""
+    """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`. Everywhere in
+    a git home, that is its root, or its main checkout."""
     for mark in MARKS:
-        found = calls.find_upwards(resolved(start), partial(_has, mark))
+        found = find_records(str(resolved(start)), partial(_has, mark))
         if found is not None:
-            return Path(found)
+            return tracker_of(Path(found))
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 
+def tracker_of(root: Path) -> Path:
+    """The directory of the tracker of a repository: its root, or the main checkout of a git home that has it there."""
+    main = None if calls.exists(root / ISSUES) else main_checkout_of(str(root))
+    if main is not None and any(calls.exists(os.path.join(main, ISSUES, name)) for name in COMMITTED):
+        return Path(main)
+    if main is not None and read_config(root).issues_in_tree:
+        message = f"the tracker is in the main checkout, {main}, but the branch there has no .jit/"
+        raise NotInitialised(message, create="holdfast issue init --in-tree", path=main)
+    return root
+
+
+def place_for_tracker(start: Path, *, in_tree: bool = False) -> Path:
+    """Where to create a tracker: in the git home around a directory, else in the directory itself. With `in_tree`, in
+    the main checkout of the git home, which from then on is known to have it: only there, and on no other branch."""
+    home = _git_home_around(resolved(start))
+    if not in_tree:
+        return start if home is None else tracker_of(Path(home))
+    main = None if home is None else main_checkout_of(home)
+    if home is None or main is None:
+        hint = "Adopt a checkout first ('holdfast init' in it), or leave out --in-tree."
+        raise Refused(f"{start} is not in a git repository with a main checkout that was adopted", hint=hint)
+    if calls.exists(os.path.join(home, ISSUES)):
+        hint = "It serves every worktree. To move it, export its issues and import them."
+        raise AlreadyExists(f"a tracker already exists in {home}", hint=hint, path=home)
+    write_config(home, msgspec.structs.replace(read_config(home), issues_in_tree=True))
+    return Path(main)
+
+
+def _git_home_around(start: Path) -> str | None:
+    """The git home that a directory is in, unless a plain home is nearer."""
+    found = find_repository_root(str(start))
+    return found if found is not None and is_git_home(found) else None
+
+
 def _has(mark: str, directory: str) -> bool:
-    return calls.exists(os.path.join(directory, mark))
+    if calls.exists(os.path.join(directory, mark)):
+        return True
+    return mark == ISSUES and is_git_home(directory) and read_config(directory).issues_in_tree
 
 
 def open_tracker(
@@ -182,8 +236,19 @@ def open_tracker(
     address: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
+    start: str | os.PathLike[str] | None = None,
 ) -> Tracker:
     """The issue tracker of the directory `root`, or at `address`. `actor` is the actor of every change, such as
-    `agent:alice`. A new tracker must be initialised first."""
-    store = open_store(root, address, timeout=timeout)
-    return Tracker(store, actor=actor, root=resolved(root), retry=retry, skew=store.skew)
+    `agent:alice`. A new tracker must be initialised first. Checkers run in `root`; in a git home, in the checkout
+    around `start`, else in the main one."""
+    store, path = open_store(root, address, timeout=timeout), resolved(root)
+    directory = _checked_directory(path, path if start is None else start)
+    return Tracker(store, actor=actor, root=path, checked=directory, retry=retry, skew=store.skew)
+
+
+def _checked_directory(root: Path, start: str | os.PathLike[str]) -> Path:
+    home = str(root) if is_git_home(str(root)) else git_home_of(str(root))
+    if home is None:
+        return root
+    around = calls.find_upwards(resolved(start), lambda directory: git_home_of(directory) == home)
+    return Path(around or main_checkout_of(home) or root)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
-from holdfast.fs import calls, probe
+from holdfast.fs import probe
 from holdfast.fs.directory import Directory, resolved
 from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.probe import network_problems
@@ -29,8 +29,8 @@ from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
-from holdfast.repository.locating import git_home_of
-from holdfast.repository.opening import open_ledger
+from holdfast.repository.locating import find_records, git_home_of
+from holdfast.repository.opening import open_ledger, tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
@@ -68,11 +68,9 @@ class Overview(NamedTuple):
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has a repository, a tracker or a ledger."""
-    found = calls.find_upwards(
-        resolved(start), lambda directory: _is_workspace(Path(directory)) or git_home_of(directory) is not None
-    )
+    found = find_records(str(resolved(start)), lambda directory: _is_workspace(Path(directory)))
     if found is not None:
-        return _root_of(Path(found))
+        return Path(found)
     message = f"there is no repository, tracker or ledger in {start} or above it"
     raise NotInitialised(message, create=None, path=str(start))
 
@@ -100,12 +98,13 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     """
     root = _root_of(resolved(root))
     present = _names(root)
+    tracker = root if ".jit" in present else _tracker_of(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:
         sources["lease"] = lambda: _of_repository(root, _leases)
         sources["operation"] = lambda: _of_repository(root, _operations)
-    if ".jit" in present or ".holdfast" in present or address:
-        sources["issue"] = lambda: _issue_claims(root, address)
+    if ".jit" in present or tracker != root or ".holdfast" in present or address:
+        sources["issue"] = lambda: _issue_claims(tracker, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
     notes = WaitNotes([waits_of_repository(root)]).notes(sweep=False)
@@ -131,9 +130,15 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
 
 
+def _tracker_of(root: Path) -> Path:
+    with contextlib.suppress(Failure):
+        return tracker_of(root)
+    return root
+
+
 def _root_of(directory: Path) -> Path:
     """The directory itself, or the git home of the checkout there."""
-    return directory if _is_workspace(directory) else Path(git_home_of(str(directory)) or directory)
+    return Path(git_home_of(str(directory)) or directory)
 
 
 def _now(root: Path) -> float:

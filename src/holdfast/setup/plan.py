@@ -109,12 +109,22 @@ def _is_set_up(part: Part, edit: FileEdit) -> bool:
 
 
 def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
+    """The guard as pre-commit hook, and the merge driver: in git's own files, so that the project stays as it is."""
+    hooks, common = _git_directories(project)
+    driver = TextPart("config", targets.MERGE_DRIVER, HASH), TextPart("info/attributes", targets.MERGED, HASH)
+    merging = [_edit(part, _git_file(common / part.path), remove=remove) for part in driver]
+    return [*_hook_edits(hooks, remove=remove), *merging]
+
+
+def _git_file(path: Path) -> FileEdit:
+    if (real := Path(calls.realpath(path))) != path:
+        raise _leads_out(path, real)
+    return read_unchanged(path)
+
+
+def _hook_edits(directory: Path, *, remove: bool) -> list[FileEdit]:
     """A block in the pre-commit hook. A hook that cannot take one is moved aside and called by ours."""
-    directory = _hooks_directory(project)
-    for name in ("pre-commit", MOVED_HOOK):
-        if (real := Path(calls.realpath(directory / name))) != directory / name:
-            raise _leads_out(directory / name, real)
-    hook, moved = read_unchanged(directory / "pre-commit"), read_unchanged(directory / MOVED_HOOK)
+    hook, moved = _git_file(directory / "pre-commit"), _git_file(directory / MOVED_HOOK)
     where = str(hook.path)
     if remove:
         if hook.before is None:
@@ -130,10 +140,10 @@ def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
     return [hook._replace(after=script, mode=_EXECUTABLE if hook.before is None else hook.mode)]
 
 
-def _hooks_directory(project: Path) -> Path:
-    """Where git looks for the hooks of this project: in its working tree or that of its superproject, in the repository
-    that has it as a linked worktree, or where the user's own configuration says. `Refused` if the project itself, whose
-    files may be a stranger's, leads anywhere else."""
+def _git_directories(project: Path) -> tuple[Path, Path]:
+    """Where git looks for the hooks of this project, and the directory of its repository: in its working tree or that
+    of its superproject, in the repository that has it as a linked worktree, or (hooks) where the user's own
+    configuration says. `Refused` if the project itself, whose files may be a stranger's, leads anywhere else."""
     asked = _git(project, "rev-parse", "--path-format=absolute", "--git-path", "hooks", "--git-common-dir", "--git-dir")
     if asked.returncode != 0:
         raise NotFound(
@@ -152,7 +162,9 @@ def _hooks_directory(project: Path) -> Path:
     scope = _git(project, "config", "--show-scope", "--get", "core.hooksPath").stdout.partition("\t")[0]
     if scope not in ("global", "system") and not any(hooks.is_relative_to(each) for each in trusted):
         raise _leads_out(project / ".git/hooks", hooks)
-    return hooks
+    if not any(common.is_relative_to(each) for each in trusted):
+        raise _leads_out(project / ".git", common)
+    return hooks, common
 
 
 def _git(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -47,6 +47,20 @@ if [ -x "$(dirname "$0")/pre-commit.before-holdfast" ]; then
 fi
 """
 
+MERGE_DRIVER = """\
+[merge "holdfast"]
+	name = issues of Holdfast, field by field
+	driver = "holdfast hook merge %O %A %B %P || { git merge-file -q --marker-size=%L -L ours -L base -L theirs \
+%A %O %B; exit 1; }"
+"""
+"""If Holdfast cannot merge a file, or is not installed any more, git's own merge writes its conflict markers."""
+
+MERGED = """\
+**/.jit/issues/*.json merge=holdfast
+**/.jit/index.json merge=holdfast
+**/.jit/gates.json merge=holdfast
+"""
+
 HOOK = "holdfast hook "  # the start of our hooks' commands, by which they are recognised
 
 
@@ -139,4 +153,4 @@ PARTS: dict[Target, tuple[Part, ...]] = {
     ),
     Target.GIT: (),
 }
-"""What each program gets. The hooks of git are not in the project: see `plan`."""
+"""What each program gets. The hooks and settings of git are not in the project: see `plan`."""

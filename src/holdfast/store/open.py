@@ -55,6 +55,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     schema_version: int = 1
     store: str = FILES
+    issues_in_tree: bool = False  # of a git home: the tracker is in the main checkout
 
 
 _CODEC = model.StructCodec(Config)
@@ -87,14 +88,18 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
             store.now()
         finally:
             store.close()
-    path = resolved(root) / CONFIG
-    make_directories(path.parent)
     if kept != FILES:
         from holdfast.store.approvals import approve
 
         approve(root, store=kept)
-    durable.replace(path, msgspec.json.format(msgspec.json.encode(Config(1, kept)), indent=2) + b"\n")
+    write_config(root, msgspec.structs.replace(read_config(root), store=kept))
     return kept
+
+
+def write_config(root: str | os.PathLike[str], config: Config) -> None:
+    path = resolved(root) / CONFIG
+    make_directories(path.parent)
+    durable.replace(path, msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
 
 
 def open_store(

@@ -41,13 +41,13 @@ from holdfast.store.intents import (
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
 from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name, published_lines
+from holdfast.store.merge import Path, merged
 
 _EVENTS = "jit/events"
 _INDEX = "jit/index"
 _LONGEST_EVENT = 2 << 20  # bytes
 _NO_LIMIT = 1 << 40  # bytes: what others wrote must not block us, however large it is
-_SET_BY_EVERY_CHANGE = "updated_at."
-_ABSENT = object()
+_SET_BY_EVERY_CHANGE = ("updated_at",)
 
 
 class Resolution(NamedTuple):
@@ -194,10 +194,10 @@ def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Re
         old, ours, theirs = (strictjson.decode(each, limit=_NO_LIMIT) for each in contents)
         if was_large:
             old = {"all_ids": _deleted_ids(ours) + _deleted_ids(theirs)}  # other differences are additions
-        merged = strictjson.encode(_merged(old, ours, theirs, clashes), limit=_NO_LIMIT, string_keys=True)
+        content = strictjson.encode(_merged(old, ours, theirs, clashes), limit=_NO_LIMIT, string_keys=True)
     except (Corrupt, UsageFailure):
         return Resolution(current, ["*"])
-    return Resolution(msgspec.json.format(merged, indent=2) + b"\n", clashes)
+    return Resolution(msgspec.json.format(content, indent=2) + b"\n", clashes)
 
 
 def _tells_of(target: StepTarget) -> bool:
@@ -210,30 +210,15 @@ def _deleted_ids(index: Any) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str], path: str = "") -> Any:
-    """`theirs`, with the change from `old` to `ours`. Where both changed the same value, theirs stands, and `clashes`
-    gets its path."""
-    if ours in (old, theirs):
+def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str]) -> Any:
+    """Both changes. Where they clash, theirs stands, and `clashes` gets the name of the field."""
+
+    def decide(path: Path, ours: Any, theirs: Any) -> Any:
+        if path != _SET_BY_EVERY_CHANGE:
+            clashes.append(".".join(path))
         return theirs
-    if theirs == old:
-        return ours
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        before = old if isinstance(old, dict) else {}
-        values = {
-            name: _merged(
-                before.get(name, _ABSENT), ours.get(name, _ABSENT), theirs.get(name, _ABSENT), clashes, f"{path}{name}."
-            )
-            for name in dict.fromkeys((*theirs, *ours))
-        }
-        return {name: value for name, value in values.items() if value is not _ABSENT}
-    if isinstance(ours, list) and isinstance(theirs, list):
-        were = {repr(each) for each in old} if isinstance(old, list) else set[str]()
-        dropped, known = were.difference(map(repr, ours)), were.union(map(repr, theirs))
-        kept = [each for each in theirs if repr(each) not in dropped]
-        return kept + [each for each in ours if repr(each) not in known]
-    if path != _SET_BY_EVERY_CHANGE:
-        clashes.append(path.removesuffix("."))
-    return theirs
+
+    return merged(old, ours, theirs, decide)
 
 
 def _as_json(content: bytes | None) -> object:
