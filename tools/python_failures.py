@@ -24,7 +24,7 @@ Repository.lease: NotFound LockConflict LockTimeout Deadlock
 Repository.lease_async: NotFound LockConflict LockTimeout Deadlock
 Repository.file_locker: -
 Repository.steal: NotFound LockConflict LockNotHeld
-Repository.worktree_around: -
+Repository.worktree_around: NotFound
 Repository.path: NotFound LockConflict DirectoryReplaced
 Repository.variables: NotFound Refused
 Repository.payload: -

@@ -117,7 +117,8 @@ def adopt(
 
     \b
     Example:
-      git worktree add ../hotfix && holdfast worktree adopt ../hotfix
+      git worktree add ../hotfix
+      holdfast worktree adopt ../hotfix
     """
     from pathlib import Path
 
