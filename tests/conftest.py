@@ -16,12 +16,12 @@ from holdfast.trees import engines
 
 pytest_plugins = [
     "pytester",
+    "tests.support.homes",
     "tests.requirements_plugin",
     "tests.support.juicefs",
     "tests.support.loop_mounts",
     "tests.support.servers",
     "tests.support.guarded",
-    "tests.support.homes",
     "tests.support.machines",
 ]
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from proof import effort
+from tests.support import homes
 
 PAGE = "docs/requirements.md"
 
@@ -143,11 +144,12 @@ class Accounting:
 def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
     """Select the tests of this run: all of them at full rounds.
 
-    Otherwise leave out the long ones, and of each test marked `sampled` keep as many parameters as the mark says.
+    Otherwise leave out the long ones and most of those in a git home, and of each test marked `sampled` keep as many
+    parameters as the mark says.
     """
     if effort.SHARE >= 1:
         return items
-    items = [item for item in items if item.get_closest_marker("long") is None]
+    items = [item for item in items if item.get_closest_marker("long") is None and not homes.is_left_out(item)]
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:

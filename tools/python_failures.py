@@ -24,7 +24,7 @@ Repository.lease: NotFound LockConflict LockTimeout Deadlock
 Repository.lease_async: NotFound LockConflict LockTimeout Deadlock
 Repository.file_locker: -
 Repository.steal: NotFound LockConflict LockNotHeld
-Repository.worktree_around: -
+Repository.worktree_around: NotFound
 Repository.path: NotFound LockConflict DirectoryReplaced
 Repository.variables: NotFound Refused
 Repository.payload: -
@@ -76,7 +76,9 @@ Worktrees.configs: -
 Worktrees.states: -
 Worktrees.state: NotFound
 Worktrees.usage: NotFound DirectoryReplaced
-Worktrees.create: AlreadyExists NotFound Ambiguous SnapshotCollected PartialSnapshot LockConflict Refused
+Worktrees.create: AlreadyExists NotFound Ambiguous SnapshotCollected PartialSnapshot LockConflict Refused GitFailed
+Worktrees.adopt: AlreadyExists NotFound LockConflict Refused
+Worktrees.uncommitted: -
 Worktrees.change_name: NotFound AlreadyExists LockConflict InUse Refused DirectoryReplaced
 Worktrees.remove: NotFound LockConflict InUse Refused DirectoryReplaced FencingMismatch LockExpired
 Snapshots.take: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable AlreadyExists

@@ -26,7 +26,10 @@ from tests.cli.commands import (
     wait_until,
     wait_until_idle,
 )
-from tests.repository.stages import files_kept
+from tests.repository.stages import files_stored
+from tests.support.homes import make_repository
+
+pytestmark = pytest.mark.both_homes
 
 if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
@@ -38,7 +41,7 @@ WRITE = python("import os; open('result', 'a').write(os.environ['HOLDFAST_ISSUE_
 def shop(tmp_path: Path) -> Path:
     """A repository with a tracker and a ledger."""
     root = tmp_path / "shop"
-    assert holdfast("init", root).returncode == 0
+    make_repository(root)
     assert holdfast("issue", "init", cwd=root).returncode == 0
     assert holdfast("ledger", "init", cwd=root).returncode == 0
     return root
@@ -158,12 +161,13 @@ def test_successful_work_is_snapshotted_recorded_and_done(shop: Path) -> None:
     assert state_of(shop, issue) == "done"
     written = shop / "worktrees" / told["worktree"] / "result"
     assert written.read_text() == issue
-    assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["result"] == issue
+    assert files_stored(Repository(shop).context, told["snapshot_id"])["result"] == issue
     event = ledger_of(shop)[-1]
     assert (event["type"], event["issue_id"], event["assignee"]) == ("work_done", issue, "agent:a")
     assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
 
 
+@pytest.mark.plain_home("an agent starts at the commit of main")
 def test_an_agent_does_not_start_in_an_empty_worktree_while_main_has_unsaved_files(shop: Path) -> None:
     (shop / "main/file").write_text("content")
     issue = create(shop, "Change the file")
@@ -185,7 +189,7 @@ def test_failed_work_becomes_ready_again_and_its_files_are_kept(shop: Path) -> N
     assert result.returncode == 3
     told = outcome(result)
     assert (told["state"], told["succeeded"]) == ("ready", False)
-    assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["half"] == "half"
+    assert files_stored(Repository(shop).context, told["snapshot_id"])["half"] == "half"
     assert ledger_of(shop)[-1]["type"] == "work_failed"
     again = holdfast("agent", "run", "--next", "--json", "--", *WRITE, cwd=shop)
     assert outcome(again)["worktree"] == told["worktree"]
@@ -227,7 +231,7 @@ def test_the_work_of_a_killed_agent_is_taken_over_and_nothing_is_lost(shop: Path
     assert state_of(shop, issue) == "done"
     history = data(holdfast("history", "--worktree", f"issue-{issue[:8]}", "--json", cwd=shop))
     kept = [each["snapshot_id"] for each in history["snapshots"]]
-    names = {name for each in kept for name in files_kept(shop / ".jvs/snapshots" / each)}
+    names = {name for each in kept for name in files_stored(Repository(shop).context, each)}
     assert sorted(names) == ["half", "result"]
 
 
@@ -395,8 +399,7 @@ def test_the_worktree_of_finished_work_is_removed_on_request_and_a_pin_keeps_its
     assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
     assert holdfast("gc", "policy", "--keep-last", "1", cwd=shop).returncode == 0
     assert "nothing to delete" in holdfast("gc", "plan", cwd=shop).stdout
-    kept = shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/result"
-    assert kept.read_text() == issue
+    assert files_stored(Repository(shop).context, told["snapshot_id"])["result"] == issue
     assert holdfast("doctor", cwd=shop).returncode == 0
 
 

@@ -151,6 +151,7 @@ def test_completion_loads_no_slow_module(place: Place) -> None:
 
 NAMING = {"ID", "[ID]", "ISSUE", "SNAPSHOT", "NAME", "KEY", "KEY...", "[KEY]...", "PIN", "REPO_ID"}
 NOT_COMPLETED = {
+    ("worktree adopt", "name"),  # a new one
     ("snapshot", "tag"),
     ("ledger release", "claim_id"),
     ("ledger extend", "claim_id"),

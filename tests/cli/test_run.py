@@ -31,9 +31,13 @@ from tests.cli.commands import (
     python,
     wait_until,
 )
-from tests.repository.stages import expire, files_kept, make_repository
+from tests.repository.stages import expire, files_stored, make_repository
+from tests.support.homes import records_of
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+]
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_the_command_holds_the_lease_and_gets_it_in_its_environment(repo: Path) 
     result = holdfast("run", "--json", "--purpose", "tests", "--", *python(program), cwd=repo)
     assert result.returncode == 0, result.stderr
     told, said = json.loads(result.stdout), outcome(result.stderr)
-    assert told["HOLDFAST_REPO"] == str(repo)
+    assert told["HOLDFAST_REPO"] == str(records_of(repo))
     assert told["HOLDFAST_WORKTREE"] == said["worktree"] == "main"
     assert told["HOLDFAST_LOCK_ID"] == said["lock_id"]
     assert told["HOLDFAST_TOKEN"] == str(said["token"]) == "1"
@@ -291,7 +295,7 @@ def test_the_result_is_snapshotted_on_request_only_if_the_command_succeeds(repo:
     assert isinstance(saved, str)
     repository = Repository(repo)
     assert repository.context.config("main").head_snapshot_id == saved
-    assert files_kept(repository.context.paths.tree(saved)) == {"made": "by the command"}
+    assert files_stored(repository.context, (saved)) == {"made": "by the command"}
     failed = holdfast("run", *options, *python(f"{write}; raise SystemExit(1)"), cwd=repo)
     assert failed.returncode == 1
     assert outcome(failed.stderr)["snapshot_id"] is None

@@ -33,7 +33,15 @@ from tests.cli.commands import (
 from tests.repository.history_states import state_of
 from tests.repository.stages import expire, make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot exchange directories")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot exchange directories"),
+]
+
+
+def is_capturing(scratch: Path) -> bool:
+    """Whether a process has begun to capture in a scratch directory, in either home."""
+    return any((scratch / name).is_dir() for name in ("tree", "objects"))
 
 
 @pytest.fixture
@@ -78,7 +86,7 @@ def test_snapshots_are_listed_and_best_effort_ones_carry_a_warning(root: Path) -
     first = run(root, "snapshot", "-m", "first", "--tag", "v1")
     assert first["note"] == "first"
     assert first["warning"] is False
-    second = run(root, "snapshot", "--consistency", "best_effort")
+    second = run(root, "snapshot", "--allow-empty", "--consistency", "best_effort")
     found = run(root, "history")
     assert [each["snapshot_id"] for each in found["snapshots"]] == [
         second["snapshot_id"],
@@ -91,7 +99,8 @@ def test_snapshots_are_listed_and_best_effort_ones_carry_a_warning(root: Path) -
     assert text.count("warning: best effort") == 1
     assert run(root, "show", "v1")["snapshot_id"] == first["snapshot_id"]
     assert "warning" in call(root, "show", "head").stdout
-    assert [each["path"] for each in run(root, "show", "v1", "--files")["entries"]] == ["", "file"]
+    entries = run(root, "show", "v1", "--files")["entries"]
+    assert [each["path"] for each in entries if each["path"]] == ["file"]
     assert run(root, "history", "--limit", "1")["more"] is True
     assert run(root, "status")["clean"] is True
 
@@ -114,9 +123,9 @@ def test_a_snapshot_leases_a_free_worktree_and_needs_the_lease_of_a_leased_one(r
     refused = run(root, "snapshot")
     assert refused["code"] == "E_LOCK_CONFLICT"
     assert "--lock-id" in refused["hint"]
-    assert run(root, "snapshot", env=env)["token"] == int(env["HOLDFAST_TOKEN"])
+    assert run(root, "snapshot", "--allow-empty", env=env)["token"] == int(env["HOLDFAST_TOKEN"])
     lock_id = env["HOLDFAST_LOCK_ID"]
-    assert run(root, "snapshot", "--lock-id", lock_id)["lock_id"] == lock_id
+    assert run(root, "snapshot", "--allow-empty", "--lock-id", lock_id)["lock_id"] == lock_id
     assert len(run(root, "history")["snapshots"]) == 3
 
 
@@ -214,6 +223,7 @@ def test_differences_are_shown_as_names_statistics_and_patches(root: Path) -> No
     assert run(root, "diff", "--patch", "--stat")["code"] == "E_USAGE"
 
 
+@pytest.mark.plain_home("git lists no directories")
 def test_the_entries_of_a_large_new_directory_are_counted_and_listed_only_on_request(root: Path) -> None:
     run(root, "snapshot")
     for name in ("packages/a", "packages/b", "small"):
@@ -239,6 +249,7 @@ def test_the_entries_of_a_large_new_directory_are_counted_and_listed_only_on_req
     assert "D packages  (directory with 32 entries)\n" in call(root, "diff").stdout
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 def test_a_damaged_snapshot_is_found(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     damaged = run(root, "show", "v1")
@@ -257,6 +268,7 @@ def test_a_damaged_snapshot_is_found(root: Path) -> None:
     assert found["problems"][0]["path"]
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 @pytest.mark.req("LC-27")
 def test_no_command_shows_or_restores_a_partial_snapshot(root: Path) -> None:
     partial = run(root, "snapshot")["snapshot_id"]
@@ -290,6 +302,7 @@ def test_an_invalid_request_is_refused_with_a_code(root: Path, arguments: tuple[
     assert run(root, *arguments)["code"] == code
 
 
+@pytest.mark.plain_home("a git home has one engine")
 def test_the_engine_comes_from_the_option_or_the_environment(root: Path) -> None:
     assert run(root, "snapshot", "--engine", "copy")["engine"] == "copy"
     assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "copy"
@@ -297,6 +310,7 @@ def test_the_engine_comes_from_the_option_or_the_environment(root: Path) -> None
     assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "magic"})["code"] == "E_SETTING_INVALID"
 
 
+@pytest.mark.plain_home("git does not replace the directory")
 def test_a_shell_in_a_directory_that_was_restored_in_place_is_told_so(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
@@ -344,7 +358,7 @@ def test_a_killed_snapshot_leaves_nothing_in_the_history_and_can_be_repeated(roo
     env = acquire(root)
     with Running("snapshot", "--repo", root, env=env) as command:
         temporary = root / ".jvs" / "tmp"
-        wait_until(lambda: temporary.is_dir() and any((each / "tree").is_dir() for each in temporary.iterdir()))
+        wait_until(lambda: temporary.is_dir() and any(map(is_capturing, temporary.iterdir())))
         command.kill()
         command.finish()
     assert run(root, "history", "--all")["snapshots"] == []
@@ -382,7 +396,7 @@ def test_a_terminated_command_releases_its_lease(root: Path) -> None:
     os.truncate(root / "main" / "file", 1 << 31)  # makes the snapshot slow
     with Running("snapshot", "--repo", root) as command:
         temporary = root / ".jvs" / "tmp"
-        wait_until(lambda: temporary.is_dir() and any((each / "tree").is_dir() for each in temporary.iterdir()))
+        wait_until(lambda: temporary.is_dir() and any(map(is_capturing, temporary.iterdir())))
         command.send(signal.SIGTERM)
         result = command.finish()
     assert died_of(result) is signal.SIGTERM
@@ -441,6 +455,7 @@ def _damage(root: Path, snapshot_id: str, name: str) -> None:
     os.utime(stored, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 def test_a_damaged_snapshot_is_repaired_from_a_worktree_and_says_what_is_not(root: Path) -> None:
     (root / "main" / "lost").write_text("nobody has it\n")
     first = run(root, "snapshot")["snapshot_id"]
@@ -463,6 +478,7 @@ def test_a_damaged_snapshot_is_repaired_from_a_worktree_and_says_what_is_not(roo
     assert any(each["event"] == "snapshots_repaired" for each in run(root, "audit")["entries"])
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 def test_a_file_too_many_in_a_snapshot_is_for_people_to_remove(root: Path) -> None:
     first = run(root, "snapshot")["snapshot_id"]
     (root / ".jvs/snapshots" / first / "payload/file~").write_text("left by an editor\n")
@@ -473,6 +489,7 @@ def test_a_file_too_many_in_a_snapshot_is_for_people_to_remove(root: Path) -> No
         assert "backup" not in told
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 def test_a_snapshot_on_top_of_a_damaged_one_is_sound_and_warns(root: Path) -> None:
     first = run(root, "snapshot")["snapshot_id"]
     _damage(root, first, "file")
@@ -483,6 +500,7 @@ def test_a_snapshot_on_top_of_a_damaged_one_is_sound_and_warns(root: Path) -> No
     assert run(root, "verify", first, "--repair")["verified"] == [first]
 
 
+@pytest.mark.plain_home("it damages the tree of a snapshot")
 def test_with_json_a_warning_is_in_the_envelope_and_nowhere_else(root: Path) -> None:
     first = run(root, "snapshot")["snapshot_id"]
     _damage(root, first, "file")

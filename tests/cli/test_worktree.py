@@ -15,6 +15,8 @@ from holdfast.repository.repository import Repository
 from tests.cli.commands import data, error, holdfast
 from tests.repository.stages import files_in, make_repository, put_files
 
+pytestmark = pytest.mark.both_homes
+
 
 @pytest.fixture
 def repo(scratch: Path) -> Path:
@@ -128,7 +130,7 @@ def test_invalid_names_are_refused(repo: Path, name: str) -> None:
         assert refused.returncode in (2, 7)
         assert error(refused)["code"] in ("E_NAME_INVALID", "E_REFUSED")
         assert refused.stdout.count("\n") == 1
-    assert list((repo / "worktrees").iterdir()) == []
+    assert list((repo / "worktrees").glob("*")) == []
     assert (repo / "main").is_dir()
 
 
@@ -164,6 +166,7 @@ def test_a_misspelled_repository_is_not_created(repo: Path) -> None:
         assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
 
 
+@pytest.mark.plain_home("the top of a git checkout is a worktree")
 def test_setup_outside_a_worktree_suggests_the_worktree(repo: Path) -> None:
     around = holdfast("setup", "claude", cwd=repo)
     inside = holdfast("setup", "claude", "--project", "main", cwd=repo)

@@ -23,10 +23,10 @@ from mcp.client.stdio import stdio_client
 
 from holdfast.__main__ import main
 from holdfast.issues.creating import NewIssue
-from holdfast.repository.init import initialise
 from holdfast.repository.opening import init_ledger, open_tracker
 from proof.forked import exit_with
 from tests.cli.commands import HOLDFAST, PATIENCE, environment
+from tests.support.homes import make_repository, records_of
 
 NAME = "test-client"
 ERAS = ("auto", "legacy")
@@ -160,10 +160,10 @@ def send(pid: int, name: str) -> None:
 
 def make_repo(root: Path, *titles: str) -> Path:
     """Create a repository with a tracker, a ledger and some issues."""
-    initialise(root)
-    tracker = open_tracker(root, actor="human:owner")
+    make_repository(root)
+    tracker = open_tracker(records_of(root), actor="human:owner")
     tracker.initialise()
-    init_ledger(root)
+    init_ledger(records_of(root))
     if titles:
         tracker.create_all([NewIssue(title=title) for title in titles])
     return root

@@ -18,7 +18,10 @@ from holdfast.repository.repository import Repository
 from tests.cli.commands import environment, holdfast, stop_between_commits, wait_until
 from tests.mcp.clients import Agent, connected, make_repo, run, send, server_pid
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
+]
 
 
 @pytest.fixture

@@ -26,9 +26,12 @@ from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
 from tests.mcp.clients import make_repo
 from tests.mcp.crowd import client, read_notes
-from tests.repository.stages import files_kept
+from tests.repository.stages import files_stored
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked"),
+]
 
 CLIENTS, ISSUES = 8, rounds(24, least=12)
 VICTIMS = ("server", "client", "server", "client", "server")[: rounds(5)]
@@ -151,7 +154,7 @@ def audit_work(repo: Path, done: list[dict[str, Any]], added: list[str]) -> None
         assert record.token == each["token"]
     repository = Repository(repo)
     for each in done:
-        kept = files_kept(repo / ".jvs/snapshots" / each["snapshot"])
+        kept = files_stored(Repository(repo).context, each["snapshot"])
         assert kept[f"by-{each['token']}"] == each["issue"]
     for snapshot_id in repository.snapshots.all_ids():
         assert list(repository.snapshots.verify(snapshot_id)) == []

@@ -15,7 +15,10 @@ from holdfast.repository.repository import Repository
 from tests.cli.commands import error, holdfast
 from tests.mcp.clients import ERAS, connected, make_repo, run
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics"),
+]
 
 
 @pytest.fixture

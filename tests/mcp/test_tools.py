@@ -10,11 +10,15 @@ import mcp_types as types
 import pytest
 from mcp import MCPError
 
+from holdfast.repository.repository import Repository
 from tests.cli.commands import data, error, holdfast
 from tests.mcp.clients import ERAS, NAME, Agent, connected, make_repo, run
-from tests.repository.stages import files_kept
+from tests.repository.stages import files_stored
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics"),
+]
 
 PASSING = ("at", "time_left", "age")
 """Fields that differ on every read."""
@@ -166,7 +170,7 @@ async def snapshots(agent: Agent, repo: Path) -> None:
     (repo / "main/text").write_text("unsaved\n")
     restored = await agent("restore", snapshot="v1", in_place=True, reason="it was better")
     assert (repo / "main/text").read_text() == "one\n"
-    assert files_kept(repo / ".jvs/snapshots" / restored["kept_snapshot_id"])["text"] == "unsaved\n"
+    assert files_stored(Repository(repo).context, restored["kept_snapshot_id"])["text"] == "unsaved\n"
     assert (await agent("release_lease"))["lock_id"] == lease["lock_id"]
 
     into = await agent("restore", snapshot="head~1", into="copy", dry_run=True)
@@ -209,7 +213,7 @@ async def work(agent: Agent, repo: Path) -> None:
     Path(taken["path"], "result").write_text("whole")
     done = await agent("finish_work", outcome="done")
     assert (done["issue_id"], done["state"], done["succeeded"]) == (first["id"], "done", True)
-    assert files_kept(repo / ".jvs/snapshots" / done["snapshot_id"])["result"] == "whole"
+    assert files_stored(Repository(repo).context, done["snapshot_id"])["result"] == "whole"
     event = command(repo, "ledger", "show", str(done["sequence"]))["event"]
     assert (event["type"], event["claim_token"]) == ("work_done", taken["claim_token"])
     assert (await agent.failure("finish_work", outcome="done"))["code"] == "E_NOT_FOUND"

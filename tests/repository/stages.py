@@ -65,12 +65,17 @@ def put_files(directory: Path, files: dict[str, str]) -> None:
         path.write_text(content)
 
 
+def _is_of_git(directory: Path, path: Path) -> bool:
+    """Whether a file belongs to git itself: the `.git` of a linked worktree, or anything in that of a checkout."""
+    return path.name == ".git" or (".git" in path.relative_to(directory).parts and (directory / ".git/HEAD").exists())
+
+
 def files_in(directory: Path) -> dict[str, str]:
     """The files below a directory and their content."""
     return {
         str(path.relative_to(directory)): path.read_text()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and ".git" not in path.relative_to(directory).parts
+        if path.is_file() and not _is_of_git(directory, path)
     }
 
 

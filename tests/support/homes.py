@@ -8,6 +8,7 @@ alone is marked `plain_home` with the reason.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from holdfast.repository import git_init
 from holdfast.repository.git_init import adopt_checkout
 from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository
+from proof import effort
 
 SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
+_SHARE = 0.15  # of the tests in a git home, outside of full rounds
 _current = ["plain"]
 
 
@@ -36,6 +39,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     node = metafunc.definition
     if node.get_closest_marker("both_homes") and not node.get_closest_marker("plain_home"):
         metafunc.parametrize("home", ["plain", "git"], indirect=True)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a test in a git home is left to the full rounds: the same test runs in a plain home."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    is_chosen = random.Random(f"{effort.SEED} {item.nodeid}").random() < _SHARE
+    return parameters.get("home") == "git" and not is_chosen
 
 
 @pytest.fixture(autouse=True)  # so that it comes before the fixtures that make repositories
@@ -61,6 +71,11 @@ def make_repository(root: Path) -> Repository:
         adopt_checkout(root / "main")
     (root / ".jvs").symlink_to(root / ".git/holdfast/.jvs")
     return Repository(root)
+
+
+def records_of(root: Path) -> Path:
+    """The directory with the records of a repository that `make_repository` has made."""
+    return root / ".git/holdfast" if in_git() else root
 
 
 def make_checkout(root: Path) -> None:

@@ -193,6 +193,7 @@ _OF_COMMANDS: dict[tuple[str, str], Source | None] = {
     ("diff", "old"): _SNAPSHOTS,
     ("diff", "new"): _SNAPSHOTS,
     ("ref create", "name"): None,
+    ("worktree adopt", "name"): None,  # a new one
     ("ref delete", "name"): _below(".jvs", _fields(".jvs/refs", "snapshot_id")),
     ("gate pass", "key"): _GATES,
     ("gate fail", "key"): _GATES,

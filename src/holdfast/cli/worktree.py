@@ -92,11 +92,11 @@ def create(
     repository.worktrees.create(
         name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch
     )
-    if snapshot is None and (changed := repository.worktrees.uncommitted()):
-        output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
     with showing_output():
         done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
     state = repository.worktrees.state(name)
+    if snapshot is None and (changed := repository.worktrees.uncommitted()):
+        output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
     lines = [f"Created {state.path}", worktree_line(state)]
     if done is not None:
         lines.append(f"Copied {counted(done.copied, 'file')}, ran {counted(len(done.commands), 'setup command')}.")
@@ -117,7 +117,8 @@ def adopt(
 
     \b
     Example:
-      git worktree add ../hotfix && holdfast worktree adopt ../hotfix
+      git worktree add ../hotfix
+      holdfast worktree adopt ../hotfix
     """
     from pathlib import Path
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import AlreadyExists, Changed, Failure, GitFailed, NotFound, Refused
+from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
 from holdfast.git import contents
@@ -31,7 +31,7 @@ from holdfast.repository.context import (
     OperationKind,
     RepositoryContext,
 )
-from holdfast.repository.git_paths import GitPaths, names_in_git
+from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
 from holdfast.repository.home import Home, ReadFile
 from holdfast.trees.capture import Captured
 from holdfast.trees.manifest import ManifestEntry
@@ -289,15 +289,12 @@ class GitHome(Home):
 
     def _registrations_at(self, path: Path) -> Iterator[Path]:
         """git's directories of a linked worktree that was at a path, and half-made ones of that name."""
-        place = self.paths.common / "worktrees"
-        with contextlib.suppress(FileNotFoundError):
-            for each in calls.listdir(place):
-                try:
-                    content = os.fsdecode(calls.read_small(os.fspath(place / each / "gitdir"), 1 << 16)).strip()
-                except OSError:
-                    content = "" if each.rstrip("0123456789") == path.name.rstrip("0123456789") else "?"
-                if content in ("", f"{path}/.git"):
-                    yield place / each
+        for each in self.paths.git_ids():
+            git_dir = self.paths.common / "worktrees" / each
+            registered = registered_path(git_dir)
+            is_half_made = registered is None and each.rstrip("0123456789") == path.name.rstrip("0123456789")
+            if is_half_made or registered == str(path):
+                yield git_dir
 
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         """Rename the directory, if it has the worktree's name; then the branch; and last the name in git's
@@ -355,8 +352,8 @@ class GitHome(Home):
     def _branch_of(self, git_dir: Path) -> str | None:
         """What is checked out: the reference of a branch, or a commit."""
         try:
-            text = calls.read_small(os.fspath(git_dir / "HEAD"), 1 << 16).decode().strip()
-        except (OSError, UnicodeDecodeError):
+            text = durable.read(git_dir / "HEAD", limit=1 << 16).decode().strip()
+        except (NotFound, Corrupt, UnicodeDecodeError):
             return None
         return text.removeprefix("ref: ") or None
 

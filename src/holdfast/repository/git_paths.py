@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.errors import DirectoryReplaced, Failure, NotFound
-from holdfast.fs import calls
+from holdfast.errors import Corrupt, DirectoryReplaced, Failure, NotFound
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.git.checkout import Checkout, is_worktree_of, main_checkout, name_in
 from holdfast.repository.context import MAIN, RepositoryPaths
@@ -48,16 +48,19 @@ class GitPaths(RepositoryPaths):
 
     def registrations(self, first: str = "") -> Iterator[tuple[str, Checkout]]:
         """The linked worktrees of git that have a name of ours; one with this id first."""
-        place = self.common / "worktrees"
-        try:
-            ids = calls.listdir(place)
-        except OSError:
-            return
-        for each in sorted(ids, key=lambda git_id: (git_id != first, git_id)):
-            git_dir = os.path.join(place, each)
+        for each in sorted(self.git_ids(), key=lambda git_id: (git_id != first, git_id)):
+            git_dir = os.path.join(self.common, "worktrees", each)
             name = name_in(git_dir)
             if name is not None:
-                yield name, Checkout(_top(git_dir), git_dir, os.fspath(self.common))
+                yield name, Checkout(registered_path(Path(git_dir)), git_dir, os.fspath(self.common))
+
+    def git_ids(self) -> list[str]:
+        """git's names for all linked worktrees."""
+        try:
+            with Directory.open(self.common / "worktrees") as directory:
+                return directory.directories()
+        except NotFound:
+            return []
 
     def git_dir(self, worktree: str) -> Path:
         """git's own directory of a worktree."""
@@ -78,11 +81,11 @@ class GitPaths(RepositoryPaths):
             raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
 
 
-def _top(git_dir: str) -> str | None:
+def registered_path(git_dir: Path) -> str | None:
     """The directory that git registers for a linked worktree; if that is a link now, the link."""
     try:
-        content = calls.read_small(os.path.join(git_dir, "gitdir"), 1 << 16)
-    except OSError:
+        content = durable.read(git_dir / "gitdir", limit=1 << 16)
+    except (NotFound, Corrupt):
         return None
     path = os.path.dirname(os.path.join(git_dir, os.fsdecode(content).rstrip("\r\n")))
     return os.path.join(calls.realpath(os.path.dirname(path)), os.path.basename(path))

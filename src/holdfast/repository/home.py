@@ -1,4 +1,4 @@
-"""Homes: where a repository keeps the directories of its worktrees, and how it keeps the content of its snapshots.
+"""The home of a repository: where it keeps the directories of its worktrees, and how the content of its snapshots.
 
 Every other module asks `context.home`, and does not know which home it works in. This one has the interface, and the
 plain home of the specifications: directories below the root, and trees in `.jvs/snapshots`.
@@ -36,8 +36,8 @@ ReadFile = Callable[[bytes, int], bytes]  # the content of a stored file, or the
 
 
 class Home(ABC):
-    """What differs between homes. Steps of a protocol can be repeated: whoever finds a pending operation calls them
-    again, whatever was done before a kill."""
+    """What differs between a plain home and a git home. Steps of a protocol can be repeated: whoever finds a pending
+    operation calls them again, whatever was done before a kill."""
 
     kind: str
     skips_equal = False  # whether a snapshot that equals its parent is not taken
