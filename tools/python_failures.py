@@ -217,6 +217,7 @@ RepoLock.break_lock: LockChanged
 LedgerLock.acquire: LockTimeout LockReentry NotFound
 LedgerLock.state: NotFound
 LedgerLock.close: -
+LedgerLock.release_interrupted: -
 LedgerLock.break_lock: LockChanged
 RetryConfig.pause_after: -
 RetryConfig.checked: -

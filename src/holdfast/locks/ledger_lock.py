@@ -170,7 +170,8 @@ class LedgerLock:
         timeout = self.timeout if timeout is None else timeout
         held = self.held = HeldLedgerLock(self._file, turn, self._end)  # known before the lock can be ours
         try:
-            self._acquire_in_turn(held, began + timeout, timeout)
+            noted = None if turn is None else self._end.read()  # only at the turnstile
+            self._acquire_in_turn(held, noted, began + timeout, timeout)
         except BaseException:
             if turn is not None:
                 turn.release()
@@ -219,8 +220,7 @@ class LedgerLock:
         except LockReentry:
             raise LockReentry(f"{self.path} is already held by this thread", path=str(self.path)) from None
 
-    def _acquire_in_turn(self, held: HeldLedgerLock, deadline: float, timeout: float) -> None:
-        noted = held.read_end()
+    def _acquire_in_turn(self, held: HeldLedgerLock, noted: int | None, deadline: float, timeout: float) -> None:
         while True:
             record = self._record(held.lock_id)
             # 2. Free: commit point. 3. Its holder is certainly dead: replace it.
@@ -283,8 +283,8 @@ class HeldLedgerLock(HeldLock):
     """
 
     def __init__(self, file: LockFile, turn: LockGuard | None, end: EndNote) -> None:
-        self.lock_id = os.urandom(16).hex()
-        self.thread = threading.get_ident()
+        self.lock_id: str = os.urandom(16).hex()
+        self.thread: int = threading.get_ident()
         self.noted: int | None = None
         self.last: int | None = None
         self._file = file
@@ -292,10 +292,6 @@ class HeldLedgerLock(HeldLock):
         self._end = end
         self._pid = os.getpid()
         self._released = False
-
-    def read_end(self) -> int | None:
-        """The noted last number, which only a process at the turnstile may read."""
-        return None if self._turn is None else self._end.read()
 
     def __enter__(self) -> Self:
         if self._released:
