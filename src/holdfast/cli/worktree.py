@@ -290,6 +290,8 @@ def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     config, operation = state.config, state.operation
     yield from lease_state_lines(config, state.lease)
     yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
+    if config.git:
+        yield f"  branch    {config.git.branch or 'none'}"
     yield f"  created   {config.created_at}"
     yield f"  base      {config.base_snapshot_id or 'none'}"
     yield f"  head      {config.head_snapshot_id or 'none'}"
@@ -300,4 +302,5 @@ def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     for each in usage.users:
         yield f"  in use    {each}"
     if usage.hidden:
-        yield f"  in use    perhaps: {counted(usage.hidden, 'running process', 'running processes')} cannot be examined"
+        processes = "1 running process" if usage.hidden == 1 else f"{usage.hidden} running processes"
+        yield f"  in use    perhaps: {processes} cannot be examined"

@@ -22,7 +22,7 @@ SNAPSHOTS = "refs/holdfast/snapshots/"
 _KINDS = {"100644": "f", "100755": "f", "120000": "l", LINK: "m", TREE: "d"}
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """A file, symbolic link or link to a nested repository (`kind` f, l or m) of a commit; `mode` as git writes it."""
 
     path: bytes
@@ -40,13 +40,13 @@ class Difference(NamedTuple):
     oids: tuple[str, str]
 
 
-def entries(git: Git, commit: str, *, objects: Path | None = None) -> Iterator[Entry]:
+def entries(git: Git, commit: str, *, objects: Path | None = None) -> Iterator[TreeEntry]:
     """Everything in a commit or tree, in git's order."""
     for record in git.run("ls-tree", "-r", "-l", "-z", "--full-tree", commit, objects=objects).split(b"\0"):
         if record:
             facts, _, path = record.partition(b"\t")
             mode, _, oid, size = facts.decode().split()
-            yield Entry(path, _KINDS.get(mode, "f"), mode, oid, int(size) if size.isdigit() else 0)
+            yield TreeEntry(path, _KINDS.get(mode, "f"), mode, oid, int(size) if size.isdigit() else 0)
 
 
 def differences(
@@ -117,14 +117,14 @@ def read_file(git: Git, commit: str, path: bytes, limit: int) -> bytes:
     return git.run("cat-file", "blob", found.oid)
 
 
-def _entry_at(git: Git, commit: str, path: bytes) -> Entry | None:
+def _entry_at(git: Git, commit: str, path: bytes) -> TreeEntry | None:
     """What a commit has at exactly this path, a directory (`kind` d) too."""
     found = git.run("--literal-pathspecs", "ls-tree", "-l", "-z", "--full-tree", commit, "--", os.fsdecode(path))
     for record in found.split(b"\0"):
         facts, _, name = record.partition(b"\t")
         if record and name == path:
             mode, _, oid, size = facts.decode().split()
-            return Entry(path, _KINDS.get(mode, "f"), mode, oid, int(size) if size.isdigit() else 0)
+            return TreeEntry(path, _KINDS.get(mode, "f"), mode, oid, int(size) if size.isdigit() else 0)
     return None
 
 
@@ -164,7 +164,7 @@ def export(git: Git, commit: str, destination: Path, only: bytes | None = None) 
     return Materialised(len(wanted) - len(links), len(directories), sum(each.size for each in wanted), links)
 
 
-def _check_out(git: Git, commit: str, wanted: list[Entry], top: Path, index: Path) -> None:
+def _check_out(git: Git, commit: str, wanted: list[TreeEntry], top: Path, index: Path) -> None:
     git.run("read-tree", commit, worktree=top, git_dir=git.common, index=index)
     paths = b"".join(each.path + b"\0" for each in wanted)
     git.run("checkout-index", "-q", "-z", "--stdin", worktree=top, git_dir=git.common, index=index, content=paths)
@@ -204,7 +204,7 @@ def verify(git: Git, commit: str) -> Iterator[Problem]:
         yield Problem(commit, "manifest", said)
 
 
-def _examine(git: Git, entry: Entry) -> Problem | None:
+def _examine(git: Git, entry: TreeEntry) -> Problem | None:
     where = shown(os.fsdecode(entry.path))
     try:
         content = git.run("cat-file", "blob", entry.oid)

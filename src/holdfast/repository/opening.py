@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,8 +155,16 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. A directory that is
     merely called `ledger` does not count: other programs use that name too. Whether a ledger on a server exists is
     known only when it is opened."""
-    found = find_records(str(resolved(start)), lambda directory: _has_ledger(Path(directory)))
+    found = _find(start, lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
+
+
+def _find(start: str | os.PathLike[str], has: Callable[[str], bool]) -> str | None:
+    """The nearest directory upwards that has records; those of a git home need a closer look."""
+    here = resolved(start)
+    found = calls.find_upwards(here, lambda each: has(each) or calls.exists(os.path.join(each, ".git")))
+    is_checkout = found is not None and calls.exists(os.path.join(found, ".git"))
+    return find_records(str(here), has) if is_checkout else found
 
 
 def place_for_ledger(start: str | os.PathLike[str]) -> Path:
@@ -183,7 +192,7 @@ def find_root(start: Path) -> Path:
     """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`. Everywhere in
     a git home, that is its root, or its main checkout."""
     for mark in MARKS:
-        found = find_records(str(resolved(start)), partial(_has, mark))
+        found = _find(start, partial(_has, mark))
         if found is not None:
             return tracker_of(Path(found))
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
