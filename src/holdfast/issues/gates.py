@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -67,10 +67,12 @@ class Definition(NamedTuple):
 class Gating:
     """The gates of one tracker."""
 
-    def __init__(self, transactions: Transactions, root: Path | None = None, checked: Path | None = None) -> None:
+    def __init__(
+        self, transactions: Transactions, root: Path | None = None, checked: Callable[[], Path] | None = None
+    ) -> None:
         self._transactions = transactions
         self._directory = root or Path()
-        self._checked = checked or self._directory
+        self._checked = checked
 
     def all(self) -> dict[str, Gate]:
         """All gates, by key."""
@@ -169,7 +171,8 @@ class Gating:
         require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
-        outcome = run_checker(defined.checker, self._checked, {**environment, **names})
+        place = self._directory if self._checked is None else self._checked()
+        outcome = run_checker(defined.checker, place, {**environment, **names})
         run = GateRun(
             run_id=str(uuid.uuid4()),
             gate_key=gate,

@@ -92,7 +92,7 @@ class Update(NamedTuple):
 
 
 class Tracker:
-    """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked`, or else
+    """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked()`, or else
     in `root`."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Tracker:
         *,
         actor: str = "human:unknown",
         root: Path | None = None,
-        checked: Path | None = None,
+        checked: Callable[[], Path] | None = None,
         retry: RetryConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,

@@ -251,8 +251,8 @@ def open_tracker(
     `agent:alice`. A new tracker must be initialised first. Checkers run in `root`; in a git home, in the checkout
     around `start`, else in the main one."""
     store, path = open_store(root, address, timeout=timeout), resolved(root)
-    directory = _checked_directory(path, path if start is None else start)
-    return Tracker(store, actor=actor, root=path, checked=directory, retry=retry, skew=store.skew)
+    checked = partial(_checked_directory, path, path if start is None else start)
+    return Tracker(store, actor=actor, root=path, checked=checked, retry=retry, skew=store.skew)
 
 
 def _checked_directory(root: Path, start: str | os.PathLike[str]) -> Path:
