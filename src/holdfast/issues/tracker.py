@@ -92,8 +92,8 @@ class Update(NamedTuple):
 
 
 class Tracker:
-    """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked()`, or else
-    in `root`."""
+    """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked()`, or
+    else in `root`."""
 
     def __init__(
         self,

@@ -159,12 +159,15 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _find(start: str | os.PathLike[str], has: Callable[[str], bool]) -> str | None:
-    """The nearest directory upwards that has records; those of a git home need a closer look."""
+def _find(
+    start: str | os.PathLike[str], has: Callable[[str], bool], near_git: Callable[[str], bool] | None = None
+) -> str | None:
+    """The nearest directory upwards that has records. In a checkout of git they may be in its git home, which needs a
+    closer look, and perhaps another question (`near_git`)."""
     here = resolved(start)
     found = calls.find_upwards(here, lambda each: has(each) or calls.exists(os.path.join(each, ".git")))
     is_checkout = found is not None and calls.exists(os.path.join(found, ".git"))
-    return find_records(str(here), has) if is_checkout else found
+    return find_records(str(here), near_git or has) if is_checkout else found
 
 
 def place_for_ledger(start: str | os.PathLike[str]) -> Path:
@@ -192,7 +195,7 @@ def find_root(start: Path) -> Path:
     """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`. Everywhere in
     a git home, that is its root, or its main checkout."""
     for mark in MARKS:
-        found = _find(start, partial(_has, mark))
+        found = _find(start, partial(_has, mark), partial(_has_or_names, mark))
         if found is not None:
             return tracker_of(Path(found))
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
@@ -233,7 +236,12 @@ def _git_home_around(start: Path) -> str | None:
 
 
 def _has(mark: str, directory: str) -> bool:
-    if calls.exists(os.path.join(directory, mark)):
+    return calls.exists(os.path.join(directory, mark))
+
+
+def _has_or_names(mark: str, directory: str) -> bool:
+    """Whether a directory has a tracker, or is a git home whose main checkout should have it."""
+    if _has(mark, directory):
         return True
     return mark == ISSUES and is_git_home(directory) and read_config(directory).issues_in_tree
 
