@@ -98,6 +98,8 @@ Snapshots.verify: NotFound SnapshotCollected PartialSnapshot
 Snapshots.repair: NotFound LockConflict
 Snapshots.all_ids: -
 Snapshots.export: NotFound AlreadyExists SnapshotCollected PartialSnapshot Refused
+Snapshots.push: NotFound Ambiguous SnapshotCollected PartialSnapshot AlreadyExists Refused GitFailed
+Snapshots.fetch: NotFound Refused GitFailed
 Snapshots.restore: NotFound AlreadyExists SnapshotCollected PartialSnapshot LockConflict Refused
 Snapshots.free_names: -
 Snapshots.check_restore: NotFound Refused DirectoryReplaced

@@ -169,7 +169,7 @@ def parameters(
             below = command.get_command(context, name)
             assert below is not None
             yield from parameters(below, (*path, name))
-    else:
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         yield from ((" ".join(path), each) for each in command.params)
 
 

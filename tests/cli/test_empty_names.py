@@ -68,8 +68,9 @@ def test_an_empty_text_and_an_empty_argument_of_a_command_are_allowed(repo: Path
 
 
 def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    if not isinstance(command, click.Group):
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         yield command, context
+    if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
         inner = command.get_command(context, name)

@@ -49,7 +49,7 @@ def commands_with_field(command: click.Command = holdfast_command, path: tuple[s
             below = command.get_command(context, name)
             assert below is not None
             yield from commands_with_field(below, (*path, name))
-    elif any("--field" in parameter.opts for parameter in command.params):
+    if any("--field" in parameter.opts for parameter in command.params):
         yield " ".join(path)
 
 

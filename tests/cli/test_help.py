@@ -21,8 +21,9 @@ from tools.command_reference import commands_page
 def commands(context: click.Context | None = None) -> Iterator[click.Context]:
     """Every command that is neither a group nor hidden."""
     context = context or click.Context(root, info_name="holdfast", **root.context_settings)
-    if not isinstance(context.command, click.Group):
+    if not isinstance(context.command, click.Group) or context.command.invoke_without_command:
         yield context
+    if not isinstance(context.command, click.Group):
         return
     for name in context.command.list_commands(context):
         command = context.command.get_command(context, name)

@@ -68,7 +68,7 @@ def problem_of(quoted: str) -> str | None:
     lacking = [each for each in own if each.startswith("-") and each.partition("=")[0] not in known]
     if lacking:
         return f"it has no option {lacking[0]}"
-    if isinstance(command, Group) and own:
+    if isinstance(command, Group) and not command.invoke_without_command and own:
         return f"{words[0]} has no command {own[0]}"
     return None
 

@@ -23,7 +23,7 @@ from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.snapshots import SnapshotOptions
-from proof.crash import Ending, Outcome, kill_points
+from proof.crash import Ending, Outcome, Scenario, kill_points
 from proof.effort import SHARE
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
@@ -527,7 +527,7 @@ class DiesAtGit:
                 os._exit(9)
 
 
-def killed_at_git(case: Case, directory: Path, number: int, *, after: bool) -> int | None:
+def killed_at_git(case: Scenario, directory: Path, number: int, *, after: bool) -> int | None:
     """Run a case in a child that dies at this command of git; None if it died, else how often it starts git."""
     child = os.fork()
     if child == 0:

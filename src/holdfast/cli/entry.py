@@ -205,6 +205,29 @@ class Group(click.Group):
         return own + [(name, each.help) for name, each in self.table.items() if not each.hidden]
 
 
+class CommandGroup(Group):
+    """A command that does something by itself, and has further commands: `snapshot`, `snapshot push`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, invoke_without_command=True, subcommand_metavar="[COMMAND [ARGS]...]", **options)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return click.Group.parse_args(self, ctx, args)
+
+    @staticmethod
+    def passes_on() -> bool:
+        """Whether the arguments name one of the further commands, which takes options only after its name."""
+        context = click.get_current_context()
+        if context.invoked_subcommand is None:
+            return False
+        typed = click.core.ParameterSource.COMMANDLINE
+        given = [each for each in context.command.params if context.get_parameter_source(f"{each.name}") is typed]
+        if given:
+            message = f"{given[0].opts[0]} must follow '{context.command_path} {context.invoked_subcommand}'."
+            raise click.UsageError(message, context)
+        return True
+
+
 MEANINGS = {
     ExitStatus.OK: "success",
     ExitStatus.UNEXPECTED: "any other failure: a system error, or a defect in Holdfast",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import options
+from holdfast.cli.entry import CommandGroup, LazyCommand
 from holdfast.cli.output import Output, counted, format_size, shown
 from holdfast.cli.repository import open_worktree, proven, wait_option
 from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
@@ -25,7 +26,13 @@ ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
 WARNING = "warning: best effort: its files may be from different instants"
 
 
-@click.command()
+@click.command(
+    cls=CommandGroup,
+    table={
+        "push": LazyCommand("holdfast.cli.transfer:push", "Copy snapshots to a remote of git."),
+        "fetch": LazyCommand("holdfast.cli.transfer:fetch", "Copy snapshots from a remote of git."),
+    },
+)
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
 @options.consistency_option(
     "the capture", default="the worktree's setting, else quiesced; best_effort in shared worktrees"
@@ -68,6 +75,8 @@ def snapshot(
       holdfast snapshot -m "tests pass"
       holdfast snapshot --tag v1 --worktree experiment
     """
+    if CommandGroup.passes_on():
+        return
     from holdfast.repository.snapshots import SnapshotOptions
 
     opened = open_worktree(repo, worktree)
@@ -122,7 +131,8 @@ def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
     """A snapshot in a history: one line, and one more for each remark."""
     descriptor, marks = entry.descriptor, marks_text(entry.marks)
     first = f"{descriptor.snapshot_id}  {descriptor.created_at[:19].replace('T', ' ')}Z"
-    first += f"  {descriptor.worktree_id}" if with_worktree else ""
+    from_remote = f" of {descriptor.fetched_from}" if descriptor.fetched_from else ""
+    first += f"  {descriptor.worktree_id}{from_remote}" if with_worktree else ""
     lines = [first + (f"  ({marks})" if marks else "")]
     lines += [f"  {descriptor.note}"] if descriptor.note else []
     lines += [f"  restored from {descriptor.restored_from}"] if descriptor.restored_from else []
@@ -137,6 +147,8 @@ def marks_text(marks: Marks) -> str:
 def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
     yield f"{descriptor.snapshot_id}: {descriptor.note or 'no note'}"
     yield f"  worktree  {descriptor.worktree_id}"
+    if descriptor.fetched_from:
+        yield f"  fetched   from {descriptor.fetched_from}: the worktree is on another machine"
     yield f"  taken     {descriptor.created_at} by {descriptor.holder_id}"
     yield f"  parent    {descriptor.parent_id or 'none'}"
     if descriptor.restored_from:

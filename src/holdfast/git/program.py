@@ -27,7 +27,13 @@ _PROGRAM = "git"
 _OLDEST = (2, 38)
 _MOST_LINES = 5
 _MOST_WORDS = 4
-_KEPT = tuple(f"GIT_{name}" for name in "CONFIG_GLOBAL CONFIG_SYSTEM CONFIG_NOSYSTEM SSH SSH_COMMAND ASKPASS".split())
+_KEPT = tuple(
+    f"GIT_{name}"
+    for name in """
+    CONFIG_GLOBAL CONFIG_SYSTEM CONFIG_NOSYSTEM ASKPASS SSH SSH_COMMAND SSH_VARIANT PROXY_COMMAND ALLOW_PROTOCOL
+    SSL_CAINFO SSL_CAPATH SSL_CERT SSL_KEY SSL_NO_VERIFY
+    """.split()
+)
 """Variables that say who the user is and how servers are reached, not which repository this is."""
 _SETTINGS = (
     "core.fsmonitor=false",  # a program that the repository names, whose word would replace a look at the files

@@ -269,7 +269,7 @@ def drop_keep(git: Git, snapshot_id: str) -> None:
 
 def create_ref(git: Git, snapshot_id: str, commit: str) -> None:
     """3. Let git keep a commit and all that it needs, durably."""
-    _update_refs(git, f"create {SNAPSHOTS}{snapshot_id} {commit}\n")
+    update_refs(git, f"create {SNAPSHOTS}{snapshot_id} {commit}\n")
     place = git.common / SNAPSHOTS
     with contextlib.suppress(NotFound):  # git may keep references elsewhere
         sync_parents(*(each / "x" for each in (place, place.parent, place.parent.parent)))
@@ -277,21 +277,27 @@ def create_ref(git: Git, snapshot_id: str, commit: str) -> None:
 
 def delete_refs(git: Git, ids: Iterable[str]) -> None:
     """Delete the references of snapshots, all or none; those that do not exist are passed over."""
-    known = refs(git)
-    if lines := "".join(f"delete {SNAPSHOTS}{each} {known[each]}\n" for each in ids if each in known):
-        _update_refs(git, lines)
+    known = _listed(git)
+    if lines := "".join(f"delete {SNAPSHOTS}{each} {known[each][0]}\n" for each in ids if each in known):
+        update_refs(git, lines)
 
 
-def _update_refs(git: Git, lines: str) -> None:
+def update_refs(git: Git, lines: str) -> None:
     settings = ("core.logAllRefUpdates=false", "core.fsync=reference", "core.fsyncMethod=fsync")
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 
 
 def refs(git: Git) -> dict[str, str]:
     """The commit of each snapshot, by its id."""
-    found = git.run("for-each-ref", "--format=%(refname) %(objectname)", SNAPSHOTS).decode()
-    pairs = (line.removeprefix(SNAPSHOTS).split() for line in found.splitlines())
-    return dict(pairs)
+    return {name: oids[-1] for name, oids in _listed(git).items()}
+
+
+def _listed(git: Git) -> dict[str, list[str]]:
+    """The object of each reference. For a tag, which a push or fetch by the user's own rules leaves here, also the
+    commit that it leads to."""
+    found = git.run("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", SNAPSHOTS).decode()
+    records = (line.removeprefix(SNAPSHOTS).split() for line in found.splitlines())
+    return {name: oids for name, *oids in records}
 
 
 # --- The private index and its sums -------------------------------------------------------------------

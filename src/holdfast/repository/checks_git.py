@@ -11,7 +11,9 @@ import msgspec
 from holdfast import findings
 from holdfast.findings import Check, Finding
 from holdfast.git import snapshots as commits
+from holdfast.git import transfer
 from holdfast.git.contents import SNAPSHOTS
+from holdfast.git.transfer import INCOMING
 from holdfast.git.worktrees import clear_name
 from holdfast.repository import payloads
 from holdfast.repository.checks_storage import last_events
@@ -43,6 +45,10 @@ def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
     """References and kept packs without a descriptor. A publisher holds a scratch directory of the same id until the
     descriptor exists: so references are read first, then scratch directories, then descriptors."""
     context = examination.context
+    places = transfer.incoming(home.git)
+    for place in sorted(places.keys() - {each.scratch_id for each in payloads.in_use(context.paths)}):
+        message = f"{INCOMING}{place} was left by a fetch whose process died"
+        yield findings.of("tree-orphaned", place, message, partial(transfer.forget_incoming, home.git, place))
     stored = {*home.stored(), *commits.kept_packs(home.git)}
     making = {each.scratch_id for each in payloads.in_use(context.paths)}
     orphaned = {each for each in stored - making if examination.descriptor(each) is None}
@@ -60,8 +66,10 @@ def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
 
 
 def _forget(context: RepositoryContext, home: GitHome, snapshot_id: str) -> None:
-    home.retire(context, [snapshot_id])
-    commits.drop_keep(home.git, snapshot_id)
+    with payloads.scratch(context, "sweep", scratch_id=snapshot_id):  # a fetch may bring the same snapshot just now
+        if context.descriptor(snapshot_id) is None:
+            home.retire(context, [snapshot_id])
+            commits.drop_keep(home.git, snapshot_id)
 
 
 def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:

@@ -100,6 +100,7 @@ def _tips_ahead(
         each.snapshot_id
         for each in _descendants(descriptors, start)
         if each.worktree_id == config.worktree_id
+        and not each.fetched_from  # its worktree is on another machine
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
         and examination.context.home.is_ready(each.snapshot_id)

@@ -110,6 +110,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
     left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
+    fetched_from: str | msgspec.UnsetType = msgspec.UNSET  # the remote; then `worktree_id` is that of another machine
 
 
 class OperationKind(StrEnum):

@@ -93,7 +93,7 @@ class GitHome(Home):
             progress=how.progress,
         )
         commit = made.commit or self.commit(f"{how.base}")  # nothing differs: the same commit has the content
-        durable.replace(room.path / _COMMIT, commit.encode())
+        self.note_commit(room, commit)
         left_out = {"ignored": made.left_out.ignored, "nested": made.left_out.nested}
         return Captured(
             engine=ENGINE,
@@ -115,6 +115,10 @@ class GitHome(Home):
             MAIN if found is None or found.git_dir == found.common else Path(found.git_dir).name
         )
 
+    def note_commit(self, room: Scratch, commit: str) -> None:
+        """Let `publish` publish this commit."""
+        durable.replace(room.path / _COMMIT, commit.encode())
+
     def publish(self, room: Scratch, snapshot_id: str) -> None:
         commits.create_ref(self.git, snapshot_id, durable.read(room.path / _COMMIT).decode())
         commits.drop_keep(self.git, snapshot_id)
@@ -130,10 +134,11 @@ class GitHome(Home):
     def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
         """Without a snapshot, the changes since the commit that is checked out."""
         commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
-        tree = self._tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+        tree = self.tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
         return unsaved(self.git, directory, self._index(directory), tree)
 
-    def _tree(self, commit: str) -> str:
+    def tree(self, commit: str) -> str:
+        """The tree of a commit."""
         return self.git.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}").decode().strip()
 
     def compare(self, one: str, other: str) -> Iterator[Change]:
@@ -150,7 +155,7 @@ class GitHome(Home):
     def verify(self, descriptor: Descriptor, *, every_file: bool = True) -> Iterator[Problem]:
         try:
             commit = self.commit(descriptor.snapshot_id)
-            tree = self._tree(commit)
+            tree = self.tree(commit)
         except (NotFound, GitFailed) as failure:
             yield Problem("", "ready", f"its commit is missing: {failure.message}")
             return
@@ -263,7 +268,7 @@ class GitHome(Home):
         objects = self.paths.scratch / operation.operation_id / "objects"
         source = GitSource(self.git, path, self._index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
-        restore(source, self._tree(old), self._tree(new), only)
+        restore(source, self.tree(old), self.tree(new), only)
 
     def is_placed(self, operation: Operation) -> bool:
         return self.paths.registration(operation.worktree_id) is not None

@@ -15,6 +15,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.probe import require_safe
 from holdfast.git import snapshots as commits
+from holdfast.git import transfer
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import Checkout, find_checkout, main_checkout
 from holdfast.git.program import Git
@@ -134,7 +135,9 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     for path in paths:
         with contextlib.suppress(Refused):  # its directory is gone
             linked.clear_name(home.git, path)
-    for name in ("refs/holdfast/snapshots", "refs/holdfast"):
+    for place in transfer.incoming(home.git):
+        transfer.forget_incoming(home.git, place)
+    for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):
         with contextlib.suppress(OSError, NotFound), Directory.open((home.paths.common / name).parent) as above:
             calls.rmdir(above.at(name.rpartition("/")[2]), dir_fd=above.fd)
     repository.close()

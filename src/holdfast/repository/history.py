@@ -171,10 +171,15 @@ def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
     return NotFound(f"there is no snapshot {name}", hint=hint, name=name)
 
 
+def is_snapshot_id(text: str) -> bool:
+    """Whether a text has the form of a snapshot's id, which no reference has."""
+    return _ID.fullmatch(text) is not None
+
+
 def reference_name(name: str) -> str:
     """The name, if a reference may have it: neither `head` nor anything in the form of an id."""
     name = safe_name(name, what="name of a reference")
-    if name == HEAD or _ID.fullmatch(name):
+    if name == HEAD or is_snapshot_id(name):
         message = f"a reference cannot be called {name}: the name is reserved for snapshots"
         raise UsageFailure(message, hint="Choose another name.", name=name)
     return name

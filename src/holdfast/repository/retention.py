@@ -139,7 +139,7 @@ class Effect(NamedTuple):
 _HARMLESS = """
     lock_acquired lock_released lock_stolen lock_removed
     pin_added pin_removed reference_created reference_deleted retention_changed
-    snapshot_published snapshots_repaired head_repaired restore_begun restore_finished restore_given_up
+    snapshot_published snapshot_fetched snapshots_repaired head_repaired restore_begun restore_finished restore_given_up
     worktree_created worktree_removed tree_quarantined
     gc_planned gc_plan_expired gc_called_off gc_decided gc_finished
 """.split()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,10 +29,12 @@ from holdfast.repository.payloads import scratch
 from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.snapshots import DEFAULT_OPTIONS, MOST_LISTED, SnapshotOptions
 from holdfast.repository.usage import User, standing_in
+from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
 from holdfast.store.model import Decision, View
 
 if TYPE_CHECKING:
+    from holdfast.repository.transfer import Fetched, Pushed
     from holdfast.trees.manifest import ManifestEntry
     from holdfast.trees.repair import RepairedFile
     from holdfast.trees.restore import Materialised
@@ -146,6 +148,28 @@ class Snapshots:
     ) -> Materialised:
         """Write a snapshot, or only `path` of it, to a new directory; see `compare.export`."""
         return compare.export(self._context, snapshot_id, destination, path=path, progress=progress)
+
+    # --- Other machines ----------------------------------------------------------------------------
+
+    def push(self, remote: str | None = None, names: Collection[str] | None = None, *, seen_from: str = MAIN) -> Pushed:
+        """Copy all snapshots, or those that `names` name, to a remote of git; see `transfer.push`."""
+        from holdfast.repository import transfer
+
+        ids = None if names is None else [self.named(each, seen_from=seen_from).snapshot_id for each in names]
+        return transfer.push(self._context, remote, ids, worktree=seen_from)
+
+    def fetch(
+        self,
+        remote: str | None = None,
+        snapshot_ids: Collection[str] | None = None,
+        *,
+        seen_from: str = MAIN,
+        keep_for: float = KEEP_FOR,
+    ) -> Fetched:
+        """Copy snapshots from a remote of git, all or those with these ids or prefixes; see `transfer.fetch`."""
+        from holdfast.repository import transfer
+
+        return transfer.fetch(self._context, remote, snapshot_ids, worktree=seen_from, keep_for=keep_for)
 
     # --- Restoring ---------------------------------------------------------------------------------
 

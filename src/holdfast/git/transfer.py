@@ -1,0 +1,154 @@
+"""Snapshots between repositories: how they are on a remote, and how git moves them.
+
+On a remote, `refs/holdfast/snapshots/<id>` is a tag: its object is the commit of the snapshot, its message the
+descriptor. So a snapshot is there completely or not at all. What is fetched goes to `refs/holdfast/incoming/<place>/`
+first, and is untrusted: the caller checks it. The user's references, tags and FETCH_HEAD are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Corrupt, GitFailed, NotFound
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory
+from holdfast.fs.durable import new_mark
+from holdfast.git.contents import SNAPSHOTS
+from holdfast.git.program import Git
+from holdfast.git.snapshots import update_refs
+from holdfast.git.worktrees import current_branch
+
+INCOMING = "refs/holdfast/incoming/"
+MOST_BYTES = 1 << 20  # of a descriptor on a remote
+_HEADER = 1 << 10  # more than a tag has before its message
+_TAGGER = "tagger Holdfast <holdfast@localhost>"
+_TAG = re.compile(rb"object ([0-9a-f]+)\ntype commit\ntag ([^\n]+)\ntagger [^\n]*\n\n(.*)", re.DOTALL)
+_AT_ONCE = 100  # references in one push: they are arguments
+_PUSH = "--no-verify --no-follow-tags --recurse-submodules=no --no-signed".split()
+_FETCH = "--no-tags --no-write-fetch-head --no-recurse-submodules --no-prune --no-auto-maintenance --refmap=".split()
+_ADVICE = ("To ", "hint: ", "error: failed to push some refs", "Please make sure", "and the repository exists")
+_CONNECTING = "url pushurl receivepack uploadpack proxy proxyauthmethod vcs serveroption".split()
+_RECEIVING = ("fetch.fsckObjects=true", "fetch.unpackLimit=1", "fetch.writeCommitGraph=false", "core.fsync=all")
+
+
+class Remote(NamedTuple):
+    """A remote of the user's, which git gets under another name (`alias`), without its rules about references: a push
+    would update what these track, be it a snapshot's reference here. A relative path starts at `worktree`."""
+
+    name: str
+    worktree: Path
+    alias: str
+    settings: tuple[str, ...]
+
+
+def remote_named(git: Git, name: str | None, worktree: Path) -> Remote:
+    """The remote of this name; without one, that of the branch which is checked out there, else `origin`."""
+    known = git.run("remote").decode().splitlines()
+    listed = os.fsdecode(git.run("config", "--list", "-z")).split("\0")
+    settings = [(key, value) for key, _, value in (each.partition("\n") for each in listed)]
+    if name is None:
+        branch = current_branch(git, worktree)
+        found = dict(settings).get(f"branch.{branch}.remote")
+        name = found if found in known else "origin"
+    if name not in known:
+        text = f"The remotes are: {', '.join(known)}." if known else "There is none."
+        raise NotFound(f"there is no remote {name}", hint=f"{text} Add one with 'git remote add'.", remote=name)
+    alias = f"holdfast-{new_mark()}"
+    kept = [(key.rpartition(".")[2], value) for key, value in settings if key.rpartition(".")[0] == f"remote.{name}"]
+    return Remote(
+        name, worktree, alias, tuple(f"remote.{alias}.{key}={value}" for key, value in kept if key in _CONNECTING)
+    )
+
+
+def _ask(git: Git, remote: Remote, *words: str, objects: Path | None = None, content: bytes | None = None) -> bytes:
+    settings = (*_RECEIVING, *remote.settings)
+    try:
+        return git.run(*words, worktree=remote.worktree, objects=objects, content=content, settings=settings)
+    except GitFailed as failure:
+        told = str(failure.facts["stderr"]).replace(remote.alias, remote.name)
+        why = [each for line in told.splitlines() if (each := line.strip()) and not each.startswith(_ADVICE)]
+        status, command = failure.facts["status"], [each.replace(remote.alias, remote.name) for each in words]
+        message = f"git {words[0]} failed for the remote {remote.name}: {'; '.join(why) or f'status {status}'}"
+        raise GitFailed(message, remote=remote.name, command=command, status=status, stderr=told) from failure
+
+
+def advertised(git: Git, remote: Remote) -> dict[str, str | None]:
+    """The references of snapshots on a remote by what follows their prefix, which may be anything; each with its
+    commit, or None if it is no tag."""
+    found: dict[str, str | None] = {}
+    words = "ls-remote", "--quiet", "--", remote.alias, f"{SNAPSHOTS}*"
+    told = _ask(git, remote, *words)
+    for line in told.decode(errors="replace").splitlines():
+        oid, _, name = line.partition("\t")
+        if name.startswith(SNAPSHOTS):
+            name, _, peeled = name.removeprefix(SNAPSHOTS).partition("^")
+            found[name] = oid if peeled else None
+    return found
+
+
+def make_tag(git: Git, objects: Path, snapshot_id: str, commit: str, at: int, text: bytes) -> str:
+    """Write the tag of a snapshot to a private object directory: nothing keeps it from git's garbage collection."""
+    head = f"object {commit}\ntype commit\ntag {snapshot_id}\n{_TAGGER} {max(at, 0)} +0000\n\n"
+    return git.run("mktag", objects=objects, content=head.encode() + text + b"\n").decode().strip()
+
+
+def push(git: Git, remote: Remote, tags: Mapping[str, str], objects: Path) -> None:
+    """Create these tags on a remote. One that exists by now is not replaced: then it raises."""
+    pairs = list(tags.items())
+    for first in range(0, len(pairs), _AT_ONCE):
+        some = pairs[first : first + _AT_ONCE]
+        leases = [f"--force-with-lease={SNAPSHOTS}{each}:" for each, _ in some]
+        refspecs = [f"{oid}:{SNAPSHOTS}{each}" for each, oid in some]
+        words = "push", "--quiet", *_PUSH, *leases, "--", remote.alias, *refspecs
+        _ask(git, remote, *words, objects=objects)
+
+
+def fetch(git: Git, remote: Remote, snapshot_ids: Iterable[str], place: str) -> None:
+    """Fetch snapshots to a place of their own below `refs/holdfast/incoming/`. git checks every object on arrival.
+    Durable when this returns."""
+    refspecs = "".join(f"+{SNAPSHOTS}{each}:{INCOMING}{place}/{each}\n" for each in snapshot_ids)
+    words = "fetch", "--quiet", *_FETCH, "--stdin", "--", remote.alias
+    _ask(git, remote, *words, content=refspecs.encode())
+    with Directory.open(git.objects / "pack") as directory:
+        durable.sync_names(directory)
+
+
+def incoming(git: Git) -> dict[str, dict[str, str]]:
+    """The fetched tags, by place and id."""
+    found: dict[str, dict[str, str]] = {}
+    for line in git.run("for-each-ref", "--format=%(objectname) %(refname)", INCOMING).decode().splitlines():
+        oid, _, name = line.partition(" ")
+        place, _, snapshot_id = name.removeprefix(INCOMING).partition("/")
+        found.setdefault(place, {})[snapshot_id] = oid
+    return found
+
+
+def forget_incoming(git: Git, place: str) -> None:
+    if found := incoming(git).get(place):
+        update_refs(git, "".join(f"delete {INCOMING}{place}/{each} {oid}\n" for each, oid in found.items()))
+
+
+class Tag(NamedTuple):
+    """A fetched tag: the commit of a snapshot, the id in the tag, and the text of the descriptor."""
+
+    commit: str
+    snapshot_id: str
+    text: bytes
+
+
+def read_tag(git: Git, oid: str) -> Tag:
+    """A fetched tag; raises `Corrupt` if it is something else, or too large for a descriptor."""
+    question = "cat-file", "--batch-check=%(objecttype) %(objectsize)"
+    kind, size = git.run(*question, content=f"{oid}\n".encode()).decode().split()
+    if kind != "tag":
+        raise Corrupt(f"it is a {kind}, not a tag")
+    if int(size) > MOST_BYTES + _HEADER:
+        raise Corrupt(f"its tag has {size} bytes, more than a descriptor may have")
+    match = _TAG.fullmatch(git.run("cat-file", "tag", oid))
+    if match is None:
+        raise Corrupt("its tag is not that of a snapshot")
+    return Tag(match[1].decode(), match[2].decode(errors="replace"), match[3].removesuffix(b"\n"))
