@@ -133,17 +133,26 @@ def test_the_page_does_what_it_says(page: Path, tmp_path: Path, programs: Path) 
     assert run_page(page.read_text(encoding="utf-8"), tmp_path, programs) == []
 
 
-def test_the_readme_does_what_it_says(tmp_path: Path, programs: Path) -> None:
-    project = tmp_path / "my-project"
-    project.mkdir()
-    for name in ("work", "my-agent"):
-        (project / name).write_text("#!/bin/sh\necho done >> result\n")
-        (project / name).chmod(0o755)
-    shell, _, python = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python")
-    page = shell + "```sh\ncd ..\n```\n```python" + python
+PREPARED = """```sh
+git init -q my-repo
+git -C my-repo config user.name 'A. Person' && git -C my-repo config user.email person@example.org
+printf '#!/bin/sh\\necho done >> result\\n' > my-repo/work && chmod +x my-repo/work
+git -C my-repo add work && git -C my-repo commit -qm first
+```
+"""
 
-    assert run_page(page, tmp_path, programs) == []
-    assert (tmp_path / "work/project/worktrees/parser/result").read_text() == "done\n"
+
+def test_the_readme_does_what_it_says(tmp_path: Path, programs: Path) -> None:
+    """In a real git repository, with a program in place of the coding agent."""
+    agent = programs / "claude"
+    agent.write_text('#!/bin/sh\nprintf "%s" "$2" > prompt && git add prompt && git commit -qm "Write the parser"\n')
+    agent.chmod(0o755)
+    shell, _, python = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python")
+    shell = shell.replace("hf/issue-4f1c2a9b", "$(git branch --list 'hf/*' --format='%(refname:short)')")
+
+    assert run_page(f"{PREPARED}{shell}```sh\ncd ..\n```\n```python{python}", tmp_path, programs) == []
+    assert "Write the parser" in (tmp_path / "work/my-repo/prompt").read_text()
+    assert (tmp_path / "work/my-repo.worktrees/parser/result").read_text() == "done\n"
 
 
 @pytest.mark.parametrize(
