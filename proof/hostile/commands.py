@@ -36,6 +36,16 @@ worktree rename open other --force
 worktree remove spare
 worktree remove open --force --no-snapshot
 worktree remove spare --dry-run
+worktree adopt {root}/worktrees/side
+snapshot push
+snapshot fetch
+deinit
+config list
+config get worktree.setup
+config set worktree.copy .env
+config unset worktree.copy
+prime
+prime --issue {issue}
 lease acquire --ttl 5m --purpose x
 lease acquire --worktree side --wait 1ms
 lease steal --worktree side
