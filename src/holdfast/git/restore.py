@@ -9,7 +9,6 @@ from pathlib import Path
 
 from holdfast.errors import Changed, GitFailed, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
 from holdfast.git.look import Indexed, Look, WorkTree
 from holdfast.git.program import Git
@@ -127,9 +126,7 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
     nothing changed: `Changed` if a file that it would touch is not as in `from_tree`, `Refused` if another file is in
     the way. Returns the tree that is there now. A kill leaves some files of each tree, and the old index.
     """
-    make_directories(source.objects)
-    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
-    sums = start(source, working)
+    working, sums = start(source)
     if path is not None:
         to_tree = _grafted(source, from_tree, to_tree, path)
     if sums is None or sums.tree != from_tree:
