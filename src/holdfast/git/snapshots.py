@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
@@ -39,6 +40,7 @@ _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
 _SHA256 = 64
+_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
@@ -118,7 +120,7 @@ def capture(
     if changed and quiesced:
         raise _changed(source.top, after)
     moved = _move_pack(source, packed.path, snapshot_id)  # 2. into the repository, with a `.keep` file
-    sums = publish_index(source, working, packed.tree, sums, packed)
+    sums = publish_index(source, working, packed.tree, sums, (packed.base, packed.differences))
     files = entry_count(source.index) - sums.links
     left_out = LeftOut(len(left), sums.links + len(nested), _names([*nested, *left]))
     return GitCaptured(packed.commit, packed.tree, files, sums.bytes, left_out, changed, moved)
@@ -351,6 +353,16 @@ def _update_refs(git: Git, lines: str) -> None:
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 
 
+def loose_ref(git: Git, snapshot_id: str) -> str | None:
+    """The commit of a snapshot if its reference is a file of its own, as new ones are; without starting git."""
+    try:
+        content = calls.read_small(os.fspath(git.common / SNAPSHOTS / os.path.basename(snapshot_id)), _SHA256 + 1)
+    except OSError:
+        return None
+    found = _COMMIT.fullmatch(content)
+    return found and found[1].decode()
+
+
 def refs(git: Git) -> dict[str, str]:
     """The commit of each snapshot, by its id."""
     found = git.run("for-each-ref", "--format=%(refname) %(objectname)", SNAPSHOTS).decode()
@@ -385,12 +397,16 @@ def read_sums(index: Path) -> _Sums | None:
     return None
 
 
+Since: TypeAlias = tuple[str, list[Difference]]
+"""A tree, and the differences from it."""
+
+
 def publish_index(
-    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, packed: _Packed | None = None
+    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, since: Since | None = None
 ) -> _Sums:
     """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
     if known is None or known.tree != tree:
-        known = _count(source, tree, known, packed)
+        known = _count(source, tree, known, since)
     elif _identity(working.index) == _identity(source.index):
         return known  # git learned nothing new
     with Directory.open(working.index.parent) as scratch:
@@ -402,12 +418,12 @@ def publish_index(
     return known
 
 
-def _count(source: GitSource, tree: str, known: _Sums | None, packed: _Packed | None) -> _Sums:
+def _count(source: GitSource, tree: str, known: _Sums | None, since: Since | None) -> _Sums:
     """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
-    if known is not None and packed is not None and packed.base == known.tree:
-        changed = packed.differences
+    if known is not None and since is not None and since[0] == known.tree:
+        changed = since[1]
     elif known is not None:
         with contextlib.suppress(GitFailed):  # it was pruned
             changed = list(differences(git, known.tree, tree, objects=objects))
