@@ -131,11 +131,11 @@ def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
 
     A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
     """
-    with Directory.open(source.objects.parent) as scratch:
-        scratch.make(source.objects.name, durable=False)
     working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
+    with Directory.open(source.objects.parent) as scratch:
+        if not scratch.make(source.objects.name, durable=False):
+            durable.remove(working.index)  # of an earlier attempt
     sums = read_sums(source.index)
-    durable.remove(working.index)
     if sums is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
