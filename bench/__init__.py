@@ -13,4 +13,5 @@ SUITES = {
     "issues": "bench.issues",
     "ledger": "bench.ledger",
     "servers": "bench.servers",
+    "git": "bench.git",
 }

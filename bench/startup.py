@@ -98,7 +98,7 @@ def measure(rounds: int, directory: Path, report: Report) -> None:
 
 def _commands(directory: Path, report: Report, *, with_child: bool) -> dict[str, list[str]]:
     """The commands of Holdfast that can be run, after one run of each that warms the caches."""
-    program = _holdfast(report)
+    program = holdfast_command(report)
     if program is None:
         return {}
     prepare(directory)
@@ -116,7 +116,7 @@ def _commands(directory: Path, report: Report, *, with_child: bool) -> dict[str,
     return working
 
 
-def _holdfast(report: Report) -> list[str] | None:
+def holdfast_command(report: Report) -> list[str] | None:
     """The command that starts Holdfast: its console script, next to the interpreter that runs this."""
     script = shutil.which("holdfast", path=os.path.dirname(sys.executable))
     if script:

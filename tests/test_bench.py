@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import SUITES, contention, ledger, locks, startup
+from bench import SUITES, contention, git, ledger, locks, startup
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -316,7 +316,7 @@ def test_an_unknown_suite_is_refused() -> None:
 def test_start_up_is_measured_for_the_commands_that_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text("import sys; sys.exit('status' in sys.argv)")
-    monkeypatch.setattr(startup, "_holdfast", lambda report: [sys.executable, str(fake)])
+    monkeypatch.setattr(startup, "holdfast_command", lambda report: [sys.executable, str(fake)])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     report = Report()
 
@@ -332,13 +332,48 @@ def test_start_up_is_measured_for_the_commands_that_work(monkeypatch: pytest.Mon
 
 
 def test_start_up_without_a_command_line_measures_the_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(startup, "_holdfast", lambda report: None)
+    monkeypatch.setattr(startup, "holdfast_command", lambda report: None)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     report = Report()
 
     startup.measure(1, tmp_path, report)
 
     assert set(report.tables[0].rows) - {startup.CHILD} == {startup.FLOOR, startup.IMPORT}
+
+
+# --- The git home -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a git home needs POSIX")
+def test_commands_in_a_git_home_are_measured_beside_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(git, "QUICK", git.Size(rounds=2, files=200, directories=10, worktrees=1))
+    monkeypatch.setattr(git, "holdfast_command", lambda report: [sys.executable, "-m", "holdfast"])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+    report = git.run(quick=True)
+
+    assert report.notes == []
+    assert list(report.tables[0].rows) == list(git.LIMITS)
+    assert all(target.measured is not None for target in report.targets)
+    for action in report.afterwards:
+        action()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a git home needs POSIX")
+def test_a_command_that_fails_in_a_git_home_is_reported(tmp_path: Path) -> None:
+    report = Report()
+    size = git.Size(rounds=1, files=20, directories=1)
+    git.make(tmp_path, size)
+    side = git.Side(tmp_path, ["git"])
+    match = git.Match(side, side, report)
+
+    match.measure("status", lambda: side.call("nonsense"), lambda: side.git("status"))
+    git.judge(match, size)
+
+    assert "nonsense" in report.notes[0]
+    assert {target.verdict for target in report.targets} == {"not measured"}
 
 
 # --- The ledger ---------------------------------------------------------------------------------------

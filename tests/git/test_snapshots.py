@@ -121,7 +121,18 @@ def test_a_repository_with_sha256_is_captured(tmp_path: Path) -> None:
 
 
 def test_names_may_have_any_bytes(home: Home) -> None:
-    names = [b"a\nb", b"\xff\xfe", b'tab\tquote"back\\slash', b" blank ", b"-dash", b":(glob)*", b"*", b"\xc3\xa9"]
+    names = [
+        b"a\nb",
+        b"\xff\xfe",
+        b'tab\tquote"back\\slash',
+        b" blank ",
+        b"-dash",
+        b":(glob)*",
+        b"*",
+        b"\xc3\xa9",
+        b'"q"',
+    ]
+    write(home.top / '"dir/"file', "quotes come first")
     for name in names:
         write(home.top / os.fsdecode(name), b"content of " + name)
         write(home.top / os.fsdecode(b"dir" + name) / "file", name)
@@ -133,6 +144,36 @@ def test_names_may_have_any_bytes(home: Home) -> None:
         assert contents.read_file(home.git, committed(captured), name, 100) == b"content of " + name
         (home.top / os.fsdecode(name)).write_bytes(b"changed")
     assert {each.path for each in home.unsaved(captured.tree)} == set(names)
+    for name in names:
+        (home.top / os.fsdecode(name)).unlink()
+    assert home.exported(committed(home.capture(captured))) == content_of(home.top)
+
+
+def test_a_snapshot_may_be_empty_and_may_follow_an_empty_one(home: Home) -> None:
+    one = home.capture()
+    for each in home.top.iterdir():
+        if each.name != ".git":
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+    two = home.capture(one)
+    assert home.exported(committed(two)) == {}
+    write(home.top / "new/file", "new")
+    assert home.exported(committed(home.capture(two))) == content_of(home.top)
+
+
+def test_modes_that_old_versions_of_git_wrote_do_no_harm(home: Home) -> None:
+    blob = git(home.top, "hash-object", "-w", "--stdin", content=b"old\n")
+    raw = b"".join(b"100664 %s\0%s" % (name, bytes.fromhex(blob)) for name in (b"a", b"b"))
+    sub = git(home.top, "hash-object", "-t", "tree", "-w", "--literally", "--stdin", content=raw)
+    tree = git(home.top, "mktree", content=f"040000 tree {sub}\tsub\n".encode())
+    git(home.top, "reset", "-q", "--hard", git(home.top, "commit-tree", "-m", "old", tree))
+    write(home.top / "sub/a", "new\n")
+
+    one = home.capture()
+
+    assert home.exported(committed(one)) == content_of(home.top)
+    assert home.unsaved(one.tree) == []
+    assert home.capture(one).commit is None
+    assert git(home.top, "rev-parse", f"{one.commit}^{{tree}}") == one.tree
 
 
 def test_kinds_of_files_change_into_each_other(home: Home) -> None:
@@ -361,14 +402,14 @@ def test_filters_apply_in_both_directions(home: Home) -> None:
 
 
 def test_a_change_during_the_capture_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = look.WorkTree.write_tree
+    real = look.WorkTree.update
 
-    def late(self: look.WorkTree) -> str:
-        tree = real(self)
+    def late(self: look.WorkTree, found: look.Look) -> list[bytes]:
+        left_out = real(self, found)
         write(home.top / "late", os.urandom(8))
-        return tree
+        return left_out
 
-    monkeypatch.setattr(look.WorkTree, "write_tree", late)
+    monkeypatch.setattr(look.WorkTree, "update", late)
     write(home.top / "new", "x")
 
     with pytest.raises(ConsistencyUnavailable, match="late"):
@@ -389,6 +430,10 @@ def test_a_damaged_private_index_costs_only_time(home: Home) -> None:
 def test_references_are_created_listed_and_deleted(home: Home) -> None:
     one, two = committed(home.capture()), committed(home.capture())
 
+    assert snapshots.refs(home.git) == {"s0": one, "s1": two}
+    assert [snapshots.loose_ref(home.git, name) for name in ("s0", "s1", "s2", "")] == [one, two, None, None]
+    git(home.top, "pack-refs", "--all")
+    assert snapshots.loose_ref(home.git, "s0") is None
     assert snapshots.refs(home.git) == {"s0": one, "s1": two}
     with pytest.raises(GitFailed):
         snapshots.create_ref(home.git, "s0", two)

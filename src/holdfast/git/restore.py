@@ -9,7 +9,6 @@ from pathlib import Path
 
 from holdfast.errors import Changed, GitFailed, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
 from holdfast.git.look import Indexed, Look, WorkTree
 from holdfast.git.program import Git
@@ -127,17 +126,16 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
     nothing changed: `Changed` if a file that it would touch is not as in `from_tree`, `Refused` if another file is in
     the way. Returns the tree that is there now. A kill leaves some files of each tree, and the old index.
     """
-    make_directories(source.objects)
-    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
-    sums = start(source, working)
+    working, sums = start(source)
     if path is not None:
         to_tree = _grafted(source, from_tree, to_tree, path)
     if sums is None or sums.tree != from_tree:
         working.run("read-tree", "-m", "-i", from_tree)  # keeps what it knows of files that are the same
         working.refresh()
-    _require_room(source, from_tree, to_tree)
+    found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
+    _require_room(source, found)
     _switch(working, from_tree, to_tree)
-    publish_index(source, working, to_tree, sums)
+    publish_index(source, working, to_tree, sums, (from_tree, found))
     return to_tree
 
 
@@ -159,9 +157,8 @@ def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
             ) from again
 
 
-def _require_room(source: GitSource, from_tree: str, to_tree: str) -> None:
-    """Raise `Refused` if a file that is not in `from_tree` is in the way: git itself would replace an ignored one."""
-    found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
+def _require_room(source: GitSource, found: list[Difference]) -> None:
+    """Raise `Refused` if a file that is not in the old tree is in the way: git itself would replace an ignored one."""
     ours = {each.path for each in found if each.modes[0] != NONE}
     new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # which change no file
     above = {path[:end] for path in new for end, byte in enumerate(path) if byte == ord("/")}

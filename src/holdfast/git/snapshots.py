@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
 from holdfast.git.checkout import is_worktree_of
-from holdfast.git.contents import LINK, NONE, SNAPSHOTS, TREE, Difference, differences, entries, sizes
+from holdfast.git.contents import (
+    LINK,
+    NONE,
+    SNAPSHOTS,
+    TREE,
+    Difference,
+    differences,
+    differences_in,
+    entries,
+    sizes,
+)
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Background, Git
 from holdfast.git.worktrees import head_commit
@@ -28,6 +39,8 @@ from holdfast.trees.walker import shown
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
+_SHA256 = 64
+_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
@@ -85,21 +98,19 @@ def capture(
     its reference: if nothing differs from it, nothing is stored. Raises `ConsistencyUnavailable` if `quiesced` and the
     files changed meanwhile. A kill leaves the scratch directory, and perhaps a pack with a `.keep` file.
     """
-    make_directories(source.objects)
-    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
-    sums = start(source, working)
+    working, sums = start(source)
     text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
     for rounds_left in reversed(range(_MOST_ROUNDS)):
         look, nested = _update(working)  # 1. new contents become objects in scratch
         if progress is not None:
             progress(len(look.changed), 0)
-        is_parent = look.is_clean and sums is not None and sums.tree == parent_tree
-        tree = parent_tree if parent_tree and is_parent else working.write_tree()
-        if tree == parent_tree:
-            return _unchanged(source, working, sums, tree, nested)
+        if look.is_clean and sums is not None and sums.tree == parent_tree:
+            return _unchanged(source, working, sums, parent_tree, nested)
         try:
             with Background(working.look) as second_look, Background(working.ignored) as ignored:
-                packed = _pack(source, working, tree, parent_tree, text)
+                packed = _pack(source, working, parent_tree, text)
+                if packed.tree == parent_tree:
+                    return _unchanged(source, working, sums, parent_tree, nested)
                 after, left = second_look.result(), ignored.result()
             break
         except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
@@ -109,23 +120,26 @@ def capture(
     if changed and quiesced:
         raise _changed(source.top, after)
     moved = _move_pack(source, packed.path, snapshot_id)  # 2. into the repository, with a `.keep` file
-    sums = publish_index(source, working, tree, sums, packed)
+    sums = publish_index(source, working, packed.tree, sums, (packed.base, packed.differences))
     files = entry_count(source.index) - sums.links
     left_out = LeftOut(len(left), sums.links + len(nested), _names([*nested, *left]))
-    return GitCaptured(packed.commit, tree, files, sums.bytes, left_out, changed, moved)
+    return GitCaptured(packed.commit, packed.tree, files, sums.bytes, left_out, changed, moved)
 
 
-def start(source: GitSource, working: WorkTree) -> _Sums | None:
-    """Make the working index, and return what is known of its tree.
+def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
+    """Make the working index; return the work tree with it, and what is known of its tree.
 
     A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
     """
+    working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
+    with Directory.open(source.objects.parent) as scratch:
+        if not scratch.make(source.objects.name, durable=False):
+            durable.remove(working.index)  # of an earlier attempt
     sums = read_sums(source.index)
-    durable.remove(working.index)
     if sums is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return sums
+    return working, sums
 
 
 def git_dir_of(git: Git, top: Path) -> Path:
@@ -168,55 +182,107 @@ def _names(paths: list[bytes]) -> tuple[str, ...]:
 
 
 class _Packed(NamedTuple):
-    """A commit and the pack of it in scratch, the path without its suffix; and the differences from the parent."""
+    """A commit, its tree, and the pack of both in scratch, the path without its suffix. `differences` are those from
+    the tree `base`."""
 
     commit: str
+    tree: str
     path: Path
-    parent_tree: str | None
+    base: str
     differences: list[Difference]
 
 
-def _pack(source: GitSource, working: WorkTree, tree: str, parent_tree: str | None, message: str) -> _Packed:
-    """Make the commit, and pack all that no reference keeps in scratch, synced.
+def _pack(source: GitSource, working: WorkTree, parent_tree: str | None, message: str) -> _Packed:
+    """Make the commit of what is in the index, and pack all of it that no reference keeps in scratch, synced.
 
     If git cannot, the files whose objects do not exist any more are read again.
     """
-    git, objects = source.git, source.objects
-    head = head_commit(git, source.top)
-    parents = ("-p", head) if head else ()
-    content = message.encode(errors="surrogateescape")
-    commit = git.run("commit-tree", tree, *parents, "-F", "-", objects=objects, content=content).decode().strip()
-    base, new = _differences_from_any((parent_tree, head), tree, source)
-    stored = (each.oids[1] for each in new if each.modes[1] not in (LINK, NONE))
-    names = dict.fromkeys((commit, *_unkept(git, source.top, head), tree, *stored))
-    path = objects / "pack-new"
+    head = head_commit(source.git, source.top)
+    base, new = _staged(working, (parent_tree, head))
+    if base == parent_tree and not new:
+        return _Packed("", base, source.objects, base, new)
+    files = [each for each in new if each.modes[1] not in (LINK, NONE)]
     try:
-        name = git.run(
+        commit, trees = _commit(source, base, new, head, message)
+        working.write_tree()  # makes none: they exist, and the index learns them
+        names = dict.fromkeys(
+            (commit, *_unkept(source.git, source.top, head), *trees, *(each.oids[1] for each in files))
+        )
+        path = source.objects / "pack-new"
+        name = source.git.run(
             *("pack-objects", "-q", "--window=0", os.fspath(path)),
-            objects=objects,
+            objects=source.objects,
             content="".join(f"{oid}\n" for oid in names).encode(),
             settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
         )
     except GitFailed:
-        files = [each for each in new if each.modes[1] not in (LINK, NONE, TREE)]
-        found = sizes(git, (each.oids[1] for each in files), objects=objects)
+        found = sizes(source.git, (each.oids[1] for each in files), objects=source.objects)
         working.write_again([each.path for each in files if each.oids[1] not in found])
         raise
-    return _Packed(commit, path.with_name(f"{path.name}-{name.decode().strip()}"), base, new)
+    return _Packed(commit, trees[0], path.with_name(f"{path.name}-{name.decode().strip()}"), base, new)
 
 
-def _differences_from_any(
-    bases: tuple[str | None, ...], tree: str, source: GitSource
-) -> tuple[str | None, list[Difference]]:
-    """The first of the bases that exists, or else nothing; and the differences from it."""
-    git, objects = source.git, source.objects
+def _staged(working: WorkTree, bases: tuple[str | None, ...]) -> tuple[str, list[Difference]]:
+    """The first of the bases that exists, or else the empty tree; and the differences of the index from it."""
+    command = ("diff-index", "--cached", "-z", "--raw", "--no-abbrev", "--no-renames")
     for base in filter(None, bases):
-        try:
-            return base, list(differences(git, base, tree, objects=objects, trees=True))
-        except GitFailed:
-            continue
-    empty = git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
-    return None, list(differences(git, empty, tree, objects=objects, trees=True))
+        with contextlib.suppress(GitFailed):
+            return base, list(differences_in(working.run(*command, base, "--")))
+    empty = working.run("hash-object", "-t", "tree", "-w", "--stdin").decode().strip()
+    return empty, list(differences_in(working.run(*command, empty, "--")))
+
+
+def _commit(
+    source: GitSource, base: str, new: list[Difference], head: str | None, message: str
+) -> tuple[str, list[str]]:
+    """Make a commit from the differences from a tree; return it, and its trees that may be new, its own first.
+
+    All go to one pack, while `git write-tree` would make a file of each tree.
+    """
+    text = message.encode(errors="surrogateescape")
+    lines = [b"commit refs/heads/new\nmark :1\ncommitter Holdfast <holdfast@localhost> now\n"]
+    lines.append(b"data %d\n%s\n" % (len(text), text))
+    lines += [f"from {head}\n".encode()] if head else []
+    lines += [f"M {TREE} {base} \n".encode()] if base != head else []
+    lines += [b"D %s\n" % _quoted(each.path) for each in new if each.modes[1] == NONE]
+    lines += [
+        f"M {each.modes[1]} {each.oids[1]} ".encode() + _quoted(each.path) + b"\n"
+        for each in new
+        if each.modes[1] != NONE
+    ]
+    directories = {each.path[:end] for each in new for end, byte in enumerate(each.path) if byte == ord("/")}
+    lines += [b"ls %s\n" % _quoted(path, always=True) for path in (b"", *directories)]
+    found = source.git.run(
+        *("fast-import", "--quiet", "--date-format=now", "--depth=0"),
+        git_dir=_own_git_dir(source.objects, is_sha256=len(base) == _SHA256),
+        objects=source.objects,
+        content=b"".join([*lines, b"get-mark :1\n"]),
+        settings=("fastimport.unpackLimit=0", "core.ignoreCase=false", "core.fsync=none"),
+    )
+    *listed, commit, _ = found.split(b"\n")  # 040000 tree OID\tpath; or: missing path
+    return commit.decode(), [line.split()[2].decode() for line in listed if line.startswith(TREE.encode())]
+
+
+def _own_git_dir(objects: Path, *, is_sha256: bool) -> Path:
+    """A git directory in scratch, for the reference that `git fast-import` insists on."""
+    own = objects / "git"
+    with Directory.open(objects) as parent:
+        if not parent.make(own.name, durable=False):
+            return own
+    with Directory.open(own) as directory:
+        directory.make("refs", durable=False)
+        durable.create_in(directory, "HEAD", b"ref: refs/heads/none\n", durable=False)
+        if is_sha256:
+            content = b"[core]\nrepositoryformatversion=1\n[extensions]\nobjectformat=sha256\n"
+            durable.create_in(directory, "config", content, durable=False)
+    return own
+
+
+def _quoted(path: bytes, *, always: bool = False) -> bytes:
+    """A path for `git fast-import`."""
+    if not always and not path.startswith(b'"') and b"\n" not in path:
+        return path
+    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
 
 
 def _unkept(git: Git, top: Path, head: str | None) -> list[str]:
@@ -287,6 +353,16 @@ def update_refs(git: Git, lines: str) -> None:
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 
 
+def loose_ref(git: Git, snapshot_id: str) -> str | None:
+    """The commit of a snapshot if its reference is a file of its own, as new ones are; without starting git."""
+    try:
+        content = calls.read_small(os.fspath(git.common / SNAPSHOTS / os.path.basename(snapshot_id)), _SHA256 + 1)
+    except OSError:
+        return None
+    found = _COMMIT.fullmatch(content)
+    return found and found[1].decode()
+
+
 def refs(git: Git) -> dict[str, str]:
     """The commit of each snapshot, by its id."""
     return {name: oids[-1] for name, oids in _listed(git).items()}
@@ -327,12 +403,18 @@ def read_sums(index: Path) -> _Sums | None:
     return None
 
 
+Since: TypeAlias = tuple[str, list[Difference]]
+"""A tree, and the differences from it."""
+
+
 def publish_index(
-    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, packed: _Packed | None = None
+    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, since: Since | None = None
 ) -> _Sums:
     """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
     if known is None or known.tree != tree:
-        known = _count(source, tree, known, packed)
+        known = _count(source, tree, known, since)
+    elif _identity(working.index) == _identity(source.index):
+        return known  # git learned nothing new
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
@@ -342,12 +424,12 @@ def publish_index(
     return known
 
 
-def _count(source: GitSource, tree: str, known: _Sums | None, packed: _Packed | None) -> _Sums:
+def _count(source: GitSource, tree: str, known: _Sums | None, since: Since | None) -> _Sums:
     """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
-    if known is not None and packed is not None and packed.parent_tree == known.tree:
-        changed = [each for each in packed.differences if TREE not in each.modes]
+    if known is not None and since is not None and since[0] == known.tree:
+        changed = since[1]
     elif known is not None:
         with contextlib.suppress(GitFailed):  # it was pruned
             changed = list(differences(git, known.tree, tree, objects=objects))

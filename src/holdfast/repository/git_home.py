@@ -70,13 +70,13 @@ class GitHome(Home):
 
     def commit(self, snapshot_id: str) -> str:
         """The commit of a snapshot; `NotFound` if it has none."""
-        if snapshot_id not in self._refs:
-            self._refs = commits.refs(self.git)
-        if snapshot_id not in self._refs:
+        if not self.is_ready(snapshot_id):
             raise NotFound(f"git has no reference of the snapshot {snapshot_id}", snapshot_id=snapshot_id)
         return self._refs[snapshot_id]
 
     def is_ready(self, snapshot_id: str) -> bool:
+        if snapshot_id not in self._refs and (found := commits.loose_ref(self.git, snapshot_id)) is not None:
+            self._refs[snapshot_id] = found
         return snapshot_id in self._refs or snapshot_id in self.stored()
 
     def stored(self) -> list[str]:
@@ -266,6 +266,7 @@ class GitHome(Home):
     def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
         """Turn files from one commit into another; raises if one of them is as in neither, and changes nothing."""
         objects = self.paths.scratch / operation.operation_id / "objects"
+        make_directories(objects.parent)
         source = GitSource(self.git, path, self._index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
         restore(source, self.tree(old), self.tree(new), only)
