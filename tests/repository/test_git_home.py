@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused
+from holdfast.errors import AlreadyExists, LockConflict, NameInvalid, NestedRepository, NotFound, Refused
 from holdfast.git import program
 from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
@@ -192,6 +192,19 @@ def test_a_branch_that_exists_is_continued_only_if_it_is_named(repository: Repos
 def test_a_worktree_begins_at_a_revision_a_worktree_or_a_snapshot(repository: Repository, path: Path) -> None:
     git("commit", "-qm", "second", at=path)
     with repository.lease() as lease:
+@pytest.mark.parametrize("branch", ["-M", "--force", "a b", "a..b", "x.lock", "/", "@{-1}"])
+def test_a_branch_that_is_no_name_is_refused_before_git_sees_it(
+    repository: Repository, path: Path, branch: str
+) -> None:
+    """`git worktree add -b -M` renames the branch that is checked out in `main`."""
+    before = of_the_user(path)
+    with pytest.raises(NameInvalid, match="name of a branch"):
+        repository.worktrees.create("dev", branch=branch)
+
+    assert of_the_user(path) == before
+    assert repository.worktrees.configs()[1:] == []
+
+
         taken = repository.snapshot(lease=lease)
     repository.worktrees.create("old", snapshot="HEAD~1")
     put_files(repository.path("old"), {"made": "in old"})

@@ -220,6 +220,7 @@ class GitHome(Home):
             message = f"{main} has no commit yet, so there is nothing to start from"
             raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
         branch, is_new = options.branch or branch_of(name), True
+        linked.require_branch_name(self.git, branch)
         if linked.branch_exists(self.git, branch):
             if options.branch is None:
                 hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
