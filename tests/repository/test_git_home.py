@@ -27,6 +27,7 @@ from proof.crash import Ending, Outcome, kill_points
 from proof.effort import SHARE
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
+from tests.locks.workers import Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -340,6 +341,25 @@ def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repositor
 
 
 # --- Deinit --------------------------------------------------------------------------------------------
+
+def test_work_in_another_worktree_does_not_stop_a_restore_of_main(repository: Repository, path: Path) -> None:
+    """Its process has lock files open below `.git`, which is in the directory of `main`, but not part of it."""
+    repository.worktrees.create("dev")
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path, {"src/a": "worse"})
+        with Workers() as workers:
+
+            def work(line: Line) -> None:
+                with Repository(path).lease("dev"):
+                    line.say("holds it")
+                    line.wait()
+
+            assert workers.start(work).hear() == "holds it"
+            repository.restore(first.snapshot_id, lease=lease, reason="it was better")
+
+    assert files_in(path)["src/a"] == "changed"
+
 
 
 def test_deinit_leaves_git_as_it_was(repository: Repository, path: Path) -> None:

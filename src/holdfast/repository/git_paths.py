@@ -22,7 +22,7 @@ class GitPaths(RepositoryPaths):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.common = root.parent
+        self.common = self.private = root.parent
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
         main = self.payload(MAIN)
         is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
