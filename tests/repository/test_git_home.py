@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,9 +27,9 @@ from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, kill_points
 from proof.effort import SHARE
+from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
-from tests.locks.workers import Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -190,9 +192,6 @@ def test_a_branch_that_exists_is_continued_only_if_it_is_named(repository: Repos
     assert git("symbolic-ref", "--short", "HEAD", at=repository.path("dev")) == "hf/dev"
 
 
-def test_a_worktree_begins_at_a_revision_a_worktree_or_a_snapshot(repository: Repository, path: Path) -> None:
-    git("commit", "-qm", "second", at=path)
-    with repository.lease() as lease:
 @pytest.mark.parametrize("branch", ["-M", "--force", "a b", "a..b", "x.lock", "/", "@{-1}"])
 def test_a_branch_that_is_no_name_is_refused_before_git_sees_it(
     repository: Repository, path: Path, branch: str
@@ -206,6 +205,9 @@ def test_a_branch_that_is_no_name_is_refused_before_git_sees_it(
     assert repository.worktrees.configs()[1:] == []
 
 
+def test_a_worktree_begins_at_a_revision_a_worktree_or_a_snapshot(repository: Repository, path: Path) -> None:
+    git("commit", "-qm", "second", at=path)
+    with repository.lease() as lease:
         taken = repository.snapshot(lease=lease)
     repository.worktrees.create("old", snapshot="HEAD~1")
     put_files(repository.path("old"), {"made": "in old"})
@@ -340,8 +342,6 @@ def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repositor
     require_sound(repository)
 
 
-# --- Deinit --------------------------------------------------------------------------------------------
-
 def test_work_in_another_worktree_does_not_stop_a_restore_of_main(repository: Repository, path: Path) -> None:
     """Its process has lock files open below `.git`, which is in the directory of `main`, but not part of it."""
     repository.worktrees.create("dev")
@@ -360,6 +360,8 @@ def test_work_in_another_worktree_does_not_stop_a_restore_of_main(repository: Re
 
     assert files_in(path)["src/a"] == "changed"
 
+
+# --- Deinit --------------------------------------------------------------------------------------------
 
 
 def test_deinit_leaves_git_as_it_was(repository: Repository, path: Path) -> None:
@@ -540,6 +542,65 @@ class Restoring(Case):
 
 
 CASES = [Creation, CreationFromASnapshot, Adoption, Renaming, Removal, Snapshot, Restoring]
+
+
+def killed_while_git_writes(repository: Repository, path: Path, *, with_git: bool) -> Path:
+    """Kill a process that restores `src/a`, while its git is about to write it. If git lives, it waits for a file."""
+    started, go_on = path.with_name("started"), path.with_name("go-on")
+    git("config", "filter.slow.smudge", f"touch {started}; until [ -e {go_on} ]; do sleep 0.01; done; cat", at=path)
+    git("config", "filter.slow.clean", "cat", at=path)
+    put_files(path, {".gitattributes": "src/a filter=slow\n"})
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+    put_files(path, {"src/a": "worse"})
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        try:
+            with repository.lease() as lease:
+                repository.restore(first.snapshot_id, lease=lease, reason="it was better")
+        finally:
+            os._exit(1)
+    wait_until(started.exists)
+    os.kill(-child if with_git else child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return go_on
+
+
+def test_nobody_finishes_the_work_of_a_killed_process_while_its_git_still_works(
+    repository: Repository, path: Path
+) -> None:
+    go_on = killed_while_git_writes(repository, path, with_git=False)
+    with pytest.raises(LockConflict, match="being restored"):
+        settle(repository.context, MAIN)
+    go_on.touch()
+    wait_until(lambda: has_settled(repository))
+
+    assert files_in(path)["src/a"] == "changed"
+    require_sound(repository)
+
+
+def test_a_restore_is_finished_although_its_git_was_killed_too(repository: Repository, path: Path) -> None:
+    """The lock file that git leaves beside its index is in a scratch directory."""
+    killed_while_git_writes(repository, path, with_git=True).touch()
+    wait_until(lambda: has_settled(repository))
+
+    assert files_in(path)["src/a"] == "changed"
+    require_sound(repository)
+
+
+def has_settled(repository: Repository) -> bool:
+    with contextlib.suppress(LockConflict):
+        settle(repository.context, MAIN)
+        return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
 
 
 class DiesAtGit:

@@ -261,7 +261,10 @@ class GitHome(Home):
 
     def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
         """Turn files from one commit into another; raises if one of them is as in neither, and changes nothing."""
+        from holdfast.trees.walker import remove_tree
+
         objects = self.paths.scratch / operation.operation_id / "objects"
+        remove_tree(objects)  # a git that was killed leaves its lock file there
         source = GitSource(self.git, path, self._index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
         restore(source, self._tree(old), self._tree(new), only)
