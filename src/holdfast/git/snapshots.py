@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
+from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, rename, sync_parents
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.contents import LINK, NONE, SNAPSHOTS, TREE, Difference, differences, entries, sizes
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
@@ -120,7 +120,7 @@ def start(source: GitSource, working: WorkTree) -> _Sums | None:
 
     A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
     """
-    sums = read_sums(source.index)
+    sums = known_sums(source.git, source.top, source.index)
     durable.remove(working.index)
     if sums is None:
         durable.remove(source.index)
@@ -310,7 +310,16 @@ def _identity(index: Path) -> list[int] | None:
     return status and [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def read_sums(index: Path) -> _Sums | None:
+def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
+    """What is known of the private index; None if it cannot be used.
+
+    In a sparse checkout, it would keep files that are not checked out as they were at its first capture: only the
+    user's index has those of the commit.
+    """
+    return None if entry_exists(git_dir_of(git, top) / "info" / "sparse-checkout") else _read_sums(index)
+
+
+def _read_sums(index: Path) -> _Sums | None:
     """What is known of the private index as it is; None if there is nothing, or only something about another one."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):
