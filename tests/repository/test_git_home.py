@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.errors import AlreadyExists, LockConflict, NameInvalid, NestedRepository, NotFound, Refused
 from holdfast.git import program
+from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
 from holdfast.repository.git_home import GitHome
@@ -278,6 +279,45 @@ def test_worktrees_that_git_moved_removed_or_pruned_are_noticed_and_fixed(reposi
     }
     require_sound(repository)
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "moved"]
+
+
+def test_a_removal_ends_although_git_has_forgotten_the_worktree(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the renaming of the directory and telling git, and then `git worktree prune`."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"work": "precious"})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linked, "repair", killed)
+        with pytest.raises(KeyboardInterrupt):
+            repository.remove_worktree("dev")
+    git("worktree", "prune", at=path)
+
+    require_sound(repository)
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
+    [left] = repository.context.paths.worktrees.iterdir()
+    assert left.name.startswith("dev.")
+    assert (left / "work").read_text() == "precious"
+
+
+def test_a_worktree_inside_the_checkout_is_no_content_of_it(repository: Repository, path: Path) -> None:
+    git("worktree", "add", "-q", path / "inside", at=path)
+    repository.worktrees.adopt(path / "inside")
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path / "inside", {"work": "done"})
+        git("add", "-A", at=path / "inside")
+        git("commit", "-qm", "work", at=path / "inside")
+        second = repository.snapshot(lease=lease)
+
+    assert "inside" not in {os.fsdecode(each.path) for each in repository.snapshots.entries(first.snapshot_id)}
+    assert second.snapshot_id == first.snapshot_id
+    assert "inside" not in repository.worktrees.uncommitted()
+    require_sound(repository)
 
 
 def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:

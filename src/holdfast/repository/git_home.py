@@ -333,8 +333,13 @@ class GitHome(Home):
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
 
     def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, in sight."""
+        name, removed = operation.worktree_id, self.removed(operation)
+        if self.paths.registration(name) is None and entry_exists(removed):
+            move(removed, removed.with_name(f"{name}.{operation.operation_id}"))
+            return
         with contextlib.suppress(NotFound):
-            self._move_directory(self.paths.payload(operation.worktree_id), self.removed(operation))
+            self._move_directory(self.paths.payload(name), removed)
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
         """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""
