@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.errors import AlreadyExists, LockConflict, NameInvalid, NestedRepository, NotFound, Refused
+from holdfast.errors import AlreadyExists, GitFailed, LockConflict, NameInvalid, NestedRepository, NotFound, Refused
 from holdfast.git import program
 from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
@@ -203,6 +203,20 @@ def test_a_branch_that_is_no_name_is_refused_before_git_sees_it(
         repository.worktrees.create("dev", branch=branch)
 
     assert of_the_user(path) == before
+    assert repository.worktrees.configs()[1:] == []
+
+
+def test_a_creation_that_fails_leaves_those_of_others_alone(repository: Repository, path: Path) -> None:
+    """Between two steps, `git worktree add` has a directory without, or with an empty, file `gitdir`."""
+    begun = [path / f".git/worktrees/{name}" for name in ("dev2", "other")]
+    for each in begun:
+        each.mkdir(parents=True)
+        (each / "locked").write_text("initializing")
+    (begun[1] / "gitdir").touch()
+    with pytest.raises(GitFailed):
+        repository.worktrees.create("dev1", branch="trunk")
+
+    assert all(each.is_dir() for each in begun)
     assert repository.worktrees.configs()[1:] == []
 
 

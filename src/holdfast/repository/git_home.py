@@ -292,15 +292,17 @@ class GitHome(Home):
                 self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
 
     def _registrations_at(self, path: Path) -> Iterator[Path]:
-        """git's directories of a linked worktree that was at a path, and half-made ones of that name."""
+        """git's directories of a linked worktree that was at a path, and half-made ones of that name, to which git may
+        have added a number. Others may be about to be made by living processes."""
         place = self.paths.common / "worktrees"
         with contextlib.suppress(FileNotFoundError):
             for each in calls.listdir(place):
                 try:
                     content = os.fsdecode(calls.read_small(os.fspath(place / each / "gitdir"), 1 << 16)).strip()
                 except OSError:
-                    content = "" if each.rstrip("0123456789") == path.name.rstrip("0123456789") else "?"
-                if content in ("", f"{path}/.git"):
+                    content = ""
+                is_half_made = not content and re.fullmatch(rf"{re.escape(path.name)}\d*", each)
+                if content == f"{path}/.git" or is_half_made:
                     yield place / each
 
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
