@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.errors import AlreadyExists, GitFailed, LockConflict, NameInvalid, NestedRepository, NotFound, Refused
+from holdfast.errors import (
+    AlreadyExists,
+    DirectoryReplaced,
+    GitFailed,
+    LockConflict,
+    NameInvalid,
+    NestedRepository,
+    NotFound,
+    Refused,
+)
 from holdfast.git import program
 from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
@@ -293,6 +302,28 @@ def test_worktrees_that_git_moved_removed_or_pruned_are_noticed_and_fixed(reposi
     }
     require_sound(repository)
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "moved"]
+
+
+def test_a_worktree_of_a_copy_is_the_originals_and_the_doctor_says_so(repository: Repository, path: Path) -> None:
+    repository.worktrees.create("dev")
+    copied = Repository(shutil.copytree(path, path.with_name("copy"), symlinks=True))
+
+    assert {each.code: each.subject for each in copied.examine()} == {
+        "worktree-moved": MAIN,
+        "worktree-disconnected": "dev",
+    }
+    with pytest.raises(DirectoryReplaced, match="not the directory"):
+        copied.remove_worktree("dev")
+    assert list(repository.examine(strict=True)) == []
+
+    path.rename(path.with_name("moved"))  # nothing leads back from `dev`, until git is told
+    moved = Repository(path.with_name("moved"))
+    with pytest.raises(DirectoryReplaced) as refused:
+        moved.path("dev")
+    git("worktree", "repair", path.with_name("project.worktrees") / "dev", at=path.with_name("moved"))
+    assert "worktree repair" in refused.value.hint
+    assert moved.path("dev") == path.with_name("project.worktrees") / "dev"
+    require_sound(moved)
 
 
 def test_a_removal_ends_although_git_has_forgotten_the_worktree(

@@ -115,8 +115,8 @@ class WorkTree:
         return self.run("write-tree", "--missing-ok").decode().strip()
 
     def has_commit(self, path: bytes) -> bool:
-        """Whether a commit is checked out in a nested repository, which is not a linked worktree of this one: those have
-        snapshots of their own, and change with every commit there."""
+        """Whether a commit is checked out in a nested repository, which is not a linked worktree of this one: that has
+        snapshots of its own, and changes with every commit there."""
         found = find_checkout(os.path.join(self.top, os.fsdecode(path)))
         if found is None or found.common == os.fspath(self.git.common):
             return False

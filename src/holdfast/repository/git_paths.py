@@ -74,7 +74,7 @@ class GitPaths(RepositoryPaths):
         found = is_worktree_of(os.fspath(path), os.fspath(self.common))
         if found is None or Path(found.git_dir) != self.git_dir(worktree):
             message = f"{path} is not the directory that git knows as the worktree {worktree}"
-            hint = "If it was moved: 'git worktree repair' in it."
+            hint = f"If it or {self.payload(MAIN)} was moved: 'git worktree repair {path}' in {self.payload(MAIN)}."
             raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
 
 
