@@ -223,6 +223,7 @@ def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:
     said = [line for line in stderr.splitlines() if line.strip()]
     shown = " ".join([_PROGRAM, *arguments[:_MOST_WORDS], *(["..."] if len(arguments) > _MOST_WORDS else [])])
     reasons = [line for line in said if line.startswith(("fatal: ", "error: "))] or said  # advice may follow
-    why = reasons[-1] if reasons else f"its exit status is {status}" if status > 0 else f"signal {-status} ended it"
+    why = "; ".join(dict.fromkeys((reasons[0], reasons[-1]))) if reasons else ""  # the cause, and its effect
+    why = why or (f"its exit status is {status}" if status > 0 else f"signal {-status} ended it")
     told = "\n".join(said[-_MOST_LINES:])
     return GitFailed(f"'{shown}' failed: {why}", command=list(arguments), status=status, stderr=told)
