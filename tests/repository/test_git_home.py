@@ -33,6 +33,7 @@ from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
+from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, kill_points
@@ -141,6 +142,15 @@ def test_a_linked_worktree_that_is_not_adopted_is_nobodys_place(repository: Repo
         repository.worktrees.adopt(path.parent / "hot", name="other")
 
 
+def test_a_linked_worktree_is_adopted_from_inside_it(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git("worktree", "add", "-q", path.parent / "hot", at=path)
+    monkeypatch.chdir(path.parent / "hot")
+
+    assert repository.worktrees.adopt(Path()).worktree_id == "hot"
+
+
 def test_what_cannot_be_adopted_is_refused(scratch: Path, path: Path) -> None:
     git("init", "-q", "--bare", scratch / "bare.git")
     with pytest.raises(Refused, match="not in a checkout"):
@@ -149,8 +159,9 @@ def test_what_cannot_be_adopted_is_refused(scratch: Path, path: Path) -> None:
         adopt_checkout(path / ".git/objects")
     with pytest.raises(NotFound, match="not in a git checkout"):
         adopt_checkout(scratch)
-    from holdfast.repository.init import initialise
-
+    with pytest.raises(AlreadyExists) as refused:
+        initialise(path, probe=lambda directory: SAFE)
+    assert "'holdfast init' in it" in refused.value.hint
     initialise(scratch / "plain", probe=lambda directory: SAFE)
     inside = checkout(scratch / "plain/main/inner")
     with pytest.raises(NestedRepository):
