@@ -36,6 +36,7 @@ def begun(path: Path, *options: str, files: dict[str, str] | None = None) -> Pat
     git("init", "-q", "-b", "trunk", *options, path)
     git("config", "user.name", "user", at=path)
     git("config", "user.email", "user@example", at=path)
+    git("config", "gc.auto", "0", at=path)
     put_files(path, files or {"README": "read me\n", "src/a": "a\n", ".gitignore": "*.log\n", "x.log": "ignored"})
     return path
 
@@ -202,7 +203,7 @@ def of_the_user(top: Path) -> dict[str, object]:
         "index": (own / "index").read_bytes() if (own / "index").exists() else None,
         "HEAD": (own / "HEAD").read_bytes(),
         "status": git("status", "--porcelain=v2", "--branch", "--ignored", at=top),
-        "worktrees": git("worktree", "list", at=top),
+        "worktrees": git("worktree", "list", "--porcelain", at=top),
         **kept,
     }
 
