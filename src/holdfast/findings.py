@@ -74,6 +74,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "snapshot-damaged": "The disk, or a program, has changed it. Restoring it would give wrong content.",
         "snapshot-incomplete": "It cannot be restored and is not listed. It was complete when published.",
         "worktree-directory-missing": "It was moved or deleted. Saved work is in its snapshots.",
+        "worktree-disconnected": "The checkout was moved or copied, or the directory replaced. Commands refuse it.",
         "worktree-unregistered": "It was removed or pruned with git. Its snapshots and its branch are still there.",
     },
     Severity.WARNING: {
@@ -150,6 +151,7 @@ REMEDIES = {
     "waiter-dead": "remove them from the queue",
     "worktree-directory-missing": "put it back, or restore its head into a new worktree and remove this one",
     "worktree-directory-unknown": "it may contain work; move it elsewhere",
+    "worktree-disconnected": "in the main checkout: 'git worktree repair PATH'; unless it is of another repository",
     "worktree-moved": "note its path",
     "worktree-name-stale": "remove the name",
     "worktree-unregistered": "forget the worktree; its snapshots stay",

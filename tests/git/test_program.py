@@ -57,6 +57,15 @@ def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:
     assert failed.value.facts["command"] == ["rev-parse", "--verify", "nonsense"]
 
 
+def test_a_failure_names_the_cause_and_not_the_last_line_of_advice(checkout: Path) -> None:
+    write(checkout / ".git/index.lock", "")
+    with pytest.raises(GitFailed, match=r"index\.lock': File exists"):
+        Git(checkout / ".git").run("read-tree", "HEAD", worktree=checkout)
+    write(checkout / ".git/packed-refs.lock", "")
+    with pytest.raises(GitFailed, match=r"packed-refs\.lock': File exists.*; fatal: Branch rename failed"):
+        Git(checkout / ".git").run("branch", "--move", "trunk", "other")
+
+
 def test_a_question_is_answered_by_the_status(checkout: Path) -> None:
     ours = Git(checkout / ".git")
 

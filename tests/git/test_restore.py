@@ -181,6 +181,18 @@ def test_nested_repositories_stay(home: Home) -> None:
     assert (inner / "file").read_text() == "x"
 
 
+def test_a_new_file_outside_of_a_sparse_checkout_comes_back(home: Home) -> None:
+    git(home.top, "sparse-checkout", "set", "--no-cone", "/one")
+    one = home.capture()
+    write(home.top / "elsewhere/new", "content")
+    two = home.capture(one)
+    for tree in (one.tree, two.tree):
+        restore(home.source(), home.capture().tree, tree)
+
+    assert (home.top / "elsewhere/new").read_text() == "content"
+    assert not (home.top / "two").exists()
+
+
 def test_a_sparse_checkout_stays_sparse(home: Home) -> None:
     git(home.top, "sparse-checkout", "set", "--no-cone", "/one")
     one = home.capture()

@@ -256,6 +256,20 @@ def test_a_sparse_checkout_keeps_what_is_not_checked_out(home: Home) -> None:
     assert home.exported(committed(home.capture(captured)))[b"sub/three"] == ("f", b"back again\n")
 
 
+def test_a_sparse_checkout_follows_the_commit_in_what_is_not_checked_out(home: Home) -> None:
+    git(home.top, "sparse-checkout", "set", "--no-cone", "/one")
+    first = home.capture()
+    new = git(home.top, "hash-object", "-w", "--stdin", content=b"of a later commit")
+    git(home.top, "update-index", "--cacheinfo", f"100644,{new},two")
+    git(home.top, "update-index", "--skip-worktree", "two")
+    git(home.top, "commit", "-q", "-m", "later")
+
+    assert [each.path for each in home.unsaved(first.tree)] == [b"two"]
+    second = home.capture(first)
+    assert second.tree == git(home.top, "rev-parse", "HEAD^{tree}")
+    assert not (home.top / "two").exists()
+
+
 @pytest.mark.parametrize("setting", ["core.splitIndex", "index.sparse", "core.untrackedCache", "feature.manyFiles"])
 def test_an_index_of_another_form_is_read(home: Home, setting: str) -> None:
     git(home.top, "config", setting, "true")

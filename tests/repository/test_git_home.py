@@ -7,24 +7,38 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused
+from holdfast.errors import (
+    AlreadyExists,
+    DirectoryReplaced,
+    GitFailed,
+    LockConflict,
+    NameInvalid,
+    NestedRepository,
+    NotFound,
+    Refused,
+)
 from holdfast.git import program
+from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
+from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, Scenario, kill_points
 from proof.effort import SHARE
+from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
 
@@ -128,6 +142,15 @@ def test_a_linked_worktree_that_is_not_adopted_is_nobodys_place(repository: Repo
         repository.worktrees.adopt(path.parent / "hot", name="other")
 
 
+def test_a_linked_worktree_is_adopted_from_inside_it(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git("worktree", "add", "-q", path.parent / "hot", at=path)
+    monkeypatch.chdir(path.parent / "hot")
+
+    assert repository.worktrees.adopt(Path()).worktree_id == "hot"
+
+
 def test_what_cannot_be_adopted_is_refused(scratch: Path, path: Path) -> None:
     git("init", "-q", "--bare", scratch / "bare.git")
     with pytest.raises(Refused, match="not in a checkout"):
@@ -136,8 +159,9 @@ def test_what_cannot_be_adopted_is_refused(scratch: Path, path: Path) -> None:
         adopt_checkout(path / ".git/objects")
     with pytest.raises(NotFound, match="not in a git checkout"):
         adopt_checkout(scratch)
-    from holdfast.repository.init import initialise
-
+    with pytest.raises(AlreadyExists) as refused:
+        initialise(path, probe=lambda directory: SAFE)
+    assert "'holdfast init' in it" in refused.value.hint
     initialise(scratch / "plain", probe=lambda directory: SAFE)
     inside = checkout(scratch / "plain/main/inner")
     with pytest.raises(NestedRepository):
@@ -187,6 +211,33 @@ def test_a_branch_that_exists_is_continued_only_if_it_is_named(repository: Repos
 
     repository.worktrees.create("dev", branch="hf/dev")
     assert git("symbolic-ref", "--short", "HEAD", at=repository.path("dev")) == "hf/dev"
+
+
+@pytest.mark.parametrize("branch", ["-M", "--force", "a b", "a..b", "x.lock", "/", "@{-1}"])
+def test_a_branch_that_is_no_name_is_refused_before_git_sees_it(
+    repository: Repository, path: Path, branch: str
+) -> None:
+    """`git worktree add -b -M` renames the branch that is checked out in `main`."""
+    before = of_the_user(path)
+    with pytest.raises(NameInvalid, match="name of a branch"):
+        repository.worktrees.create("dev", branch=branch)
+
+    assert of_the_user(path) == before
+    assert repository.worktrees.configs()[1:] == []
+
+
+def test_a_creation_that_fails_leaves_those_of_others_alone(repository: Repository, path: Path) -> None:
+    """Between two steps, `git worktree add` has a directory without, or with an empty, file `gitdir`."""
+    begun = [path / f".git/worktrees/{name}" for name in ("dev2", "other")]
+    for each in begun:
+        each.mkdir(parents=True)
+        (each / "locked").write_text("initializing")
+    (begun[1] / "gitdir").touch()
+    with pytest.raises(GitFailed):
+        repository.worktrees.create("dev1", branch="trunk")
+
+    assert all(each.is_dir() for each in begun)
+    assert repository.worktrees.configs()[1:] == []
 
 
 def test_a_worktree_begins_at_a_revision_a_worktree_or_a_snapshot(repository: Repository, path: Path) -> None:
@@ -264,6 +315,67 @@ def test_worktrees_that_git_moved_removed_or_pruned_are_noticed_and_fixed(reposi
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "moved"]
 
 
+def test_a_worktree_of_a_copy_is_the_originals_and_the_doctor_says_so(repository: Repository, path: Path) -> None:
+    repository.worktrees.create("dev")
+    copied = Repository(shutil.copytree(path, path.with_name("copy"), symlinks=True))
+
+    assert {each.code: each.subject for each in copied.examine()} == {
+        "worktree-moved": MAIN,
+        "worktree-disconnected": "dev",
+    }
+    with pytest.raises(DirectoryReplaced, match="not the directory"):
+        copied.remove_worktree("dev")
+    assert list(repository.examine(strict=True)) == []
+
+    path.rename(path.with_name("moved"))  # nothing leads back from `dev`, until git is told
+    moved = Repository(path.with_name("moved"))
+    with pytest.raises(DirectoryReplaced) as refused:
+        moved.path("dev")
+    git("worktree", "repair", path.with_name("project.worktrees") / "dev", at=path.with_name("moved"))
+    assert "worktree repair" in refused.value.hint
+    assert moved.path("dev") == path.with_name("project.worktrees") / "dev"
+    require_sound(moved)
+
+
+def test_a_removal_ends_although_git_has_forgotten_the_worktree(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the renaming of the directory and telling git, and then `git worktree prune`."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"work": "precious"})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linked, "repair", killed)
+        with pytest.raises(KeyboardInterrupt):
+            repository.remove_worktree("dev")
+    git("worktree", "prune", at=path)
+
+    require_sound(repository)
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
+    [left] = repository.context.paths.worktrees.iterdir()
+    assert left.name.startswith("dev.")
+    assert (left / "work").read_text() == "precious"
+
+
+def test_a_worktree_inside_the_checkout_is_no_content_of_it(repository: Repository, path: Path) -> None:
+    git("worktree", "add", "-q", path / "inside", at=path)
+    repository.worktrees.adopt(path / "inside")
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path / "inside", {"work": "done"})
+        git("add", "-A", at=path / "inside")
+        git("commit", "-qm", "work", at=path / "inside")
+        second = repository.snapshot(lease=lease)
+
+    assert "inside" not in {os.fsdecode(each.path) for each in repository.snapshots.entries(first.snapshot_id)}
+    assert second.snapshot_id == first.snapshot_id
+    assert "inside" not in repository.worktrees.uncommitted()
+    require_sound(repository)
+
+
 def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:
     home = repository.context.home
     assert isinstance(home, GitHome)
@@ -324,6 +436,25 @@ def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repositor
     assert done.kept is not None
     assert files_stored(repository.context, done.kept.snapshot_id)["worse"] == "too"
     require_sound(repository)
+
+
+def test_work_in_another_worktree_does_not_stop_a_restore_of_main(repository: Repository, path: Path) -> None:
+    """Its process has lock files open below `.git`, which is in the directory of `main`, but not part of it."""
+    repository.worktrees.create("dev")
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        put_files(path, {"src/a": "worse"})
+        with Workers() as workers:
+
+            def work(line: Line) -> None:
+                with Repository(path).lease("dev"):
+                    line.say("holds it")
+                    line.wait()
+
+            assert workers.start(work).hear() == "holds it"
+            repository.restore(first.snapshot_id, lease=lease, reason="it was better")
+
+    assert files_in(path)["src/a"] == "changed"
 
 
 # --- Deinit --------------------------------------------------------------------------------------------
@@ -507,6 +638,65 @@ class Restoring(Case):
 
 
 CASES = [Creation, CreationFromASnapshot, Adoption, Renaming, Removal, Snapshot, Restoring]
+
+
+def killed_while_git_writes(repository: Repository, path: Path, *, with_git: bool) -> Path:
+    """Kill a process that restores `src/a`, while its git is about to write it. If git lives, it waits for a file."""
+    started, go_on = path.with_name("started"), path.with_name("go-on")
+    git("config", "filter.slow.smudge", f"touch {started}; until [ -e {go_on} ]; do sleep 0.01; done; cat", at=path)
+    git("config", "filter.slow.clean", "cat", at=path)
+    put_files(path, {".gitattributes": "src/a filter=slow\n"})
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+    put_files(path, {"src/a": "worse"})
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        try:
+            with repository.lease() as lease:
+                repository.restore(first.snapshot_id, lease=lease, reason="it was better")
+        finally:
+            os._exit(1)
+    wait_until(started.exists)
+    os.kill(-child if with_git else child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return go_on
+
+
+def test_nobody_finishes_the_work_of_a_killed_process_while_its_git_still_works(
+    repository: Repository, path: Path
+) -> None:
+    go_on = killed_while_git_writes(repository, path, with_git=False)
+    with pytest.raises(LockConflict, match="being restored"):
+        settle(repository.context, MAIN)
+    go_on.touch()
+    wait_until(lambda: has_settled(repository))
+
+    assert files_in(path)["src/a"] == "changed"
+    require_sound(repository)
+
+
+def test_a_restore_is_finished_although_its_git_was_killed_too(repository: Repository, path: Path) -> None:
+    """The lock file that git leaves beside its index is in a scratch directory."""
+    killed_while_git_writes(repository, path, with_git=True).touch()
+    wait_until(lambda: has_settled(repository))
+
+    assert files_in(path)["src/a"] == "changed"
+    require_sound(repository)
+
+
+def has_settled(repository: Repository) -> bool:
+    with contextlib.suppress(LockConflict):
+        settle(repository.context, MAIN)
+        return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
 
 
 class DiesAtGit:

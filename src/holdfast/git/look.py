@@ -115,9 +115,10 @@ class WorkTree:
         return self.run("write-tree", "--missing-ok").decode().strip()
 
     def has_commit(self, path: bytes) -> bool:
-        """Whether a commit is checked out in a nested repository."""
+        """Whether a commit is checked out in a nested repository, which is not a linked worktree of this one: that has
+        snapshots of its own, and changes with every commit there."""
         found = find_checkout(os.path.join(self.top, os.fsdecode(path)))
-        if found is None or found.git_dir == os.fspath(self.git.common):
+        if found is None or found.common == os.fspath(self.git.common):
             return False
         try:
             Git(Path(found.common)).run("rev-parse", "--verify", "HEAD^{commit}", git_dir=Path(found.git_dir))

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -20,12 +20,13 @@ from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, R
 from holdfast.fs import calls
 from holdfast.fs.directory import failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
+from holdfast.locks.flock import descriptors_of_held
 
 T = TypeVar("T")
 
 _PROGRAM = "git"
 _OLDEST = (2, 38)
-_MOST_LINES = 5
+_MOST_LINES = 8
 _MOST_WORDS = 4
 _KEPT = tuple(
     f"GIT_{name}"
@@ -90,7 +91,8 @@ class Git(NamedTuple):
             variables["GIT_OBJECT_DIRECTORY"] = os.fspath(objects)
             if not alone:
                 variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
-        return _output(command, arguments, worktree or self.common, variables, content)
+        with descriptors_of_held(os.fspath(self.common / "holdfast")) as held:
+            return _output(command, arguments, worktree or self.common, variables, content, held)
 
     def succeeds(self, *arguments: str, worktree: Path | None = None) -> bool:
         """Whether a question is answered with the exit status 0, not 1; raises `GitFailed` for any other one."""
@@ -195,8 +197,14 @@ def _quoted(path: str) -> str:
 
 
 def _output(
-    command: list[str], arguments: tuple[str, ...], directory: Path, variables: dict[str, str], content: bytes | None
+    command: list[str],
+    arguments: tuple[str, ...],
+    directory: Path,
+    variables: dict[str, str],
+    content: bytes | None,
+    inherited: Sequence[int] = (),
 ) -> bytes:
+    """Run git. It inherits locks: if we are killed, git goes on, and nobody may finish our work while it still does."""
     environment = _environment() | variables
     try:  # with no `content`, an empty input: git must not read the user's terminal
         done = subprocess.run(
@@ -206,6 +214,7 @@ def _output(
             input=content or b"",
             capture_output=True,
             check=False,
+            pass_fds=() if sys.platform == "win32" else inherited,
         )
     except OSError as error:
         if not calls.is_directory(directory):
@@ -217,8 +226,10 @@ def _output(
 
 
 def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:
-    said = stderr.strip().splitlines()
+    said = [line for line in stderr.splitlines() if line.strip()]
     shown = " ".join([_PROGRAM, *arguments[:_MOST_WORDS], *(["..."] if len(arguments) > _MOST_WORDS else [])])
-    why = said[-1] if said else f"its exit status is {status}" if status > 0 else f"signal {-status} ended it"
+    reasons = [line for line in said if line.startswith(("fatal: ", "error: "))] or said  # advice may follow
+    why = "; ".join(dict.fromkeys((reasons[0], reasons[-1]))) if reasons else ""  # the cause, and its effect
+    why = why or (f"its exit status is {status}" if status > 0 else f"signal {-status} ended it")
     told = "\n".join(said[-_MOST_LINES:])
     return GitFailed(f"'{shown}' failed: {why}", command=list(arguments), status=status, stderr=told)

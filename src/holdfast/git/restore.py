@@ -12,7 +12,7 @@ from holdfast.fs import calls
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
 from holdfast.git.look import Indexed, Look, WorkTree
 from holdfast.git.program import Git
-from holdfast.git.snapshots import GitSource, git_dir_of, publish_index, read_sums, start
+from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start
 from holdfast.trees.verify import Change
 from holdfast.trees.walker import shown
 
@@ -25,7 +25,7 @@ def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
 
     Looks through the private index, or through the user's before the first capture.
     """
-    sums = read_sums(index)
+    sums = known_sums(git, top, index)
     work = WorkTree(git, top, index if sums else git_dir_of(git, top) / "index")
     look = work.look()
     staged: dict[bytes, Difference] = {}
@@ -141,7 +141,7 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
 
 def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
     """Change the files. git checks all before it touches one."""
-    command = ("read-tree", "-m", "-u", from_tree, to_tree)
+    command = ("read-tree", "-m", "-u", "--no-sparse-checkout", from_tree, to_tree)
     try:
         working.run(*command)
     except GitFailed as failure:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, failing_to, make_directories, rename, sync_parents
+from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, rename, sync_parents
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.contents import (
     LINK,
@@ -135,7 +135,7 @@ def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
     with Directory.open(source.objects.parent) as scratch:
         if not scratch.make(source.objects.name, durable=False):
             durable.remove(working.index)  # of an earlier attempt
-    sums = read_sums(source.index)
+    sums = known_sums(source.git, source.top, source.index)
     if sums is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
@@ -392,7 +392,16 @@ def _identity(index: Path) -> list[int] | None:
     return status and [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def read_sums(index: Path) -> _Sums | None:
+def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
+    """What is known of the private index; None if it cannot be used.
+
+    In a sparse checkout, it would keep files that are not checked out as they were at its first capture: only the
+    user's index has those of the commit.
+    """
+    return None if entry_exists(git_dir_of(git, top) / "info" / "sparse-checkout") else _read_sums(index)
+
+
+def _read_sums(index: Path) -> _Sums | None:
     """What is known of the private index as it is; None if there is nothing, or only something about another one."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):

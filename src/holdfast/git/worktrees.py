@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
+from holdfast.errors import AlreadyExists, GitFailed, NameInvalid, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, failing_to, make_directories
 from holdfast.git.checkout import MAIN_CHECKOUT, find_checkout, is_worktree_of
@@ -168,6 +168,13 @@ def head_commit(git: Git, path: Path) -> str | None:
         return commit_of(git, "HEAD", path)
     except NotFound:
         return None
+
+
+def require_branch_name(git: Git, branch: str) -> None:
+    """Raise `NameInvalid` for a name that git would take for an option, or does not accept."""
+    if branch.startswith("-") or not git.succeeds("check-ref-format", f"refs/heads/{branch}"):
+        hint = "Choose a name without spaces, '..' and any of ~^:?*[\\, which does not begin with '-' or '.'."
+        raise NameInvalid(f"{branch!a} cannot be the name of a branch", hint=hint, name=branch)
 
 
 def branch_exists(git: Git, branch: str) -> bool:

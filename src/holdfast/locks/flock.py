@@ -5,7 +5,7 @@ path. One description serves one holder at a time: so the threads of a process e
 
 A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and never
 unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on. An executed
-program inherits none.
+program inherits none, unless it is to keep them locked until it has ended too (`descriptors_of_held`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import stat
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound, PathEscape, Refused
@@ -248,6 +249,28 @@ def held_by(owner: object, description: OpenFileDescription) -> bool:
     )
 
 
+_copies: set[int] = set()
+
+
+@contextlib.contextmanager
+def descriptors_of_held(directory: str) -> Iterator[list[int]]:
+    """Copies of the descriptors of all locks that this process holds below a directory, for a program to inherit.
+
+    Such a lock is free when we release it; or, if we are killed first, when the program has ended too.
+    """
+    with _forking:
+        held = [each for each in _all if each.owner is not None and each.key.startswith(directory + os.sep)]
+        copies = [os.dup(each.fd) for each in held if each.fd >= 0]
+        _copies.update(copies)
+    try:
+        yield copies
+    finally:
+        with _forking:
+            _copies.difference_update(copies)
+            for each in copies:
+                close_quietly(each)
+
+
 def _open_without_links(key: str) -> int:
     """Open a lock file, creating a missing one. Its path may have no symbolic link at all."""
     above, name = os.path.split(key)
@@ -313,6 +336,8 @@ if sys.platform != "win32":
         _forking = threading.RLock()
         for description in list(_all):
             description.forget_after_fork()
+        while _copies:
+            close_quietly(_copies.pop())
 
     os.register_at_fork(
         before=lambda: _forking.acquire(),  # noqa: PLW0108 - a child has a new one

@@ -12,6 +12,7 @@ from holdfast import findings
 from holdfast.findings import Check, Finding
 from holdfast.git import snapshots as commits
 from holdfast.git import transfer
+from holdfast.git.checkout import is_worktree_of
 from holdfast.git.contents import SNAPSHOTS
 from holdfast.git.transfer import INCOMING
 from holdfast.git.worktrees import clear_name
@@ -89,6 +90,9 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
         elif not is_directory(path):
             message = f"the directory of {name} is missing: {path}"
             yield findings.of("worktree-directory-missing", name, message, path=str(path))
+        elif is_worktree_of(str(path), str(home.paths.common)) is None:
+            message = f"{path} does not lead to {home.paths.common}, where git has it as {name}"
+            yield findings.of("worktree-disconnected", name, message, path=str(path))
         elif config.git and config.git.path != str(path):
             message = f"{name} is now at {path}; its record says {config.git.path}"
             yield findings.of("worktree-moved", name, message, partial(_note_path, examination.context, config))

@@ -190,6 +190,7 @@ class RepositoryPaths:
     def __init__(self, root: Path) -> None:
         private = root / ".jvs"
         self.root = root
+        self.private = private  # nothing below it is content of a worktree
         self.worktrees = root / "worktrees"
         self.snapshots = private / "snapshots"
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share

@@ -225,6 +225,7 @@ class GitHome(Home):
             message = f"{main} has no commit yet, so there is nothing to start from"
             raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
         branch, is_new = options.branch or branch_of(name), True
+        linked.require_branch_name(self.git, branch)
         if linked.branch_exists(self.git, branch):
             if options.branch is None:
                 hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
@@ -265,8 +266,11 @@ class GitHome(Home):
 
     def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
         """Turn files from one commit into another; raises if one of them is as in neither, and changes nothing."""
+        from holdfast.trees.walker import remove_tree
+
         objects = self.paths.scratch / operation.operation_id / "objects"
         make_directories(objects.parent)
+        remove_tree(objects)  # a git that was killed leaves its lock file there
         source = GitSource(self.git, path, self._index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
         restore(source, self.tree(old), self.tree(new), only)
@@ -294,11 +298,12 @@ class GitHome(Home):
                 self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
 
     def _registrations_at(self, path: Path) -> Iterator[Path]:
-        """git's directories of a linked worktree that was at a path, and half-made ones of that name."""
+        """git's directories of a linked worktree that was at a path, and half-made ones of that name, to which git may
+        have added a number. Others may be about to be made by living processes."""
         for each in self.paths.git_ids():
             git_dir = self.paths.common / "worktrees" / each
             registered = registered_path(git_dir)
-            is_half_made = registered is None and each.rstrip("0123456789") == path.name.rstrip("0123456789")
+            is_half_made = registered is None and re.fullmatch(rf"{re.escape(path.name)}\d*", each)
             if is_half_made or registered == str(path):
                 yield git_dir
 
@@ -332,8 +337,13 @@ class GitHome(Home):
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
 
     def move_away(self, context: RepositoryContext, operation: Operation) -> None:
+        """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, in sight."""
+        name, removed = operation.worktree_id, self.removed(operation)
+        if self.paths.registration(name) is None and entry_exists(removed):
+            move(removed, removed.with_name(f"{name}.{operation.operation_id}"))
+            return
         with contextlib.suppress(NotFound):
-            self._move_directory(self.paths.payload(operation.worktree_id), self.removed(operation))
+            self._move_directory(self.paths.payload(name), removed)
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
         """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""

@@ -22,7 +22,7 @@ class GitPaths(RepositoryPaths):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.common = root.parent
+        self.common = self.private = root.parent
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
         main = self.payload(MAIN)
         is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
@@ -77,7 +77,7 @@ class GitPaths(RepositoryPaths):
         found = is_worktree_of(os.fspath(path), os.fspath(self.common))
         if found is None or Path(found.git_dir) != self.git_dir(worktree):
             message = f"{path} is not the directory that git knows as the worktree {worktree}"
-            hint = "If it was moved: 'git worktree repair' in it."
+            hint = f"If it or {self.payload(MAIN)} was moved: 'git worktree repair {path}' in {self.payload(MAIN)}."
             raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
 
 
@@ -86,6 +86,8 @@ def registered_path(git_dir: Path) -> str | None:
     try:
         content = durable.read(git_dir / "gitdir", limit=1 << 16)
     except (NotFound, Corrupt):
+        return None
+    if not content.strip():  # git was killed before it wrote it
         return None
     path = os.path.dirname(os.path.join(git_dir, os.fsdecode(content).rstrip("\r\n")))
     return os.path.join(calls.realpath(os.path.dirname(path)), os.path.basename(path))

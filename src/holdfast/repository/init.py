@@ -270,6 +270,8 @@ def _refuse_foreign_content(root: Path) -> None:
         raise AlreadyExists(message, hint="Choose another directory.", path=str(root))
     if foreign:
         hint = "Create a repository elsewhere and import a copy: 'holdfast init NEW --import DIR'."
+        if ".git" in foreign:
+            hint = "To adopt the git checkout as it stands, run 'holdfast init' in it, without DIR."
         raise AlreadyExists(f"{root} is not empty: it contains {_listed(foreign)}", hint=hint, path=str(root))
 
 

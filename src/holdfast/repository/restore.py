@@ -84,7 +84,8 @@ def restore_in_place(
     config = check_early(context, worktree, proof)
     usable(visible(context, snapshot_id))
     if not how.force:
-        refuse_if_written(context.paths.payload(worktree) / (how.path or ""), worktree, "restored in place")
+        path = context.paths.payload(worktree) / (how.path or "")
+        refuse_if_written(path, worktree, "restored in place", private=context.paths.private)
     kept = _keep(context, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.tip
     uses, operation_id = [snapshot_id, *([tip] if tip else [])], new_snapshot_id()

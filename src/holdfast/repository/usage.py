@@ -75,13 +75,14 @@ def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
     _refuse(usage_of(directory).users, directory, worktree, doing)
 
 
-def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
+def refuse_if_written(directory: Path, worktree: str, doing: str, *, private: Path) -> None:
     """Raise `InUse` if a running process has the file, or files in the directory, open for writing: its later writes
-    would be lost. A process that only has it as its current directory loses nothing. Linux only."""
+    would be lost. A process that only has it as its current directory loses nothing, nor does one that writes below
+    `private`, which is no content. Linux only."""
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):
-            users += _first(pid, _writes(pid, directory))
+            users += _first(pid, _writes(pid, directory, private))
     _refuse(users, directory, worktree, doing)
 
 
@@ -134,12 +135,12 @@ if sys.platform == "linux":
         elif _stands_below(process, directory):
             yield "stands in", f"{directory} (by another path)"
 
-    def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+    def _writes(pid: int, directory: Path, private: Path) -> Iterator[tuple[str, str]]:
         """How a process can write to the directory; `_Hidden` if that is unknown."""
         process, top = _PROC / str(pid), str(directory)
         for number, path in _descriptors(process):
-            if path.endswith(" (deleted)"):
-                continue  # its writes are lost in any case
+            if path.endswith(" (deleted)") or _is_within(path, str(private)):
+                continue  # its writes are lost in any case, or stay
             if _is_within(path, top) and _is_for_writing(process, number):
                 yield "writes to", path
         for path in _mapped_files(process, writable=True):
@@ -200,7 +201,7 @@ if sys.platform == "linux":
 
 else:
 
-    def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+    def _writes(pid: int, directory: Path, private: Path) -> Iterator[tuple[str, str]]:
         return iter(())  # unknown
 
     def _pids() -> list[int]:

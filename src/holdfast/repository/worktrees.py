@@ -256,9 +256,10 @@ class Worktrees:
         """Make a linked worktree of git, which stays where it is, a worktree of this repository."""
         if not self._context.home.has_branches:
             raise Refused("this repository is not in a git checkout, so it cannot adopt a worktree of git")
+        path = resolved(path)
         name = self._new_name(path.name if name is None else name, label)
         settle(self._context, name)
-        return create(self._context, CreateOptions(name, None, isolation, label, adopted=resolved(path)))
+        return create(self._context, CreateOptions(name, None, isolation, label, adopted=path))
 
     def _new_name(self, name: str, label: str | None) -> str:
         name = worktree_name(name, new=True)
