@@ -53,6 +53,9 @@ ELSEWHERE = {
     ("store/etcd_gateway.py", "_ask_member"): "driven below, but `connect` raises another failure with the message",
     ("issues/dependencies.py", "check_path"): "repeats the transaction, and refuses nothing",
     ("store/etcd_gateway.py", "wait"): "reconnects; nobody reads the message",
+    ("git/contents.py", "read_file"): "of a large file no lines are shown",
+    ("git/transfer.py", "read_tag"): "driven by tests/repository/test_transfer.py",
+    ("repository/git_home.py", "_restore_found"): "tries again, and then says what changed",
 }
 """Functions that raise beyond a limit and are not driven here, and why."""
 

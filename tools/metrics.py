@@ -24,8 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 49_500  # 40,000 for the first version; what is added later has to fit into small steps like this one
-MODULES, MOST_MODULES = "150 to 180", 185  # "about": a few more still meet the target
+MOST_LINES = 49_750  # 40,000 for the first version; what is added later has to fit into small steps like this one
+MODULES, MOST_MODULES = "150 to 180, 210 with git", 210  # "about": a few more still meet the target
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
 

@@ -473,8 +473,8 @@ def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
 def test_an_operation_whose_process_died_is_finished_by_the_suggested_command(root: Path) -> None:
     program = (
         "import os, signal; from holdfast.repository.repository import Repository\n"
-        "from holdfast.repository import worktrees\n"
-        "worktrees.move = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from holdfast.repository import home\n"
+        "home.move = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"Repository({str(root)!r}).worktrees.create('begun')"
     )
     subprocess.run(python(program), check=False)

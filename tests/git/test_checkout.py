@@ -148,7 +148,7 @@ def test_a_directory_that_git_does_not_list_is_not_a_worktree(checkout: Path) ->
 
 
 def test_a_name_is_read_from_git_s_own_directory(checkout: Path) -> None:
-    (checkout / ".git/holdfast").mkdir()
+    (checkout / ".git/holdfast").mkdir(exist_ok=True)
     assert name_in(str(checkout / ".git")) is None
     write(checkout / ".git/worktrees/x/holdfast", "agent-1\n")
     assert name_in(str(checkout / ".git/worktrees/x")) == "agent-1"

@@ -14,6 +14,7 @@ from mcp import MCPError
 from holdfast.repository.opening import open_tracker
 from tests.locks.workers import Line
 from tests.mcp.clients import ERAS, Agent, ToolFailed, connected
+from tests.support.homes import records_of
 
 TTL = "3s"
 EXPECTED_CODES = {
@@ -60,7 +61,7 @@ def client(repo: Path, notes: Path, number: int) -> Callable[[Line], None]:
 
 
 def all_done(repo: Path) -> bool:
-    found = open_tracker(repo, actor="human:owner").snapshot()
+    found = open_tracker(records_of(repo), actor="human:owner").snapshot()
     return all(found.state(issue).value == "done" for issue in found)
 
 

@@ -18,6 +18,7 @@ from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.cli.commands import PATIENCE
 from tests.mcp.clients import ERAS, Agent, connected, make_repo, run
+from tests.support.homes import records_of
 
 pytestmark = [
     pytest.mark.both_homes,
@@ -70,7 +71,7 @@ def test_a_cancelled_waiter_leaves_the_queue(repo: Path, era: str) -> None:
                 options = {"worktree": "side", "wait": "10m"}
                 await cancelled(agent, lambda: waiters("side") == 1, "claim_next_work", **options)
                 await until(lambda: waiters("side") == 0)
-            tracker = open_tracker(repo, actor="human:owner")
+            tracker = open_tracker(records_of(repo), actor="human:owner")
             await until(lambda: tracker.snapshot().ready())
             assert (await agent("who"))["holdings"] == []
             assert (await agent("take_lease"))["token"] == 2

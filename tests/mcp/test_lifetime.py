@@ -17,6 +17,7 @@ from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.cli.commands import environment, holdfast, stop_between_commits, wait_until
 from tests.mcp.clients import Agent, connected, make_repo, run, send, server_pid
+from tests.support.homes import records_of
 
 pytestmark = [
     pytest.mark.both_homes,
@@ -38,7 +39,7 @@ def was_renewed_after(repo: Path, worktree: str, instant: str) -> bool:
 
 
 def ready(repo: Path) -> list[str]:
-    return [each.title for each in open_tracker(repo, actor="human:owner").snapshot().ready()]
+    return [each.title for each in open_tracker(records_of(repo), actor="human:owner").snapshot().ready()]
 
 
 async def take_both(agent: Agent, ttl: str) -> tuple[dict[str, Any], dict[str, Any]]:

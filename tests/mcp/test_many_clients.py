@@ -27,6 +27,7 @@ from tests.locks.workers import Worker, Workers
 from tests.mcp.clients import make_repo
 from tests.mcp.crowd import client, read_notes
 from tests.repository.stages import files_stored
+from tests.support.homes import records_of
 
 pytestmark = [
     pytest.mark.both_homes,
@@ -43,7 +44,7 @@ def repo(scratch: Path) -> Path:
     root = make_repo(scratch / "repo")
     (root / "main/counter").write_text("0")
     assert holdfast("snapshot", "-m", "the beginning", cwd=root).returncode == 0
-    tracker = open_tracker(root, actor="human:owner")
+    tracker = open_tracker(records_of(root), actor="human:owner")
     tracker.create_all(
         [
             NewIssue(
@@ -138,7 +139,7 @@ def audit(repo: Path, notes: list[dict[str, Any]]) -> None:
 
 def audit_work(repo: Path, done: list[dict[str, Any]], added: list[str]) -> None:
     """Every issue is done by one client: acknowledged at most once, and completed once."""
-    tracker = open_tracker(repo, actor="human:owner")
+    tracker = open_tracker(records_of(repo), actor="human:owner")
     found = tracker.snapshot()
     assert {found.state(issue).value for issue in found} == {"done"}
     assert len(found) >= ISSUES + len(added)
@@ -162,7 +163,7 @@ def audit_work(repo: Path, done: list[dict[str, Any]], added: list[str]) -> None
 
 def audit_ledger(repo: Path, events: list[dict[str, Any]], done: list[dict[str, Any]]) -> None:
     """Every acknowledged event is stored under its sequence number, and the ledger is sound."""
-    opened = open_ledger(repo)
+    opened = open_ledger(records_of(repo))
     assert opened.verify().sound
     there = {each.sequence: each.event for each in opened.ledger.events()}
     assert len(there) == opened.ledger.sequence
@@ -182,11 +183,11 @@ def audit_counting(repo: Path, counted: list[dict[str, Any]]) -> None:
 
 def audit_files(repo: Path) -> None:
     """Everything opens cleanly, no file is torn, and no live process holds anything."""
-    tracker = open_tracker(repo, actor="human:owner")
+    tracker = open_tracker(records_of(repo), actor="human:owner")
     more = tracker.create(NewIssue(title="One more: the store takes it"))
     tracker.delete(more.id)
     for directory in (".jvs", ".jit", "ledger", ".holdfast"):
-        for path in (repo / directory).rglob("*.json"):
+        for path in (records_of(repo) / directory).rglob("*.json"):
             if "payload" not in path.parts:
                 json.loads(path.read_text())
         for path in (repo / directory).rglob("*.jsonl"):

@@ -66,7 +66,7 @@ GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfa
 """The directories of our own locks, which are found even if their holder hides its open files."""
 
 TURNSTILE = "ledger/.ledger.lock.turnstile"  # the queue for the ledger lock: listed only with that lock
-NOTES = ".jvs/waits/"  # locked by waiters: listed with the lock that they wait for
+HIDDEN = (".jvs/waits/", ".jvs/tmp/")  # notes of waiters, and scratch directories: what their processes hold is listed
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
@@ -77,7 +77,7 @@ def file_locks(root: Path, notes: Sequence[WaitNote] = ()) -> Iterator[Holding]:
     below = find_locked_files(top, [os.path.join(top, each) for each in GUARDS])
     for path in (*below, *sorted(noted.difference(below))):
         shown = os.path.relpath(path, top) if path.startswith(top + "/") else path
-        if not shown.endswith(QUEUE) and shown != TURNSTILE and not shown.startswith(NOTES):
+        if not shown.endswith(QUEUE) and shown != TURNSTILE and not shown.startswith(HIDDEN):
             yield from _file_lock(path, shown, notes)
 
 

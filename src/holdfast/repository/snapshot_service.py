@@ -34,7 +34,7 @@ from holdfast.repository.worktrees import Worktrees
 from holdfast.store.model import Decision, View
 
 if TYPE_CHECKING:
-    from holdfast.repository.transfer import Fetched, Pushed
+    from holdfast.repository.transfer import FetchResult, Pushed
     from holdfast.trees.manifest import ManifestEntry
     from holdfast.trees.repair import RepairedFile
     from holdfast.trees.restore import Materialised
@@ -165,7 +165,7 @@ class Snapshots:
         *,
         seen_from: str = MAIN,
         keep_for: float = KEEP_FOR,
-    ) -> Fetched:
+    ) -> FetchResult:
         """Copy snapshots from a remote of git, all or those with these ids or prefixes; see `transfer.fetch`."""
         from holdfast.repository import transfer
 

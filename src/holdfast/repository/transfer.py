@@ -51,7 +51,7 @@ class Pushed(NamedTuple):
     known: tuple[str, ...]
 
 
-class Fetched(NamedTuple):
+class FetchResult(NamedTuple):
     """The snapshots that are here now, and those that were here before."""
 
     remote: str
@@ -132,7 +132,7 @@ def fetch(
     *,
     worktree: str,
     keep_for: float = KEEP_FOR,
-) -> Fetched:
+) -> FetchResult:
     """Copy snapshots from a remote: these, or all that are not here. A pin keeps each for `keep_for` seconds.
 
     Raises `Refused` at the end if there was one that cannot be accepted; the others are here then.
@@ -157,7 +157,7 @@ def fetch(
             transfer.forget_incoming(home.git, room.scratch_id)  # 5
     if refused:
         raise _not_accepted(found.name, refused, fetched)
-    return Fetched(found.name, tuple(fetched), tuple(known))
+    return FetchResult(found.name, tuple(fetched), tuple(known))
 
 
 def sweep_incoming(context: RepositoryContext, home: GitHome) -> list[str]:
