@@ -226,13 +226,9 @@ def content_of(top: Path) -> dict[bytes, bytes]:
 
 def exported(repository: Repository, snapshot_id: str, target: Path) -> dict[bytes, bytes]:
     repository.snapshots.export(snapshot_id, target)
-    found = {
-        os.path.relpath(os.path.join(above, name), os.fsencode(target)): Path(
-            os.fsdecode(os.path.join(above, name))
-        ).read_bytes()
-        for above, _, names in os.walk(os.fsencode(target))
-        for name in names
-    }
+    top = os.fsencode(target) + b"/"
+    paths = [b"%s/%s" % (above, name) for above, _, names in os.walk(top[:-1]) for name in names]
+    found = {path.removeprefix(top): Path(os.fsdecode(path)).read_bytes() for path in paths}
     shutil.rmtree(target)
     return found
 
@@ -268,6 +264,7 @@ def there_and_back(repository: Repository, name: str, aside: Path, *, whole: boo
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(2)
+@pytest.mark.timeout(3600)
 def test_a_whole_life_leaves_git_as_it_was(kind: Callable[[Path], Path], scratch: Path) -> None:
     top = kind(scratch)
     before, content = of_the_user(top), content_of(top)
