@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from typing import Any
 
 import pytest
 
 from holdfast.ledger.projection import KINDS
 from proof.hostile.runner import Runner
-from proof.hostile.victim import Victim, now, write
+from proof.hostile.victim import Victim, make_repository, make_victim, now, write
 
 FORGED = {
     "lock_acquired": {"node_id": "1.3", "owner": "agent:evil", "expires_at": "2999-01-01T00:00:00Z", "claim_id": "x"},
     "lock_released": {"node_id": "1.2", "owner": "agent:other"},
     "lock_reaped": {"node_id": "1.2", "owner": "agent:other", "reaped_by": "evil"},
 }
+
+
+@pytest.fixture(scope="module")
+def template(template: Victim, tmp_path_factory: pytest.TempPathFactory, runner: Runner) -> Victim:
+    """One that is young enough: the claim in it lasts an hour, and a proof takes longer."""
+    if time.time() - os.stat(template.base).st_mtime < 1800:
+        return template
+    made = make_victim(tmp_path_factory.mktemp("young") / "base")
+    make_repository(made, runner.run)
+    return made
 
 
 def event(kind: str) -> dict[str, object]:
