@@ -471,7 +471,9 @@ def test_deinit_leaves_git_as_it_was(repository: Repository, path: Path) -> None
     with pytest.raises(Refused, match="not in a commit"):
         deinitialise(repository)
     (repository.path("dev") / "work").unlink()
-    done = deinitialise(repository)
+    with pytest.raises(Refused, match="1 snapshot would be deleted with content that is in no commit"):
+        deinitialise(repository)
+    done = deinitialise(repository, force=True)
 
     assert done.worktrees == (path.parent / "project.worktrees/dev",)
     assert git("for-each-ref", "--exclude=refs/heads/hf/*", at=path) == refs if _excludes() else True

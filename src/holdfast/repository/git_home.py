@@ -119,9 +119,19 @@ class GitHome(Home):
         """Let `publish` publish this commit."""
         durable.replace(room.path / _COMMIT, commit.encode())
 
+    def is_committed(self, snapshot_id: str, commit: str | None) -> bool:
+        """Whether a snapshot has the content of the commit that was checked out, or of `commit`."""
+        taken = self.commit(snapshot_id)
+        known = [each for each in (f"{taken}^", commit) if each is not None]
+        with contextlib.suppress(GitFailed):  # it was taken before the first commit
+            return self.tree(taken) in [self.tree(each) for each in known]
+        return False
+
     def publish(self, room: Scratch, snapshot_id: str) -> None:
-        commits.create_ref(self.git, snapshot_id, durable.read(room.path / _COMMIT).decode())
-        commits.drop_keep(self.git, snapshot_id)
+        try:
+            commits.create_ref(self.git, snapshot_id, durable.read(room.path / _COMMIT).decode())
+        finally:
+            commits.drop_keep(self.git, snapshot_id)
 
     def take_back(self, room: Scratch, snapshot_id: str) -> None:
         self._delete_refs([snapshot_id])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move
+from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
 from holdfast.git import snapshots as commits
 from holdfast.git import transfer
@@ -113,8 +114,9 @@ class Deinitialised(NamedTuple):
 def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialised:
     """Remove all references, names and records of a repository in a git home; worktrees, branches and files stay.
 
-    Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or changes
-    that are not in a commit; unless `force`. A kill leaves a repository that can be removed again.
+    Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or a
+    worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves a repository that can be
+    removed again.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
@@ -174,3 +176,8 @@ def _refuse_if_unlanded(repository: Repository, home: GitHome) -> None:
             raise Refused(f"{name} has commits that {MAIN} does not have", hint=hint, worktree=name)
         if next(home.changes(path, None, name), None) is not None:
             raise Refused(f"{name} has changes that are not in a commit", hint=hint, worktree=name)
+    uncommitted = [each for each in home.stored() if not home.is_committed(each, target)]
+    if uncommitted:
+        snapshots = counted(len(uncommitted), "snapshot")
+        hint = "Keep what you need ('holdfast export ID DIR', 'git tag NAME'). Then delete the snapshots too: --force."
+        raise Refused(f"{snapshots} would be deleted with content that is in no commit", hint=hint, ids=uncommitted)
