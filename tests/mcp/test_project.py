@@ -14,6 +14,7 @@ from holdfast.mcp.held import ServerSettings, actor_of, find_project, path_of
 from holdfast.repository.repository import Repository
 from tests.cli.commands import error, holdfast
 from tests.mcp.clients import ERAS, connected, make_repo, run
+from tests.support.homes import records_of
 
 pytestmark = [
     pytest.mark.both_homes,
@@ -62,6 +63,7 @@ def test_the_project_follows_the_roots_when_they_change(repos: tuple[Path, Path]
     run(test)
 
 
+@pytest.mark.plain_home("it names the root of a plain one")
 def test_without_roots_the_option_wins_then_the_environment_then_the_directory(
     repos: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -97,7 +99,7 @@ def test_the_worktree_of_the_client_is_the_default(repos: tuple[Path, Path]) -> 
     project = find_project(settings(one), [(one / "worktrees/side").as_uri()])
 
     repository = project.repository()
-    assert project.root == one
+    assert project.root == records_of(one)
     assert project.worktree(repository, None) == "side"
     assert project.worktree(repository, "main") == "main"
     assert find_project(settings(one), []).worktree(repository, None) == "main"
@@ -155,6 +157,7 @@ def test_without_the_sdk_the_error_names_the_package_to_install(tmp_path: Path) 
     assert "pip install 'mcp>=2'" in told["hint"]
 
 
+@pytest.mark.plain_home("it names the root of a plain one")
 def test_a_store_that_is_not_approved_is_not_contacted_and_the_agent_is_told_how_to_approve_it(
     repos: tuple[Path, Path], tmp_path: Path
 ) -> None:

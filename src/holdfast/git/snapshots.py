@@ -353,16 +353,6 @@ def update_refs(git: Git, lines: str) -> None:
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 
 
-def loose_ref(git: Git, snapshot_id: str) -> str | None:
-    """The commit of a snapshot if its reference is a file of its own, as new ones are; without starting git."""
-    try:
-        content = calls.read_small(os.fspath(git.common / SNAPSHOTS / os.path.basename(snapshot_id)), _SHA256 + 1)
-    except OSError:
-        return None
-    found = _COMMIT.fullmatch(content)
-    return found and found[1].decode()
-
-
 def refs(git: Git) -> dict[str, str]:
     """The commit of each snapshot, by its id."""
     return {name: oids[-1] for name, oids in _listed(git).items()}

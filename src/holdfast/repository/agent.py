@@ -42,7 +42,7 @@ from holdfast.errors import (
     SetupFailed,
 )
 from holdfast.fs import durable
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import shortened
 from holdfast.issues.claims import Claimed, HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
@@ -54,14 +54,12 @@ from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
 from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
-from holdfast.repository.payloads import scratch
 from holdfast.repository.preparation import check_setup, prepare
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
 
 LONGEST_NOTE = 200
-PROMPT = "prompt.txt"
 MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
 MOST_CAPTURES, CAPTURE_PAUSE = 3, 0.5  # how often a quiesced snapshot of the work is tried, and seconds between tries
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
@@ -152,12 +150,17 @@ class Assignment:
 
     @contextlib.contextmanager
     def prompt_file(self) -> Iterator[tuple[str, Path]]:
-        """The prompt for a command, and a file that has it while the block runs. The file is in a scratch directory:
-        private, in no snapshot, and swept after a kill."""
-        prompt = self.prompt(Ending.COMMAND)
-        with scratch(self._repository.context, "prompt", worktree=self.lease.worktree) as room:
-            durable.create(room.path / PROMPT, f"{prompt}\n".encode(), mode=0o600, durable=False)
-            yield prompt, room.path / PROMPT
+        """The prompt for a command, and a file that has it while the block runs: private, and in no snapshot. One that
+        a kill leaves is replaced by the next attempt in the worktree."""
+        prompt, caches = self.prompt(Ending.COMMAND), self._repository.context.paths.caches
+        make_directories(caches)
+        path = caches / f"{self.lease.worktree}.prompt"
+        durable.replace(path, f"{prompt}\n".encode(), mode=0o600)
+        try:
+            yield prompt, path
+        finally:
+            with contextlib.suppress(Failure):
+                durable.remove(path)
 
     def succeed(self, **facts: object) -> Outcome:
         """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent

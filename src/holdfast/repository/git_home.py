@@ -75,8 +75,6 @@ class GitHome(Home):
         return self._refs[snapshot_id]
 
     def is_ready(self, snapshot_id: str) -> bool:
-        if snapshot_id not in self._refs and (found := commits.loose_ref(self.git, snapshot_id)) is not None:
-            self._refs[snapshot_id] = found
         return snapshot_id in self._refs or snapshot_id in self.stored()
 
     def stored(self) -> list[str]:
