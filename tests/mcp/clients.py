@@ -110,6 +110,9 @@ async def connected(
             yield Agent(client)
 
 
+_POPEN = subprocess.Popen
+
+
 @contextlib.asynccontextmanager
 async def _forked(server: StdioServerParameters, log: TextIO) -> AsyncIterator[Any]:
     """Like `stdio_client`, but the child process goes on instead of executing the command."""
@@ -123,6 +126,7 @@ async def _forked(server: StdioServerParameters, log: TextIO) -> AsyncIterator[A
 
 def _become(server: StdioServerParameters) -> NoReturn:
     """Be the server, in a child that already has its directory and its standard streams."""
+    subprocess.Popen = _POPEN  # type: ignore[misc]  # the server starts programs as usual
     gc.freeze()  # what this process had open is not closed once more, by a number that is in use again
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # `Popen` waits until its pipe is closed
     signal.set_wakeup_fd(-1)

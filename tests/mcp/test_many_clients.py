@@ -120,7 +120,7 @@ def audit_finds_planted_faults(repo: Path, notes: list[dict[str, Any]]) -> None:
     for planted in (done, stale, counted, lost, {"what": "unexpected"}):  # the first: done twice
         with pytest.raises(AssertionError):
             audit(repo, [*notes, planted])
-    torn = repo / ".jit/torn.json"
+    torn = records_of(repo) / ".jit/torn.json"
     torn.write_text('{"half": ')
     with pytest.raises(json.JSONDecodeError):
         audit_files(repo)

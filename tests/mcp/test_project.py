@@ -17,7 +17,6 @@ from tests.mcp.clients import ERAS, connected, make_repo, run
 from tests.support.homes import records_of
 
 pytestmark = [
-    pytest.mark.both_homes,
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics"),
 ]
 
@@ -63,7 +62,6 @@ def test_the_project_follows_the_roots_when_they_change(repos: tuple[Path, Path]
     run(test)
 
 
-@pytest.mark.plain_home("it names the root of a plain one")
 def test_without_roots_the_option_wins_then_the_environment_then_the_directory(
     repos: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -157,7 +155,6 @@ def test_without_the_sdk_the_error_names_the_package_to_install(tmp_path: Path) 
     assert "pip install 'mcp>=2'" in told["hint"]
 
 
-@pytest.mark.plain_home("it names the root of a plain one")
 def test_a_store_that_is_not_approved_is_not_contacted_and_the_agent_is_told_how_to_approve_it(
     repos: tuple[Path, Path], tmp_path: Path
 ) -> None:
