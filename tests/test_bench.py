@@ -344,6 +344,7 @@ def test_start_up_without_a_command_line_measures_the_import(monkeypatch: pytest
 # --- The git home -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="a git home needs POSIX")
 def test_commands_in_a_git_home_are_measured_beside_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(git, "QUICK", git.Size(rounds=2, files=200, directories=10, worktrees=1))

@@ -53,7 +53,7 @@ def test_collecting_garbage_all_the_time_disturbs_nothing(home: Home) -> None:
     stage, drop = ["--work-tree", str(linked), "add", "-A"], ["reset", "-q", "--mixed"]
     pause = threading.Lock()  # git does not promise that its own `commit` survives a pruning beside it
     with repeated(stage, drop, ["gc", "-q", "--prune=now"], directory=home.top, pause=pause) as wrong:
-        for number in range(effort.rounds(400, least=30)):
+        for number in range(effort.rounds(400, least=10)):
             for _ in range(chance.randrange(1, 6)):
                 write(linked / f"f{chance.randrange(10)}", chance.randbytes(chance.choice((0, 10, 1000))))
             if chance.random() < 0.2:

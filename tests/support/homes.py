@@ -26,7 +26,7 @@ from holdfast.repository.repository import Repository
 from proof import effort
 
 SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
-_SHARE = 0.15  # of the tests in a git home, outside of full rounds
+_SHARE = 0.08  # of the tests in a git home, outside of full rounds
 _current = ["plain"]
 
 
