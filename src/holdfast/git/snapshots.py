@@ -253,7 +253,7 @@ def _commit(
     directories = {each.path[:end] for each in new for end, byte in enumerate(each.path) if byte == ord("/")}
     lines += [b"ls %s\n" % _quoted(path, always=True) for path in (b"", *directories)]
     found = source.git.run(
-        *("fast-import", "--quiet", "--date-format=now", "--depth=0"),
+        *("fast-import", "--quiet", "--force", "--date-format=now", "--depth=0"),
         git_dir=_own_git_dir(source.objects, is_sha256=len(base) == _SHA256),
         objects=source.objects,
         content=b"".join([*lines, b"get-mark :1\n"]),
