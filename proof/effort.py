@@ -48,6 +48,15 @@ def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> It
         first = False
 
 
+def sweep(stride: int = 8) -> Iterator[int]:
+    """Yield numbers of points, for a sweep that ends at a point that is not known before: all of them at full rounds,
+    else about one in `stride`."""
+    number, chance = 0, random.Random(SEED)
+    while True:
+        number += 1 if SHARE >= 1 else chance.randint(stride // 2, stride + stride // 2)
+        yield number
+
+
 def until(met: Callable[[], object], full: int, *, most: int = 20_000) -> Iterator[int]:
     """Yield round numbers: `rounds(full)` of them, and more until `met` returns true.
 

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.locks.identity import Liveness
 from holdfast.repository.repository import Repository
+from proof.effort import rounds
 from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
 from tests.repository.stages import expire, json_at, make_repository
 
@@ -174,7 +175,7 @@ def test_a_waiter_that_times_out_is_told_the_holder(repo: Path) -> None:
 
 @pytest.mark.req("LC-02", "LC-07", "LC-08")
 def test_of_eight_concurrent_acquires_one_wins_and_seven_conflict(repo: Path) -> None:
-    for _ in range(3):
+    for _ in range(rounds(3, least=1)):
         running = [
             subprocess.Popen(
                 [*HOLDFAST, "lease", "acquire", "--ttl", "10m", "--json"],

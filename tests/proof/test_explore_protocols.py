@@ -23,9 +23,8 @@ from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import RepoLock, RepoLockInfo
 from holdfast.store.files import FileStore
 from holdfast.store.model import Append, Create, Decision, Key, Replace, Stream, StructCodec, View
-from proof import effort
 from proof.crash import Ending
-from proof.explore import ALL_CALLS, Exploration, Result, explore
+from proof.explore import Exploration, Result, explore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
 
@@ -142,17 +141,15 @@ def nothing_lost(directory: Path, results: Sequence[Result]) -> None:
     ("task", "kills", "timeouts", "at_least"),
     [
         (add_locked, 0, 0, 80),
-        (add_locked, 1, 0, 300),
+        pytest.param(add_locked, 1, 0, 300, marks=pytest.mark.long),
         (add_locked, 0, 1, 120),
-        (add_in_turn, 0, 0, 150),
+        pytest.param(add_in_turn, 0, 0, 150, marks=pytest.mark.long),
         pytest.param(add_to_ledger, 0, 0, 1500, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.sampled(1)
 def test_no_update_under_a_lock_is_lost(task: Task, kills: int, timeouts: int, at_least: int) -> None:
-    few = task is add_in_turn and effort.SHARE < 1  # switched at every call, it takes ten seconds
-    names = calls.CHANGING if few else ALL_CALLS
-    explored = explore([task] * 2, prepare=number, check=nothing_lost, kills=kills, timeouts=timeouts, names=names)
+    explored = explore([task] * 2, prepare=number, check=nothing_lost, kills=kills, timeouts=timeouts)
 
     require_clean(explored, at_least=at_least)
 
@@ -241,7 +238,9 @@ def no_errors(results: Sequence[Result]) -> None:
             raise result.error
 
 
-@pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 15), (2, 1, 80), (3, 0, 200)])
+@pytest.mark.parametrize(
+    ("tasks", "kills", "at_least"), [(2, 0, 15), (2, 1, 80), pytest.param(3, 0, 200, marks=pytest.mark.long)]
+)
 @pytest.mark.sampled(1)
 def test_no_deposit_is_lost(tasks: int, kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
@@ -255,7 +254,7 @@ def test_no_deposit_is_lost(tasks: int, kills: int, at_least: int) -> None:
     require_clean(explored, at_least=at_least)
 
 
-@pytest.mark.parametrize(("kills", "at_least"), [(0, 40), (1, 200)])
+@pytest.mark.parametrize(("kills", "at_least"), [(0, 40), pytest.param(1, 200, marks=pytest.mark.long)])
 @pytest.mark.sampled(1)
 def test_a_reader_of_both_accounts_never_sees_half_a_transfer(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
@@ -286,7 +285,7 @@ def test_a_reader_that_has_seen_one_side_of_a_transfer_sees_the_other_too() -> N
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("kills", "at_least"), [(0, 50), (1, 300)])
+@pytest.mark.parametrize(("kills", "at_least"), [(0, 50), pytest.param(1, 300, marks=pytest.mark.long)])
 def test_two_overlapping_transfers_are_both_whole(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)

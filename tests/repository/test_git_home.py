@@ -37,7 +37,7 @@ from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, Scenario, kill_points
-from proof.effort import SHARE
+from proof.effort import SHARE, sweep
 from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
@@ -740,9 +740,8 @@ def killed_at_git(case: Scenario, directory: Path, number: int, *, after: bool) 
 def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(
     case: type[Case], scratch: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    number, step = 0, 1 if SHARE >= 1 else 3
-    while True:
-        number += step
+    number = 0
+    for number in sweep():
         after = bool(number % 2)
         directory = scratch / str(number)
         directory.mkdir()

@@ -312,7 +312,7 @@ def test_a_file_lock_of_one_machine_excludes_the_other(place: Path, here: Path, 
     FileLocker(timeout=10.0).lock_exclusive(theirs).release()
 
 
-ROUNDS = rounds(20)
+ROUNDS = rounds(20, least=1)
 
 _RIVAL = """
 import os, pathlib, sys, time

@@ -22,7 +22,7 @@ from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, Scenario, kill_points
-from proof.effort import SHARE
+from proof.effort import SHARE, sweep
 from tests.cli.commands import HOLDFAST, data, environment, holdfast
 from tests.repository.stages import LASTING, events, files_in, put_files
 from tests.repository.test_git_home import killed_at_git
@@ -512,9 +512,8 @@ class Push(Fetch):
 @pytest.mark.parametrize("scenario", [Fetch, Push])
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_command_of_git_is_finished_by_the_next(scenario: type[Fetch], scratch: Path) -> None:
-    number, step = 0, 1 if SHARE >= 1 else 3
-    while True:
-        number += step
+    number = 0
+    for number in sweep():
         directory = scratch / str(number)
         directory.mkdir()
         scenario().prepare(directory)
