@@ -207,6 +207,9 @@ class GitHome(Home):
             return linked.commit_of(self.git, "HEAD", self.paths.payload(text))
         return linked.commit_of(self.git, text, self.paths.payload(MAIN))
 
+    def work_commit(self, worktree: str) -> str | None:
+        return linked.head_commit(self.git, self.paths.payload(worktree))
+
     def uncommitted(self, worktree: str) -> str:
         found = list(itertools.islice(self.changes(self.paths.payload(worktree), None, worktree), _MOST_NAMED + 1))
         names = [shown(os.fsdecode(each.path)) for each in found[:_MOST_NAMED]]

@@ -162,14 +162,14 @@ def _refuse_if_held(repository: Repository) -> None:
 
 
 def _refuse_if_unlanded(repository: Repository, home: GitHome) -> None:
-    target = linked.head_commit(home.git, home.paths.payload(MAIN))
+    target = home.work_commit(MAIN)
     hint = "Land or discard it ('holdfast worktree remove NAME'). Or leave it as it is, without snapshots: --force."
     for config in repository.worktrees.configs():
         name, path = config.worktree_id, home.paths.payload(config.worktree_id)
         if name == MAIN:
             continue
         try:
-            commit = linked.head_commit(home.git, path)
+            commit = home.work_commit(name)
         except Failure:
             continue  # its directory is gone
         if commit and not (target and home.git.succeeds("merge-base", "--is-ancestor", commit, target)):

@@ -147,6 +147,12 @@ class Home(ABC):
         """The commit that a worktree or a revision of git stands for."""
         raise NotFound(f"there is no revision {text}", revision=text)
 
+    def work_commit(self, worktree: str) -> str | None:
+        """The commit that a worktree's work stands at, which a reference in the repository keeps, whichever kind of
+        worktree it is; None before its first commit, and in a home without commits. What is not committed is not in
+        it. Raises `Refused` if the worktree's own repository cannot be read."""
+        return None
+
     def uncommitted(self, worktree: str) -> str:
         """The paths that are not as committed, or a few of them, for people."""
         return ""
