@@ -60,14 +60,16 @@ class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
-    """The worktree of git behind a worktree: its path, and its branch (None: no branch is checked out). Of a creation
-    also the commit to start at; `new_branch` and `new` say whether branch and directory are created with it."""
+    """The worktree of git behind a worktree: its path, its branch (None: no branch is checked out), and whether it is
+    isolated. Of a creation also the commit to start at; `new_branch` and `new` say whether branch and directory are
+    created with it."""
 
     path: str
     branch: str | None = None
     commit: str | msgspec.UnsetType = msgspec.UNSET
     new_branch: bool | msgspec.UnsetType = msgspec.UNSET
     new: bool | msgspec.UnsetType = msgspec.UNSET
+    isolated: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):

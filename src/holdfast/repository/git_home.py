@@ -13,13 +13,17 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, Refused
+import msgspec
+
+from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, NotWritable, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
 from holdfast.git import contents
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import is_worktree_of
+from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
+from holdfast.git.isolated import moved as register_moved
 from holdfast.git.program import Git
 from holdfast.git.restore import restore, unsaved
 from holdfast.git.snapshots import GitSource
@@ -31,6 +35,7 @@ from holdfast.repository.context import (
     OperationKind,
     RepositoryContext,
 )
+from holdfast.repository.git_isolated import fetch_work, keep_commits
 from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
 from holdfast.repository.home import Home, ReadFile
 from holdfast.trees.capture import Captured
@@ -141,6 +146,9 @@ class GitHome(Home):
 
     def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
         """Without a snapshot, the changes since the commit that is checked out."""
+        if snapshot_id is None:
+            with contextlib.suppress(Failure):  # then since the one that is known: this only looks
+                fetch_work(self.paths, self.git, directory)
         commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
         tree = self.tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
         return unsaved(self.git, directory, self._index(directory), tree)
@@ -204,11 +212,16 @@ class GitHome(Home):
 
     def revision(self, text: str) -> str:
         if text == MAIN or self.paths.registration(text) is not None:
+            self.fetch_work(text)
             return linked.commit_of(self.git, "HEAD", self.paths.payload(text))
         return linked.commit_of(self.git, text, self.paths.payload(MAIN))
 
     def work_commit(self, worktree: str) -> str | None:
+        self.fetch_work(worktree)
         return linked.head_commit(self.git, self.paths.payload(worktree))
+
+    def fetch_work(self, worktree: str) -> None:
+        fetch_work(self.paths, self.git, self.paths.payload(worktree))
 
     def uncommitted(self, worktree: str) -> str:
         found = list(itertools.islice(self.changes(self.paths.payload(worktree), None, worktree), _MOST_NAMED + 1))
@@ -217,8 +230,10 @@ class GitHome(Home):
 
     def described(self, worktree: str) -> dict[str, Any]:
         path = self.paths.payload(worktree)
-        branch = linked.current_branch(self.git, path) if entry_exists(path) else None
-        return {"git": GitWorktree(path=str(path), branch=branch)}
+        if not entry_exists(path):
+            return {"git": GitWorktree(path=str(path))}
+        branch, isolated = linked.current_branch(self.git, path), is_isolated(path)
+        return {"git": GitWorktree(path=str(path), branch=branch, isolated=isolated or msgspec.UNSET)}
 
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
         name, main = options.name, self.paths.payload(MAIN)
@@ -243,7 +258,12 @@ class GitHome(Home):
                 raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
             commit, is_new = linked.commit_of(self.git, f"refs/heads/{branch}"), False
         work = GitWorktree(
-            path=str(self.paths.worktrees / name), branch=branch, commit=commit, new_branch=is_new, new=True
+            path=str(self.paths.worktrees / name),
+            branch=branch,
+            commit=commit,
+            new_branch=is_new,
+            new=True,
+            isolated=options.isolated or msgspec.UNSET,
         )
         return {"git": work}
 
@@ -267,6 +287,8 @@ class GitHome(Home):
             try:
                 make_directories(path.parent, mode=0o777)
                 linked.add(self.git, path, work.branch or "", work.commit or "", new_branch=bool(work.new_branch))
+                if work.isolated:
+                    isolate(self.git, path)
                 if operation.snapshot_id is not None:
                     self._write(operation, path, f"{work.commit}", self.commit(operation.snapshot_id))
                 sync_parents(path)
@@ -297,7 +319,7 @@ class GitHome(Home):
         path = Path(work.path)
         if not work.new:
             return
-        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
+        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None or is_begun(path, self.paths.common):
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
@@ -323,15 +345,14 @@ class GitHome(Home):
         registration. A kill leaves the steps that follow."""
         if self.paths.registration(new) is not None:
             return
-        self.paths.git_dir(old)  # raises if git does not know it
-        path = self.paths.payload(old)
+        git_dir, path = self.paths.git_dir(old), self.paths.payload(old)  # raises if git does not know it
         target = path.with_name(new) if path.name == old else path
-        self._move_directory(path, target)
+        self._move_directory(git_dir, path, target)
         if linked.current_branch(self.git, target) == branch_of(old):
             linked.rename_branch(self.git, branch_of(old), branch_of(new))
         linked.set_name(self.git, target, new)
 
-    def _move_directory(self, path: Path, target: Path) -> None:
+    def _move_directory(self, git_dir: Path, path: Path, target: Path) -> None:
         """Rename a directory and tell git. Not with `git worktree move`, which refuses locked worktrees and those with
         submodules."""
         if path == target:
@@ -342,7 +363,10 @@ class GitHome(Home):
             move(path, target)
         elif not entry_exists(target):
             raise NotFound(f"the directory {path} is gone", path=str(path))
-        linked.repair(self.git, target)
+        if is_isolated(target):
+            register_moved(git_dir, target)
+        else:
+            linked.repair(self.git, target)
 
     def removed(self, operation: Operation) -> Path:
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
@@ -351,10 +375,14 @@ class GitHome(Home):
         """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, in sight."""
         name, removed = operation.worktree_id, self.removed(operation)
         if self.paths.registration(name) is None and entry_exists(removed):
-            move(removed, removed.with_name(f"{name}.{operation.operation_id}"))
+            self._leave_in_sight(operation)
             return
         with contextlib.suppress(NotFound):
-            self._move_directory(self.paths.payload(name), removed)
+            self._move_directory(self.paths.git_dir(name), self.paths.payload(name), removed)
+
+    def _leave_in_sight(self, operation: Operation) -> None:
+        removed = self.removed(operation)
+        move(removed, removed.with_name(f"{operation.worktree_id}.{operation.operation_id}"))
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
         """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""
@@ -365,6 +393,11 @@ class GitHome(Home):
             return
         removed = self.removed(operation)
         branch = self._branch_of(Path(found.git_dir))
+        try:
+            keep_commits(self.paths, self.git, operation, removed, branch_of(operation.worktree_id))
+        except (NotWritable, Refused):  # nobody can tell what is in it
+            detach(removed)
+            self._leave_in_sight(operation)
         remove_tree(removed)
         remove_tree(Path(found.git_dir))
         with contextlib.suppress(NotFound):
@@ -401,14 +434,16 @@ class GitHome(Home):
             exchanged_path(context, worktree, how.path)  # refuses a link on the way
         if how.path is not None and not self._has(commit, how.path):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
-        if not entry_exists(path) and worktree != MAIN:  # it comes back as git would make it
+        is_missing = not entry_exists(path) and worktree != MAIN
+        if is_missing:  # it comes back as git would make it
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
+            if (known := context.config(worktree).git) and known.isolated:
+                isolate(self.git, path)
         durable.replace(room.path / _COMMIT, commit.encode())
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
-        return context.operation(
-            OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), keeps=how.keep, **facts
-        )
+        facts["keeps"] = how.keep and not is_missing
+        return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
 
     def _has(self, commit: str, path: str) -> bool:
         return bool(self.git.run("--literal-pathspecs", "ls-tree", "--full-tree", commit, "--", path.rstrip("/")))

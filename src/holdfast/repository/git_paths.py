@@ -24,6 +24,7 @@ class GitPaths(RepositoryPaths):
         super().__init__(root)
         self.common = self.private = root.parent
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
+        self.incoming = root / ".jvs" / "isolated"  # copies of what isolated worktrees have, while git fetches it
         main = self.payload(MAIN)
         is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
         self.worktrees = main.with_name("worktrees" if is_bare else f"{main.name}.worktrees")

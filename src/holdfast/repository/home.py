@@ -153,6 +153,10 @@ class Home(ABC):
         it. Raises `Refused` if the worktree's own repository cannot be read."""
         return None
 
+    def fetch_work(self, worktree: str) -> None:  # noqa: B027 - most have nothing to fetch
+        """Let a reference in the repository keep the commit that an isolated worktree's work stands at. Others need
+        none. Raises `Refused` if the worktree's own repository cannot be read."""
+
     def uncommitted(self, worktree: str) -> str:
         """The paths that are not as committed, or a few of them, for people."""
         return ""

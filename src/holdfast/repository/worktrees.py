@@ -39,8 +39,8 @@ from holdfast.store.model import Create, Decision, Delete, View
 
 
 class CreateOptions(NamedTuple):
-    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at and
-    the branch, or the directory of a linked worktree to adopt."""
+    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at, the
+    branch, and whether it is isolated; or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
@@ -49,6 +49,7 @@ class CreateOptions(NamedTuple):
     commit: str | None = None
     branch: str | None = None
     adopted: Path | None = None
+    isolated: bool = False
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
@@ -220,16 +221,19 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
         branch: str | None = None,
+        isolated: bool = False,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
 
         In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it.
+        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
+        is a clone that shares objects: commits there write nothing outside of its directory.
         """
         name = self._new_name(name, label)
-        if branch is not None and not self._context.home.has_branches:
-            raise Refused("this repository has no branches: it is not in a git checkout", hint="Leave out --branch.")
+        if (branch is not None or isolated) and not self._context.home.has_branches:
+            hint = f"Leave out --{'isolated' if branch is None else 'branch'}."
+            raise Refused("this repository has no branches: it is not in a git checkout", hint=hint)
         found, commit = None, None
         try:
             found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
@@ -239,7 +243,9 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        return create(self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch))
+        return create(
+            self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch, isolated=isolated)
+        )
 
     def uncommitted(self) -> str:
         """The paths in `main` that are not as committed, or a few of them; empty in a plain home."""
