@@ -348,7 +348,7 @@ def test_a_removal_ends_although_git_has_forgotten_the_worktree(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(linked, "repair", killed)
+        patch.setattr(linked, "register_moved", killed)
         with pytest.raises(KeyboardInterrupt):
             repository.remove_worktree("dev")
     git("worktree", "prune", at=path)

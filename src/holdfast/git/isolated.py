@@ -88,11 +88,6 @@ def detach(top: Path) -> None:
     durable.remove(top / ".git" / CLONE_OF)
 
 
-def moved(git_dir: Path, top: Path) -> None:
-    """Register the new path of an isolated worktree. `git worktree repair` does not know these."""
-    durable.replace(git_dir / "gitdir", os.fsencode(top / ".git") + b"\n")
-
-
 # --- Reading the agent's repository -------------------------------------------------------------------
 
 

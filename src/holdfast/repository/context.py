@@ -193,7 +193,6 @@ class RepositoryPaths:
         private = root / ".jvs"
         self.root = root
         self.private = private  # nothing below it is content of a worktree
-        self.worktrees = root / "worktrees"
         self.snapshots = private / "snapshots"
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
         self.quarantine = private / "quarantine"  # trees of unknown origin, for people to inspect
@@ -201,6 +200,15 @@ class RepositoryPaths:
         self.caches = private / "cache"  # can be deleted at any time
         self.guards = private / "guards"
         self.reserve = Reserve(private / "reserve", caches=self.caches)  # freed when the disk is full
+
+    @property
+    def worktrees(self) -> Path:
+        """The directory of the directories of new worktrees."""
+        return self.root / "worktrees"
+
+    def foreign(self, worktree: str) -> list[Path]:
+        """Directories that may be below that of a worktree, and are no content of it."""
+        return [self.private]
 
     def payload(self, worktree: str) -> Path:
         """The directory that a worktree's users work in; it contains nothing of ours."""

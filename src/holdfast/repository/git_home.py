@@ -23,7 +23,6 @@ from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
-from holdfast.git.isolated import moved as register_moved
 from holdfast.git.program import Git
 from holdfast.git.restore import restore, unsaved
 from holdfast.git.snapshots import GitSource
@@ -37,6 +36,7 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.git_isolated import fetch_work, keep_commits
 from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
+from holdfast.repository.git_place import require_place
 from holdfast.repository.home import Home, ReadFile
 from holdfast.trees.capture import Captured
 from holdfast.trees.manifest import ManifestEntry
@@ -210,6 +210,10 @@ class GitHome(Home):
 
     # --- Directories of worktrees ------------------------------------------------------------------
 
+    def place_for_worktrees(self) -> None:
+        require_place(self.paths, self.git)
+        super().place_for_worktrees()
+
     def revision(self, text: str) -> str:
         if text == MAIN or self.paths.registration(text) is not None:
             self.fetch_work(text)
@@ -363,10 +367,7 @@ class GitHome(Home):
             move(path, target)
         elif not entry_exists(target):
             raise NotFound(f"the directory {path} is gone", path=str(path))
-        if is_isolated(target):
-            register_moved(git_dir, target)
-        else:
-            linked.repair(self.git, target)
+        linked.register_moved(git_dir, target)
 
     def removed(self, operation: Operation) -> Path:
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")

@@ -25,6 +25,7 @@ from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_isolated import fetch_work
 from holdfast.repository.git_paths import GitPaths
+from holdfast.repository.git_place import include_again
 from holdfast.repository.init import (
     CONTROL,
     Initialised,
@@ -142,6 +143,7 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
             continue
         with contextlib.suppress(Refused):  # its directory is gone
             linked.clear_name(home.git, path)
+    include_again(home.git)
     for place in transfer.incoming(home.git):
         transfer.forget_incoming(home.git, place)
     for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):

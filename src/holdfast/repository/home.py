@@ -122,6 +122,10 @@ class Home(ABC):
 
     # --- Directories of worktrees ------------------------------------------------------------------
 
+    def place_for_worktrees(self) -> None:
+        """Make the directory in which worktrees are created."""
+        make_directories(self.paths.worktrees, mode=0o777)
+
     @abstractmethod
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
         """Step 2 of a creation. Returns facts for the record of the operation."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
-from holdfast.fs.directory import make_directories, resolved
+from holdfast.fs.directory import resolved
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
@@ -86,7 +86,7 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
         raise payloads.worktree_exists(options.name)
     if options.adopted is not None:
         return
-    make_directories(context.paths.worktrees, mode=0o777)
+    context.home.place_for_worktrees()
     if payloads.status_of(context.paths, options.name) is not None:
         raise payloads.path_taken(context.paths.payload(options.name))
     if options.snapshot_id is not None:
