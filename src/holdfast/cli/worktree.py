@@ -211,7 +211,9 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
 @click.option(
-    "--force", is_flag=True, help="Ignore processes that use it and a failed teardown, but not another's lease."
+    "--force",
+    is_flag=True,
+    help="Ignore processes that use it, a failed teardown and 'git worktree lock', but not another's lease.",
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
@@ -234,8 +236,8 @@ def remove(
     Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
     bring it back, restore that snapshot.
 
-    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, or while
-    processes use the worktree; the error names them.
+    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, while
+    processes use the worktree, or while git has locked it ('git worktree lock'); the error names them.
 
     \b
     Examples:

@@ -18,13 +18,14 @@ import msgspec
 from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, NotWritable, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
+from holdfast.fs.names import printable
 from holdfast.git import contents
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
 from holdfast.git.program import Git
-from holdfast.git.restore import restore, unsaved
+from holdfast.git.restore import require_room, restore, unsaved
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
@@ -56,6 +57,7 @@ ENGINE = "git"
 _COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
+_MOST_RUNS = 64
 
 
 class GitHome(Home):
@@ -181,7 +183,14 @@ class GitHome(Home):
             yield from contents.verify(self.git, commit)
 
     def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
-        return []  # git's objects are in one place: there is no other copy
+        """From files of worktrees: git's objects are in one place."""
+        from holdfast.git.repair import repair
+        from holdfast.repository.context import WORKTREES
+
+        directories = [self.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
+        objects = room.path / "objects"
+        make_directories(objects)
+        return repair(self.git, map(self.commit, filter(self.is_ready, snapshot_ids)), directories, objects)
 
     def materialise(
         self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
@@ -200,10 +209,18 @@ class GitHome(Home):
         """git deletes what no reference reaches when it next collects garbage."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        """Exact for all of them; in between, in proportion: git would need a run for each."""
+        """Exact for up to 64 of them; of more, exact at 64 points, and in proportion between: each is a run of git."""
         kept = [each for each in self.stored() if each not in set(snapshot_ids)]
-        total = contents.reclaimable(self.git, list(snapshot_ids), kept)
-        return [total * number // len(snapshot_ids) for number in range(len(snapshot_ids) + 1)]
+        step = -(-len(snapshot_ids) // _MOST_RUNS) or 1
+        groups = [snapshot_ids[first : first + step] for first in range(0, len(snapshot_ids), step)]
+        sizes: list[int] = []
+        for group in reversed(groups):  # what the last ones need too goes with the last of them
+            size = contents.reclaimable(self.git, group, kept)
+            sizes += [
+                size * number // len(group) - size * (number - 1) // len(group) for number in range(len(group), 0, -1)
+            ]
+            kept += group
+        return [0, *itertools.accumulate(reversed(sizes))]
 
     def total_bytes(self) -> int:
         return contents.reclaimable(self.git, self.stored(), [])
@@ -369,6 +386,16 @@ class GitHome(Home):
             raise NotFound(f"the directory {path} is gone", path=str(path))
         linked.register_moved(git_dir, target)
 
+    def refuse_if_locked(self, worktree: str) -> None:
+        reason = None
+        with contextlib.suppress(NotFound):
+            reason = linked.lock_reason(self.paths.git_dir(worktree))
+        if reason is not None:
+            path = self.paths.payload(worktree)
+            hint = f"Unlock it: 'git worktree unlock {path}'. Or remove it nevertheless: --force."
+            why = f": {printable(reason)}" if reason else ", without a reason"
+            raise Refused(f"{worktree} is locked by 'git worktree lock'{why}", hint=hint, worktree=worktree)
+
     def removed(self, operation: Operation) -> Path:
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
 
@@ -441,10 +468,20 @@ class GitHome(Home):
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
             if (known := context.config(worktree).git) and known.isolated:
                 isolate(self.git, path)
+        if not is_missing and (before := self._before(context, worktree)) is not None:
+            only = None if how.path is None else os.fsencode(how.path)
+            require_room(self.git, path, self.tree(before), self.tree(commit), only)  # before a head is published
         durable.replace(room.path / _COMMIT, commit.encode())
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         facts["keeps"] = how.keep and not is_missing
         return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
+
+    def _before(self, context: RepositoryContext, worktree: str) -> str | None:
+        """The commit of the content that a restore replaces, as far as it is known; None before the first one."""
+        tip = context.config(worktree).tip
+        if tip is not None and self.is_ready(tip):
+            return self.commit(tip)
+        return linked.head_commit(self.git, self.paths.payload(worktree))
 
     def _has(self, commit: str, path: str) -> bool:
         return bool(self.git.run("--literal-pathspecs", "ls-tree", "--full-tree", commit, "--", path.rstrip("/")))

@@ -169,6 +169,9 @@ class Home(ABC):
         """What the record of a worktree has about its directory."""
         return {}
 
+    def refuse_if_locked(self, worktree: str) -> None:  # noqa: B027 - only git has such locks
+        """Raise `Refused` if the user has locked a worktree against its removal."""
+
     @abstractmethod
     def removed(self, operation: Operation) -> Path:
         """The path of the directory of a removed worktree, until it is deleted."""
