@@ -95,7 +95,8 @@ def test_a_worktree_that_was_moved_behind_git_s_back_is_repaired(checkout: Path,
     linked.rename(moved)
     assert is_worktree_of(str(moved), str(ours.common)) is None
 
-    worktrees.repair(ours, moved)
+    [git_dir] = (ours.common / "worktrees").iterdir()
+    worktrees.register_moved(git_dir, moved)
 
     assert is_worktree_of(str(moved), str(ours.common))
 

@@ -35,6 +35,7 @@ from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
 from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository, find_repository
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, Scenario, kill_points
 from proof.effort import SHARE, sweep
@@ -293,6 +294,20 @@ def test_a_commit_without_a_branch_survives_the_removal_of_its_worktree(reposito
     assert git("for-each-ref", f"--contains={commit}", at=path)
 
 
+def test_a_worktree_that_git_has_locked_is_removed_only_by_force(repository: Repository, path: Path) -> None:
+    for name, reason in (("dev", "on a stick"), ("other", "")):
+        repository.worktrees.create(name)
+        top = repository.path(name)
+        git("worktree", "lock", f"--reason={reason}", top, at=path)
+        with pytest.raises(Refused, match=f"locked by 'git worktree lock'.*{reason or 'without a reason'}") as refused:
+            repository.remove_worktree(name)
+        assert "--force" in refused.value.hint
+        assert top.is_dir()
+        repository.remove_worktree(name, force=True)
+        assert not top.exists()
+    require_sound(repository)
+
+
 # --- Behind our back -----------------------------------------------------------------------------------
 
 
@@ -348,7 +363,7 @@ def test_a_removal_ends_although_git_has_forgotten_the_worktree(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(linked, "repair", killed)
+        patch.setattr(linked, "register_moved", killed)
         with pytest.raises(KeyboardInterrupt):
             repository.remove_worktree("dev")
     git("worktree", "prune", at=path)
@@ -435,6 +450,31 @@ def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repositor
     assert of_the_user(path) == before
     assert done.kept is not None
     assert files_stored(repository.context, done.kept.snapshot_id)["worse"] == "too"
+    require_sound(repository)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("only", [None, "built"])
+def test_a_restore_that_an_ignored_file_blocks_is_refused_before_anything_is_published(
+    repository: Repository, path: Path, only: str | None, keep: bool
+) -> None:
+    put_files(path, {"built/x": "captured"})
+    with repository.lease() as lease:
+        first = repository.snapshot(lease=lease)
+        shutil.rmtree(path / "built")
+        put_files(path, {".gitignore": "*.log\nbuilt\n", "built": "mine, and ignored", "src/a": "later"})
+        repository.snapshot(lease=lease)
+        before, head, files = repository.snapshots.all_ids(), repository.config(MAIN).head_snapshot_id, files_in(path)
+        how = RestoreOptions(reason="it was better", path=only, keep=keep)
+        with pytest.raises(Refused, match="in the way, nothing was restored: built"):
+            repository.snapshots.restore_in_place(MAIN, first.snapshot_id, Proof.of(lease), how)
+
+        assert repository.snapshots.all_ids() == before
+        assert repository.config(MAIN).head_snapshot_id == head
+        assert files_in(path) == files
+        (path / "built").unlink()
+        repository.snapshots.restore_in_place(MAIN, first.snapshot_id, Proof.of(lease), how)
+    assert files_in(path)["built/x"] == "captured"
     require_sound(repository)
 
 

@@ -43,6 +43,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
+@click.option("--isolated", is_flag=True, help="Create the worktree as a clone, for an agent in a sandbox.")
 @consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(

@@ -133,7 +133,8 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
     Exits with status 6 and names the differences, if there are any. Changes nothing, except with --repair: then a
-    damaged file gets its content back if another snapshot or a worktree has a file with the same hash.
+    damaged file gets its content back if another snapshot or a worktree has a file with the same hash. In a git
+    checkout, snapshots share their objects, so only worktrees can have it.
 
     \b
     Examples:

@@ -26,6 +26,9 @@ the worktree stays, and the agent is not started. Teardown runs before 'worktree
 fails, the worktree is not removed, except with --force. Each command runs in the worktree, in a shell, for at most an
 hour. Those that you set are approved by that; others run only after 'holdfast trust'.
 
+The directory is for a git checkout. One inside the checkout is kept out of git's sight, by a line in
+.git/info/exclude; worktrees that exist stay where they are.
+
 Patterns match files and directories of main. Nothing is replaced, and no link is followed. Ports are in HOLDFAST_PORT
 (the first) and HOLDFAST_PORTS (all) of 'run', 'agent run' and these commands. No two worktrees of yours, in whatever
 repository, have one in common.
@@ -35,6 +38,7 @@ Example:
   holdfast config set worktree.setup 'uv sync' 'npm ci'
   holdfast config set worktree.copy .env
   holdfast config set worktree.ports 10
+  holdfast config set worktree.directory ../agents
 """,
 )
 _key_argument = click.argument("key")

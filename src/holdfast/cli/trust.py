@@ -109,7 +109,12 @@ def _trust_settings(output: Output, root: Path, *, show: bool, yes: bool) -> lis
     for (key, each), known in zip(rows, approved, strict=True):
         _say(output, f"{key}: {each}{_state(known)}")
     if not all(approved) and not show:
-        _confirm(output, root, "Let Holdfast run these commands in worktrees of this repository?", yes=yes)
+        _confirm(
+            output,
+            root,
+            "Let Holdfast run these commands in worktrees, and create worktrees there?",
+            yes=yes,
+        )
         settings.approve(root, commands)
         approved = [True] * len(rows)
     told = zip(rows, approved, strict=True)

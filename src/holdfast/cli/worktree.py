@@ -53,6 +53,9 @@ Example:
     help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; main's commit]",
 )
 @click.option("--branch", metavar="BRANCH", help="The branch, in a git checkout; continues on it.  [default: hf/NAME]")
+@click.option(
+    "--isolated", is_flag=True, help="In a git checkout: a clone that shares objects, for an agent in a sandbox."
+)
 @click.option("--shared", is_flag=True, help="Create it without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @click.option("--no-setup", is_flag=True, help="Copy no files and run no setup commands.")
@@ -65,6 +68,7 @@ def create(
     name: str,
     snapshot: str | None,
     branch: str | None,
+    isolated: bool,
     shared: bool,
     label: str | None,
     no_setup: bool,
@@ -76,6 +80,9 @@ def create(
 
     In a git checkout, it is a worktree of git on a branch of its own, beside the checkout. It starts at the commit that
     is checked out in main, so what is not committed there is not in it.
+
+    With --isolated, it is a clone instead, for an agent that may write in this directory only. Its commits arrive on
+    the same branch of the repository with every snapshot.
 
     \b
     Examples:
@@ -90,7 +97,7 @@ def create(
     if not no_setup:
         check_setup(repository)
     repository.worktrees.create(
-        name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch
+        name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch, isolated=isolated
     )
     with showing_output():
         done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
@@ -204,7 +211,9 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
 @click.option(
-    "--force", is_flag=True, help="Ignore processes that use it and a failed teardown, but not another's lease."
+    "--force",
+    is_flag=True,
+    help="Ignore processes that use it, a failed teardown and 'git worktree lock', but not another's lease.",
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
@@ -227,8 +236,8 @@ def remove(
     Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
     bring it back, restore that snapshot.
 
-    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, or while
-    processes use the worktree; the error names them.
+    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, while
+    processes use the worktree, or while git has locked it ('git worktree lock'); the error names them.
 
     \b
     Examples:
@@ -291,7 +300,7 @@ def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     yield from lease_state_lines(config, state.lease)
     yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
     if config.git:
-        yield f"  branch    {config.git.branch or 'none'}"
+        yield f"  branch    {config.git.branch or 'none'}{', isolated' if config.git.isolated else ''}"
     yield f"  created   {config.created_at}"
     yield f"  base      {config.base_snapshot_id or 'none'}"
     yield f"  head      {config.head_snapshot_id or 'none'}"

@@ -33,6 +33,8 @@ _MOST_OF_A_CONFIG = 1 << 20
 _NAME = "holdfast"
 MAIN_CHECKOUT = ("holdfast", "checkout")
 """The file below the common directory that has the path of a main checkout that git itself could not tell."""
+CLONE_OF = "holdfast"
+"""The file in the `.git` of an isolated worktree that has the path of its registration in the repository."""
 
 
 def find_checkout(start: str, git_dir: str | None = None) -> Checkout | None:
@@ -86,6 +88,23 @@ def is_worktree_of(path: str, common: str) -> Checkout | None:
     return checkout if checkout.top == calls.realpath(path) else None
 
 
+def leads_back(clone: str, registered: str) -> str | None:
+    """The registration that the `.git` directory `clone` of an isolated worktree names, if it leads to `registered`.
+    A link to such a directory is none."""
+    if not calls.is_directory(clone):
+        return None
+    try:
+        named = os.fsdecode(calls.read_small(os.path.join(clone, CLONE_OF), _MOST_OF_A_PATH, follow=False)).rstrip("\n")
+    except OSError:  # for a main checkout, this is the root's directory
+        return None
+    if not os.path.isabs(named) or "\0" in named or os.path.basename(os.path.dirname(named)) != "worktrees":
+        return None
+    back = _first_line(os.path.join(named, "gitdir"))
+    if back is None or calls.realpath(os.path.join(named, back)) != calls.realpath(registered):
+        return None
+    return calls.realpath(named)
+
+
 def _with_top(git_dir: str, common: str) -> Checkout:
     """The checkout that a git directory says is its own."""
     if git_dir == common:
@@ -108,7 +127,7 @@ def _git_directory(path: str, *, may_be_file: bool = True) -> tuple[str, str] | 
         path = os.path.join(os.path.dirname(path), named.removeprefix("gitdir: "))
     if not calls.exists(os.path.join(path, "HEAD")):
         return None
-    git_dir = calls.realpath(path)
+    git_dir = leads_back(path, path) or calls.realpath(path)
     shared = _first_line(os.path.join(git_dir, "commondir"))
     common = git_dir if shared is None else calls.realpath(os.path.join(git_dir, shared))
     is_one = calls.is_directory(os.path.join(common, "refs")) and calls.exists(os.path.join(common, "objects"))

@@ -204,6 +204,11 @@ def verify(git: Git, commit: str) -> Iterator[Problem]:
         yield Problem(commit, "manifest", said)
 
 
+def damaged_entries(git: Git, commit: str) -> Iterator[TreeEntry]:
+    """The files and links of a commit whose content is missing or changed; raises `GitFailed` if a tree is."""
+    return (each for each in entries(git, commit) if each.kind != "m" and _examine(git, each) is not None)
+
+
 def _examine(git: Git, entry: TreeEntry) -> Problem | None:
     where = shown(os.fsdecode(entry.path))
     try:
@@ -223,5 +228,7 @@ def reclaimable(git: Git, deleted: Iterable[str], kept: Iterable[str]) -> int:
         return 0
     lines += [f"^{SNAPSHOTS}{each}" for each in kept]
     content = "".join(f"{line}\n" for line in lines).encode()
-    options = ("--objects", "--disk-usage", "--stdin", "--not", f"--exclude={SNAPSHOTS}*", "--all")
-    return int(git.run("rev-list", *options, content=content))
+    # Otherwise git leaves out what parents have, but not what other commits have; then it also lists these, first.
+    exact = "--objects-edge-aggressive"
+    options = (exact, "--disk-usage", "--stdin", "--not", f"--exclude={SNAPSHOTS}*", "--all")
+    return int(git.run("rev-list", *options, content=content).split()[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +14,11 @@ from holdfast.fs.directory import Directory, close_quietly, failing_to, opened, 
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.git.checkout import find_checkout
 from holdfast.git.program import Git
-from holdfast.trees.walker import NOFOLLOW
+from holdfast.trees.walker import GONE, NOFOLLOW
 
 _CACHE_WORKS = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs tmpfs xfs zfs".split())
 _CHUNK = 1 << 20
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
 class Indexed(NamedTuple):
@@ -121,7 +123,7 @@ class WorkTree:
         if found is None or found.common == os.fspath(self.git.common):
             return False
         try:
-            Git(Path(found.common)).run("rev-parse", "--verify", "HEAD^{commit}", git_dir=Path(found.git_dir))
+            Git(Path(found.common)).run("rev-parse", "--verify", "HEAD", git_dir=Path(found.git_dir))
         except Failure:
             return False
         return True
@@ -162,9 +164,9 @@ def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
     """
     if _link(known, tree.index):  # git replaces an index, and never writes into one
         return
-    if _copy(known, tree.index):
+    if copy_file(known, tree.index):
         return
-    if _copy(user_index, tree.index):
+    if copy_file(user_index, tree.index):
         _look_at_everything(tree)
     else:
         tree.run("read-tree", "--empty")
@@ -200,14 +202,18 @@ def _link(known: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path) -> bool:
-    """Copy a file with its time; False if there is none."""
+def copy_file(source: Path, target: Path) -> bool:
+    """Copy a regular file with its time; False if there is none, or something else."""
     with failing_to("copy", source), Directory.open(source.parent) as here, Directory.open(target.parent) as there:
         try:
-            descriptor = calls.open(here.at(source.name), os.O_RDONLY | NOFOLLOW, dir_fd=here.fd)
-        except FileNotFoundError:
+            descriptor = calls.open(here.at(source.name), os.O_RDONLY | NOFOLLOW | _NONBLOCK, dir_fd=here.fd)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             return False
         try:
+            if not stat.S_ISREG(calls.fstat(descriptor).st_mode):
+                return False
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             with opened(there.at(target.name), flags, 0o600, dir_fd=there.fd) as fd:
                 while chunk := calls.read(descriptor, _CHUNK):

@@ -133,7 +133,7 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
         working.run("read-tree", "-m", "-i", from_tree)  # keeps what it knows of files that are the same
         working.refresh()
     found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
-    _require_room(source, found)
+    _require_room(source.top, found)
     _switch(working, from_tree, to_tree)
     publish_index(source, working, to_tree, sums, (from_tree, found))
     return to_tree
@@ -157,17 +157,47 @@ def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
             ) from again
 
 
-def _require_room(source: GitSource, found: list[Difference]) -> None:
+def require_room(git: Git, top: Path, from_tree: str, to_tree: str, path: bytes | None = None) -> None:
+    """Raise `Refused` if `restore` would, as far as an ignored file is the reason. What else is in the way may have
+    appeared since `from_tree` was captured, or not be worth keeping: `restore` itself decides about that."""
+    found = [each for each in differences(git, from_tree, to_tree) if path is None or _is_below(each.path, path)]
+    if in_the_way := _in_the_way(top, found):
+        _refuse(top, _ignored(git, top, in_the_way))
+
+
+def _ignored(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
+    try:
+        found = git.run("check-ignore", "--no-index", "-z", "--stdin", worktree=top, content=b"\0".join(paths))
+    except GitFailed as failure:
+        if failure.facts["status"] != 1:  # 1: none
+            raise
+        return []
+    return found.rstrip(b"\0").split(b"\0")
+
+
+def _is_below(path: bytes, above: bytes) -> bool:
+    return (path + b"/").startswith(above.rstrip(b"/") + b"/")
+
+
+def _require_room(top: Path, found: list[Difference]) -> None:
     """Raise `Refused` if a file that is not in the old tree is in the way: git itself would replace an ignored one."""
+    _refuse(top, _in_the_way(top, found))
+
+
+def _in_the_way(top: Path, found: list[Difference]) -> list[bytes]:
+    """The files that are where something new is to be, or a directory above it."""
     ours = {each.path for each in found if each.modes[0] != NONE}
     new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # which change no file
     above = {path[:end] for path in new for end, byte in enumerate(path) if byte == ord("/")}
-    in_the_way = [path for path in sorted(above) if path not in ours and _is_no_directory(source.top, path)]
-    in_the_way += [path for path in new if any(_others(source.top, path, ours))]
+    found_above = [path for path in sorted(above) if path not in ours and _is_no_directory(top, path)]
+    return [*found_above, *(other for path in new for other in _others(top, path, ours))]
+
+
+def _refuse(top: Path, in_the_way: list[bytes]) -> None:
     if in_the_way:
         names = ", ".join(shown(os.fsdecode(path)) for path in in_the_way[:_MOST_NAMED])
-        message = f"files in {source.top} are in the way, nothing was restored: {names}"
-        raise Refused(message, hint="Move them away, and try again.", path=str(source.top), in_the_way=len(in_the_way))
+        message = f"files in {top} are in the way, nothing was restored: {names}"
+        raise Refused(message, hint="Move them away, and try again.", path=str(top), in_the_way=len(in_the_way))
 
 
 def _is_no_directory(top: Path, path: bytes) -> bool:

@@ -39,7 +39,7 @@ from holdfast.trees.walker import shown
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
-_SHA256 = 64
+SHA256_LENGTH = 64  # of an object's name in a repository of that kind
 _COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
@@ -254,7 +254,7 @@ def _commit(
     lines += [b"ls %s\n" % _quoted(path, always=True) for path in (b"", *directories)]
     found = source.git.run(
         *("fast-import", "--quiet", "--force", "--date-format=now", "--depth=0"),
-        git_dir=_own_git_dir(source.objects, is_sha256=len(base) == _SHA256),
+        git_dir=_own_git_dir(source.objects, is_sha256=len(base) == SHA256_LENGTH),
         objects=source.objects,
         content=b"".join([*lines, b"get-mark :1\n"]),
         settings=("fastimport.unpackLimit=0", "core.ignoreCase=false", "core.fsync=none"),
@@ -265,17 +265,21 @@ def _commit(
 
 def _own_git_dir(objects: Path, *, is_sha256: bool) -> Path:
     """A git directory in scratch, for the reference that `git fast-import` insists on."""
-    own = objects / "git"
-    with Directory.open(objects) as parent:
-        if not parent.make(own.name, durable=False):
-            return own
-    with Directory.open(own) as directory:
+    make_git_dir(objects / "git", is_sha256=is_sha256)
+    return objects / "git"
+
+
+def make_git_dir(path: Path, *, is_sha256: bool) -> None:
+    """Make a git directory without objects, unless it exists. Not synced."""
+    with Directory.open(path.parent) as parent:
+        if not parent.make(path.name, durable=False):
+            return
+    with Directory.open(path) as directory:
         directory.make("refs", durable=False)
         durable.create_in(directory, "HEAD", b"ref: refs/heads/none\n", durable=False)
         if is_sha256:
             content = b"[core]\nrepositoryformatversion=1\n[extensions]\nobjectformat=sha256\n"
             durable.create_in(directory, "config", content, durable=False)
-    return own
 
 
 def _quoted(path: bytes, *, always: bool = False) -> bytes:

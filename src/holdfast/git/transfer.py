@@ -117,6 +117,17 @@ def fetch(git: Git, remote: Remote, snapshot_ids: Iterable[str], place: str) -> 
         durable.sync_names(directory)
 
 
+def fetch_from(git: Git, source: Path, wanted: Mapping[str, str]) -> None:
+    """Fetch references of a repository on this machine that Holdfast has made, by the names that they get here,
+    whatever these were before. git checks every object on arrival. Durable when this returns."""
+    refspecs = "".join(f"+{there}:{here}\n" for here, there in wanted.items())
+    settings = (*_RECEIVING, "protocol.file.allow=always")
+    words = "fetch", "--quiet", *_FETCH, "--update-head-ok", "--stdin", "--", os.fspath(source)
+    git.run(*words, content=refspecs.encode(), settings=settings)
+    with Directory.open(git.objects / "pack") as directory:
+        durable.sync_names(directory)
+
+
 def incoming(git: Git) -> dict[str, dict[str, str]]:
     """The fetched tags, by place and id."""
     found: dict[str, dict[str, str]] = {}

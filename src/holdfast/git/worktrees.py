@@ -104,9 +104,18 @@ def remove(git: Git, path: Path) -> None:
     git.run("worktree", "remove", "--force", "--force", "--", os.fspath(path))
 
 
-def repair(git: Git, path: Path) -> None:
-    """Let git find a worktree again that was moved to `path` behind its back."""
-    git.run("worktree", "repair", "--", os.fspath(path))
+def lock_reason(git_dir: Path) -> str | None:
+    """The reason of `git worktree lock`, which may be empty; None if the worktree is not locked."""
+    with Directory.open(git_dir) as directory:
+        if directory.status("locked") is None:
+            return None
+        return durable.read_in(directory, "locked", limit=1 << 16).decode(errors="replace").strip()
+
+
+def register_moved(git_dir: Path, path: Path) -> None:
+    """Let git find a worktree again that was moved to `path`, by git's own directory of it. `git worktree repair` fails
+    if any other worktree is isolated."""
+    durable.replace(git_dir / "gitdir", os.fsencode(path / ".git") + b"\n")
 
 
 def set_name(git: Git, path: Path, name: str) -> None:

@@ -167,7 +167,7 @@ class Gating:
         rules.check_changeable(issue, "its gates can no longer change")
         from holdfast.store.approvals import require_command
 
-        shown = f"gate {gate}, {printable(defined.checker.command)!r},"
+        shown = f"the command of gate {gate}, {printable(defined.checker.command)!r},"
         require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}

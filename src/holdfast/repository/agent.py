@@ -72,6 +72,7 @@ class AssignmentOptions(NamedTuple):
 
     issue_id: str | None = None  # None: the most urgent issue that is ready
     worktree: str | None = None  # None: the issue's own
+    isolated: bool = False  # create an isolated worktree, for an agent that may write in its directory only
     assignee: str | None = None
     consistency: Consistency | None = None  # of the snapshots of the work; None: as good as it gets
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
@@ -346,7 +347,7 @@ def _lease_worktree(
 ) -> HeldLease:
     issue = claimed.issue
     name = options.worktree or f"issue-{issue.id[:8]}"
-    created = _create_worktree(repository, name)
+    created = _create_worktree(repository, name, isolated=options.isolated)
     lease = repository.lease(
         name,
         ttl=options.ttl,
@@ -365,7 +366,7 @@ def _lease_worktree(
     return lease
 
 
-def _create_worktree(repository: Repository, name: str) -> bool:
+def _create_worktree(repository: Repository, name: str, *, isolated: bool) -> bool:
     """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
     already exists. Refuse an empty directory for an agent that expects the content of `main`."""
     home = repository.context.home
@@ -377,8 +378,12 @@ def _create_worktree(repository: Repository, name: str) -> bool:
                 hint = "Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'."
                 raise Refused(message, hint=hint, worktree=name)
     with contextlib.suppress(AlreadyExists):
-        repository.worktrees.create(name, snapshot=head)
+        repository.worktrees.create(name, snapshot=head, isolated=isolated)
         return True
+    known = repository.context.config(name).git
+    if isolated and not (known and known.isolated):
+        hint = "Leave out --isolated, or name another worktree: --worktree."
+        raise Refused(f"the worktree {name} exists, and it is not isolated", hint=hint, worktree=name)
     return False
 
 

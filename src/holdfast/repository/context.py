@@ -60,14 +60,16 @@ class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
-    """The worktree of git behind a worktree: its path, and its branch (None: no branch is checked out). Of a creation
-    also the commit to start at; `new_branch` and `new` say whether branch and directory are created with it."""
+    """The worktree of git behind a worktree: its path, its branch (None: no branch is checked out), and whether it is
+    isolated. Of a creation also the commit to start at; `new_branch` and `new` say whether branch and directory are
+    created with it."""
 
     path: str
     branch: str | None = None
     commit: str | msgspec.UnsetType = msgspec.UNSET
     new_branch: bool | msgspec.UnsetType = msgspec.UNSET
     new: bool | msgspec.UnsetType = msgspec.UNSET
+    isolated: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +193,6 @@ class RepositoryPaths:
         private = root / ".jvs"
         self.root = root
         self.private = private  # nothing below it is content of a worktree
-        self.worktrees = root / "worktrees"
         self.snapshots = private / "snapshots"
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
         self.quarantine = private / "quarantine"  # trees of unknown origin, for people to inspect
@@ -199,6 +200,15 @@ class RepositoryPaths:
         self.caches = private / "cache"  # can be deleted at any time
         self.guards = private / "guards"
         self.reserve = Reserve(private / "reserve", caches=self.caches)  # freed when the disk is full
+
+    @property
+    def worktrees(self) -> Path:
+        """The directory of the directories of new worktrees."""
+        return self.root / "worktrees"
+
+    def foreign(self, worktree: str) -> list[Path]:
+        """Directories that may be below that of a worktree, and are no content of it."""
+        return [self.private]
 
     def payload(self, worktree: str) -> Path:
         """The directory that a worktree's users work in; it contains nothing of ours."""

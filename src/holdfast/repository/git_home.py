@@ -13,15 +13,19 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, Refused
+import msgspec
+
+from holdfast.errors import AlreadyExists, Changed, Corrupt, Failure, GitFailed, NotFound, NotWritable, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
+from holdfast.fs.names import printable
 from holdfast.git import contents
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import is_worktree_of
+from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
 from holdfast.git.program import Git
-from holdfast.git.restore import restore, unsaved
+from holdfast.git.restore import require_room, restore, unsaved
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
@@ -31,7 +35,9 @@ from holdfast.repository.context import (
     OperationKind,
     RepositoryContext,
 )
+from holdfast.repository.git_isolated import fetch_work, keep_commits
 from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
+from holdfast.repository.git_place import require_place
 from holdfast.repository.home import Home, ReadFile
 from holdfast.trees.capture import Captured
 from holdfast.trees.manifest import ManifestEntry
@@ -51,6 +57,7 @@ ENGINE = "git"
 _COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
+_MOST_RUNS = 64
 
 
 class GitHome(Home):
@@ -141,6 +148,9 @@ class GitHome(Home):
 
     def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
         """Without a snapshot, the changes since the commit that is checked out."""
+        if snapshot_id is None:
+            with contextlib.suppress(Failure):  # then since the one that is known: this only looks
+                fetch_work(self.paths, self.git, directory)
         commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
         tree = self.tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
         return unsaved(self.git, directory, self._index(directory), tree)
@@ -173,7 +183,14 @@ class GitHome(Home):
             yield from contents.verify(self.git, commit)
 
     def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
-        return []  # git's objects are in one place: there is no other copy
+        """From files of worktrees: git's objects are in one place."""
+        from holdfast.git.repair import repair
+        from holdfast.repository.context import WORKTREES
+
+        directories = [self.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
+        objects = room.path / "objects"
+        make_directories(objects)
+        return repair(self.git, map(self.commit, filter(self.is_ready, snapshot_ids)), directories, objects)
 
     def materialise(
         self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
@@ -192,20 +209,40 @@ class GitHome(Home):
         """git deletes what no reference reaches when it next collects garbage."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        """Exact for all of them; in between, in proportion: git would need a run for each."""
+        """Exact for up to 64 of them; of more, exact at 64 points, and in proportion between: each is a run of git."""
         kept = [each for each in self.stored() if each not in set(snapshot_ids)]
-        total = contents.reclaimable(self.git, list(snapshot_ids), kept)
-        return [total * number // len(snapshot_ids) for number in range(len(snapshot_ids) + 1)]
+        step = -(-len(snapshot_ids) // _MOST_RUNS) or 1
+        groups = [snapshot_ids[first : first + step] for first in range(0, len(snapshot_ids), step)]
+        sizes: list[int] = []
+        for group in reversed(groups):  # what the last ones need too goes with the last of them
+            size = contents.reclaimable(self.git, group, kept)
+            sizes += [
+                size * number // len(group) - size * (number - 1) // len(group) for number in range(len(group), 0, -1)
+            ]
+            kept += group
+        return [0, *itertools.accumulate(reversed(sizes))]
 
     def total_bytes(self) -> int:
         return contents.reclaimable(self.git, self.stored(), [])
 
     # --- Directories of worktrees ------------------------------------------------------------------
 
+    def place_for_worktrees(self) -> None:
+        require_place(self.paths, self.git)
+        super().place_for_worktrees()
+
     def revision(self, text: str) -> str:
         if text == MAIN or self.paths.registration(text) is not None:
+            self.fetch_work(text)
             return linked.commit_of(self.git, "HEAD", self.paths.payload(text))
         return linked.commit_of(self.git, text, self.paths.payload(MAIN))
+
+    def work_commit(self, worktree: str) -> str | None:
+        self.fetch_work(worktree)
+        return linked.head_commit(self.git, self.paths.payload(worktree))
+
+    def fetch_work(self, worktree: str) -> None:
+        fetch_work(self.paths, self.git, self.paths.payload(worktree))
 
     def uncommitted(self, worktree: str) -> str:
         found = list(itertools.islice(self.changes(self.paths.payload(worktree), None, worktree), _MOST_NAMED + 1))
@@ -214,8 +251,10 @@ class GitHome(Home):
 
     def described(self, worktree: str) -> dict[str, Any]:
         path = self.paths.payload(worktree)
-        branch = linked.current_branch(self.git, path) if entry_exists(path) else None
-        return {"git": GitWorktree(path=str(path), branch=branch)}
+        if not entry_exists(path):
+            return {"git": GitWorktree(path=str(path))}
+        branch, isolated = linked.current_branch(self.git, path), is_isolated(path)
+        return {"git": GitWorktree(path=str(path), branch=branch, isolated=isolated or msgspec.UNSET)}
 
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
         name, main = options.name, self.paths.payload(MAIN)
@@ -240,7 +279,12 @@ class GitHome(Home):
                 raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
             commit, is_new = linked.commit_of(self.git, f"refs/heads/{branch}"), False
         work = GitWorktree(
-            path=str(self.paths.worktrees / name), branch=branch, commit=commit, new_branch=is_new, new=True
+            path=str(self.paths.worktrees / name),
+            branch=branch,
+            commit=commit,
+            new_branch=is_new,
+            new=True,
+            isolated=options.isolated or msgspec.UNSET,
         )
         return {"git": work}
 
@@ -264,6 +308,8 @@ class GitHome(Home):
             try:
                 make_directories(path.parent, mode=0o777)
                 linked.add(self.git, path, work.branch or "", work.commit or "", new_branch=bool(work.new_branch))
+                if work.isolated:
+                    isolate(self.git, path)
                 if operation.snapshot_id is not None:
                     self._write(operation, path, f"{work.commit}", self.commit(operation.snapshot_id))
                 sync_parents(path)
@@ -294,7 +340,7 @@ class GitHome(Home):
         path = Path(work.path)
         if not work.new:
             return
-        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
+        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None or is_begun(path, self.paths.common):
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
@@ -320,15 +366,14 @@ class GitHome(Home):
         registration. A kill leaves the steps that follow."""
         if self.paths.registration(new) is not None:
             return
-        self.paths.git_dir(old)  # raises if git does not know it
-        path = self.paths.payload(old)
+        git_dir, path = self.paths.git_dir(old), self.paths.payload(old)  # raises if git does not know it
         target = path.with_name(new) if path.name == old else path
-        self._move_directory(path, target)
+        self._move_directory(git_dir, path, target)
         if linked.current_branch(self.git, target) == branch_of(old):
             linked.rename_branch(self.git, branch_of(old), branch_of(new))
         linked.set_name(self.git, target, new)
 
-    def _move_directory(self, path: Path, target: Path) -> None:
+    def _move_directory(self, git_dir: Path, path: Path, target: Path) -> None:
         """Rename a directory and tell git. Not with `git worktree move`, which refuses locked worktrees and those with
         submodules."""
         if path == target:
@@ -339,7 +384,17 @@ class GitHome(Home):
             move(path, target)
         elif not entry_exists(target):
             raise NotFound(f"the directory {path} is gone", path=str(path))
-        linked.repair(self.git, target)
+        linked.register_moved(git_dir, target)
+
+    def refuse_if_locked(self, worktree: str) -> None:
+        reason = None
+        with contextlib.suppress(NotFound):
+            reason = linked.lock_reason(self.paths.git_dir(worktree))
+        if reason is not None:
+            path = self.paths.payload(worktree)
+            hint = f"Unlock it: 'git worktree unlock {path}'. Or remove it nevertheless: --force."
+            why = f": {printable(reason)}" if reason else ", without a reason"
+            raise Refused(f"{worktree} is locked by 'git worktree lock'{why}", hint=hint, worktree=worktree)
 
     def removed(self, operation: Operation) -> Path:
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
@@ -348,10 +403,14 @@ class GitHome(Home):
         """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, in sight."""
         name, removed = operation.worktree_id, self.removed(operation)
         if self.paths.registration(name) is None and entry_exists(removed):
-            move(removed, removed.with_name(f"{name}.{operation.operation_id}"))
+            self._leave_in_sight(operation)
             return
         with contextlib.suppress(NotFound):
-            self._move_directory(self.paths.payload(name), removed)
+            self._move_directory(self.paths.git_dir(name), self.paths.payload(name), removed)
+
+    def _leave_in_sight(self, operation: Operation) -> None:
+        removed = self.removed(operation)
+        move(removed, removed.with_name(f"{operation.worktree_id}.{operation.operation_id}"))
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
         """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""
@@ -362,6 +421,11 @@ class GitHome(Home):
             return
         removed = self.removed(operation)
         branch = self._branch_of(Path(found.git_dir))
+        try:
+            keep_commits(self.paths, self.git, operation, removed, branch_of(operation.worktree_id))
+        except (NotWritable, Refused):  # nobody can tell what is in it
+            detach(removed)
+            self._leave_in_sight(operation)
         remove_tree(removed)
         remove_tree(Path(found.git_dir))
         with contextlib.suppress(NotFound):
@@ -398,14 +462,26 @@ class GitHome(Home):
             exchanged_path(context, worktree, how.path)  # refuses a link on the way
         if how.path is not None and not self._has(commit, how.path):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
-        if not entry_exists(path) and worktree != MAIN:  # it comes back as git would make it
+        is_missing = not entry_exists(path) and worktree != MAIN
+        if is_missing:  # it comes back as git would make it
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
+            if (known := context.config(worktree).git) and known.isolated:
+                isolate(self.git, path)
+        if not is_missing and (before := self._before(context, worktree)) is not None:
+            only = None if how.path is None else os.fsencode(how.path)
+            require_room(self.git, path, self.tree(before), self.tree(commit), only)  # before a head is published
         durable.replace(room.path / _COMMIT, commit.encode())
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
-        return context.operation(
-            OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), keeps=how.keep, **facts
-        )
+        facts["keeps"] = how.keep and not is_missing
+        return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
+
+    def _before(self, context: RepositoryContext, worktree: str) -> str | None:
+        """The commit of the content that a restore replaces, as far as it is known; None before the first one."""
+        tip = context.config(worktree).tip
+        if tip is not None and self.is_ready(tip):
+            return self.commit(tip)
+        return linked.head_commit(self.git, self.paths.payload(worktree))
 
     def _has(self, commit: str, path: str) -> bool:
         return bool(self.git.run("--literal-pathspecs", "ls-tree", "--full-tree", commit, "--", path.rstrip("/")))

@@ -15,15 +15,17 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
+from holdfast.git import isolated, transfer
 from holdfast.git import snapshots as commits
-from holdfast.git import transfer
 from holdfast.git import worktrees as linked
-from holdfast.git.checkout import Checkout, find_checkout, main_checkout
+from holdfast.git.checkout import Checkout, find_checkout, is_worktree_of, main_checkout
 from holdfast.git.program import Git
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
+from holdfast.repository.git_isolated import fetch_work
 from holdfast.repository.git_paths import GitPaths
+from holdfast.repository.git_place import include_again
 from holdfast.repository.init import (
     CONTROL,
     Initialised,
@@ -112,7 +114,8 @@ class Deinitialised(NamedTuple):
 
 
 def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialised:
-    """Remove all references, names and records of a repository in a git home; worktrees, branches and files stay.
+    """Remove all references, names and records of a repository in a git home; worktrees, branches and files stay. An
+    isolated worktree stays as a clone.
 
     Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or a
     worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves a repository that can be
@@ -135,8 +138,12 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     for each in commits.kept_packs(home.git):
         commits.drop_keep(home.git, each)
     for path in paths:
+        if isolated.is_isolated(path):
+            _let_go(home, path)
+            continue
         with contextlib.suppress(Refused):  # its directory is gone
             linked.clear_name(home.git, path)
+    include_again(home.git)
     for place in transfer.incoming(home.git):
         transfer.forget_incoming(home.git, place)
     for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):
@@ -148,6 +155,16 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     move(repository.root, removed)  # from here on, there is no repository
     remove_tree(removed)
     return Deinitialised(main, len(made), tuple(path for path in paths if path != main))
+
+
+def _let_go(home: GitHome, path: Path) -> None:
+    """Let an isolated worktree be a clone that the repository does not know. Its branch stays in both."""
+    found = is_worktree_of(os.fspath(path), os.fspath(home.paths.common))
+    if found is not None:
+        with contextlib.suppress(Refused):  # its commits stay in the clone
+            fetch_work(home.paths, home.git, path)
+        remove_tree(Path(found.git_dir))
+        isolated.detach(path)
 
 
 def _refuse_if_held(repository: Repository) -> None:
@@ -162,14 +179,14 @@ def _refuse_if_held(repository: Repository) -> None:
 
 
 def _refuse_if_unlanded(repository: Repository, home: GitHome) -> None:
-    target = linked.head_commit(home.git, home.paths.payload(MAIN))
+    target = home.work_commit(MAIN)
     hint = "Land or discard it ('holdfast worktree remove NAME'). Or leave it as it is, without snapshots: --force."
     for config in repository.worktrees.configs():
         name, path = config.worktree_id, home.paths.payload(config.worktree_id)
         if name == MAIN:
             continue
         try:
-            commit = linked.head_commit(home.git, path)
+            commit = home.work_commit(name)
         except Failure:
             continue  # its directory is gone
         if commit and not (target and home.git.succeeds("merge-base", "--is-ancestor", commit, target)):

@@ -6,15 +6,17 @@ of ours: a planted record cannot choose what is written or deleted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.errors import Corrupt, DirectoryReplaced, Failure, NotFound
+from holdfast.errors import Corrupt, DirectoryReplaced, Failure, NotFound, SettingInvalid
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, resolved
 from holdfast.git.checkout import Checkout, is_worktree_of, main_checkout, name_in
 from holdfast.repository.context import MAIN, RepositoryPaths
+from holdfast.repository.settings import read_settings
 
 
 class GitPaths(RepositoryPaths):
@@ -24,9 +26,22 @@ class GitPaths(RepositoryPaths):
         super().__init__(root)
         self.common = self.private = root.parent
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
-        main = self.payload(MAIN)
+        self.incoming = root / ".jvs" / "isolated"  # copies of what isolated worktrees have, while git fetches it
+
+    @property
+    def worktrees(self) -> Path:
+        """As the setting says, relative to the main checkout; else beside that."""
+        main, chosen = self.payload(MAIN), None
+        with contextlib.suppress(Corrupt, SettingInvalid):  # `place_for_worktrees` raises it
+            chosen = read_settings(self.root).directory
+        if chosen is not None:
+            return resolved(chosen) if os.path.isabs(chosen) else Path(os.path.normpath(main / chosen))
         is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
-        self.worktrees = main.with_name("worktrees" if is_bare else f"{main.name}.worktrees")
+        return main.with_name("worktrees" if is_bare else f"{main.name}.worktrees")
+
+    def foreign(self, worktree: str) -> list[Path]:
+        found = (Path(each.top) for name, each in self.registrations() if name != worktree and each.top is not None)
+        return [self.private, *found]
 
     def payload(self, worktree: str) -> Path:
         if worktree == MAIN and (main := main_checkout(os.fspath(self.common))) is not None:

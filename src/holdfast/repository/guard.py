@@ -47,7 +47,8 @@ class WorktreePath:
 
 
 def worktrees_of(path: str) -> list[WorktreePath]:
-    """The worktrees that a path is in after following links, the innermost first: one for each repository around it."""
+    """The worktrees that a path is in after following links, the innermost first: one for each repository around it. A
+    worktree of git may be inside another one of the same repository, and is no part of that."""
     real = calls.realpath(possible_path(path))
     found, here, above = list[WorktreePath](), "", real
     while here != above:
@@ -57,8 +58,10 @@ def worktrees_of(path: str) -> list[WorktreePath]:
             found.append(WorktreePath(here, "main"))
         elif below[0] == "worktrees" and len(below) > 1 and calls.is_repository(here):
             found.append(WorktreePath(here, below[1]))
-        if (root := git_home_of(here)) is not None and (name := git_worktree_at(here, root)) is not None:
-            found.append(WorktreePath(root, name))
+        root = git_home_of(here)
+        if root is not None and all(each.root != root for each in found):
+            name = git_worktree_at(here, root)
+            found += [] if name is None else [WorktreePath(root, name)]
     return found
 
 

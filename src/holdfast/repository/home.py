@@ -122,6 +122,10 @@ class Home(ABC):
 
     # --- Directories of worktrees ------------------------------------------------------------------
 
+    def place_for_worktrees(self) -> None:
+        """Make the directory in which worktrees are created."""
+        make_directories(self.paths.worktrees, mode=0o777)
+
     @abstractmethod
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
         """Step 2 of a creation. Returns facts for the record of the operation."""
@@ -147,6 +151,16 @@ class Home(ABC):
         """The commit that a worktree or a revision of git stands for."""
         raise NotFound(f"there is no revision {text}", revision=text)
 
+    def work_commit(self, worktree: str) -> str | None:
+        """The commit that a worktree's work stands at, which a reference in the repository keeps, whichever kind of
+        worktree it is; None before its first commit, and in a home without commits. What is not committed is not in
+        it. Raises `Refused` if the worktree's own repository cannot be read."""
+        return None
+
+    def fetch_work(self, worktree: str) -> None:  # noqa: B027 - most have nothing to fetch
+        """Let a reference in the repository keep the commit that an isolated worktree's work stands at. Others need
+        none. Raises `Refused` if the worktree's own repository cannot be read."""
+
     def uncommitted(self, worktree: str) -> str:
         """The paths that are not as committed, or a few of them, for people."""
         return ""
@@ -154,6 +168,9 @@ class Home(ABC):
     def described(self, worktree: str) -> dict[str, Any]:
         """What the record of a worktree has about its directory."""
         return {}
+
+    def refuse_if_locked(self, worktree: str) -> None:  # noqa: B027 - only git has such locks
+        """Raise `Refused` if the user has locked a worktree against its removal."""
 
     @abstractmethod
     def removed(self, operation: Operation) -> Path:

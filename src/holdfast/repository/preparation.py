@@ -72,7 +72,9 @@ def prepare(repository: Repository, worktree: str, lease: HeldLease | None) -> P
     copied = 0
     if settings.copy:
         with Directory.open(repository.path(MAIN)) as source, Directory.open(repository.path(worktree)) as target:
-            copied = sum(_copy(source, target, path) for each in settings.copy for path in _matches(source, each))
+            others = _places_of_others(repository)
+            found = (path for each in settings.copy for path in _below(source, split_relative(each), "", others))
+            copied = sum(_copy(source, target, path) for path in found)
     _run_all(repository, worktree, lease, settings.setup, SetupFailed)
     _mark(repository, worktree)
     return Preparation(copied, settings.setup)
@@ -187,24 +189,29 @@ def _run_all(
 # --- Copying ------------------------------------------------------------------------------------------
 
 
-def _matches(directory: Directory, pattern: str) -> Iterator[str]:
-    """The paths below a directory that a pattern matches; no link is followed, and control directories are left out."""
-    return _below(directory, split_relative(pattern), "")
+def _places_of_others(repository: Repository) -> set[str]:
+    """The directories in `main` that have other worktrees, relative to it."""
+    paths, main = repository.context.paths, repository.path(MAIN)
+    found = (each for each in (*paths.foreign(MAIN), paths.worktrees) if each.is_relative_to(main))
+    return {each.relative_to(main).as_posix() for each in found}
 
 
-def _below(directory: Directory, parts: Sequence[str], at: str) -> Iterator[str]:
+def _below(directory: Directory, parts: Sequence[str], at: str, others: set[str]) -> Iterator[str]:
+    """The paths below a directory that a pattern matches; no link is followed, and control directories and `others` are
+    left out."""
     first, rest = parts[0], parts[1:]
     anywhere = first == "**"
     if anywhere and rest:
-        yield from _below(directory, rest, at)
+        yield from _below(directory, rest, at, others)
     for name in sorted(directory.names()):
-        if name.lower() in RESERVED or not (anywhere or fnmatchcase(name, first)):
+        is_left_out = name.lower() in RESERVED or f"{at}{name}" in others
+        if is_left_out or not (anywhere or fnmatchcase(name, first)):
             continue
         if not rest:
             yield f"{at}{name}"
         elif directory.is_directory(name):
             with directory.enter(name) as below:
-                yield from _below(below, parts if anywhere else rest, f"{at}{name}/")
+                yield from _below(below, parts if anywhere else rest, f"{at}{name}/", others)
 
 
 def _copy(source: Directory, target: Directory, path: str) -> int:

@@ -85,7 +85,7 @@ def restore_in_place(
     usable(visible(context, snapshot_id))
     if not how.force:
         path = context.paths.payload(worktree) / (how.path or "")
-        refuse_if_written(path, worktree, "restored in place", private=context.paths.private)
+        refuse_if_written(path, worktree, "restored in place", foreign=context.paths.foreign(worktree))
     kept = _keep(context, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.tip
     uses, operation_id = [snapshot_id, *([tip] if tip else [])], new_snapshot_id()

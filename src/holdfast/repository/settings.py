@@ -17,16 +17,19 @@ from holdfast.fs import durable
 from holdfast.fs.directory import make_directories
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, printable, split_relative
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.locating import is_git_home
 from holdfast.store.model import StructCodec
 from holdfast.store.open import SETTINGS as SETTINGS
 
 SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
-COMMANDS = (SETUP, TEARDOWN)
+DIRECTORY = "worktree.directory"
+APPROVED = (SETUP, TEARDOWN, DIRECTORY)  # what the user must have approved: it runs programs, or says where to write
 DESCRIPTIONS = {
     SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
     TEARDOWN: "Commands that are run in a worktree before it is removed.",
     PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
+    DIRECTORY: "Where new worktrees are created, from the checkout on: '../agents'.  [default: <checkout>.worktrees]",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 _MOST_BYTES = 1 << 20
@@ -45,13 +48,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy: tuple[str, ...] = msgspec.field(name=COPY, default=())
     teardown: tuple[str, ...] = msgspec.field(name=TEARDOWN, default=())
     ports: Ports | None = msgspec.field(name=PORTS, default=None)
+    directory: str | None = msgspec.field(name=DIRECTORY, default=None)
 
     def get(self, key: str) -> list[str]:
         """The value of a key as words; none if it is not set."""
         value: Any = getattr(self, _field(key))
         if isinstance(value, Ports):
             return [str(value.count), str(value.base)]
-        return list(value or ())
+        return [value] if isinstance(value, str) else list(value or ())
 
     def changed(self, key: str, values: Sequence[str]) -> Settings:
         """The settings with another value; without `values`, with the default."""
@@ -74,12 +78,14 @@ def read_settings(root: Path) -> Settings:
 
 
 def change(root: Path, key: str, values: Sequence[str]) -> Settings:
-    """Set a key, or with no values remove it. Commands that are set count as approved."""
+    """Set a key, or with no values remove it. What is set counts as approved."""
+    if key == DIRECTORY and not is_git_home(str(root)):
+        raise UsageFailure(f"{key} is for a git checkout: worktrees are in {root / 'worktrees'} here", setting=key)
     path = root / SETTINGS
     make_directories(path.parent)
     with FileLocker(follow_links=False).lock_exclusive(path.with_suffix(".lock")):
         settings = read_settings(root).changed(key, values)
-        if key in COMMANDS and values:
+        if key in APPROVED and values:
             approve(root, {key: settings.get(key)})
         durable.replace(path, msgspec.json.format(_CODEC.encode(settings), indent=2) + b"\n")
     return settings
@@ -89,8 +95,8 @@ def change(root: Path, key: str, values: Sequence[str]) -> Settings:
 
 
 def commands_of(settings: Settings) -> dict[str, list[str]]:
-    """The commands that need approval, by key."""
-    return {key: commands for key in COMMANDS if (commands := settings.get(key))}
+    """The commands and paths that need approval, by key."""
+    return {key: commands for key in APPROVED if (commands := settings.get(key))}
 
 
 def are_approved(root: Path, commands: dict[str, list[str]]) -> list[bool]:
@@ -107,11 +113,12 @@ def approve(root: Path, commands: dict[str, list[str]]) -> None:
 
 
 def require_approved(root: Path, settings: Settings, key: str) -> None:
-    """Raise `NotApproved` unless the user has approved all commands of a key."""
+    """Raise `NotApproved` unless the user has approved all values of a key."""
     from holdfast.store.approvals import require_command
 
     for each in settings.get(key):
-        require_command(root, _text(key, each), f"{key}, {printable(each)!r},", setting=key, command=each)
+        shown = f"{'' if key == DIRECTORY else 'the command of '}{key}, {printable(each)!r},"
+        require_command(root, _text(key, each), shown, setting=key, command=each)
 
 
 def _text(key: str, command: str) -> str:
@@ -141,6 +148,14 @@ def _patterns(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _directory(values: Sequence[str]) -> str | None:
+    if not values:
+        return None
+    if len(values) > 1 or not values[0].strip() or "\0" in values[0]:
+        raise SettingInvalid(DIRECTORY, " ".join(values), "one path, absolute or from the main checkout on")
+    return checked_text(values[0], what="path")
+
+
 def _ports(values: Sequence[str]) -> Ports | None:
     if not values:
         return None
@@ -156,4 +171,10 @@ def _ports(values: Sequence[str]) -> Ports | None:
     return ports
 
 
-_PARSERS: dict[str, Any] = {SETUP: _commands, COPY: _patterns, TEARDOWN: _commands, PORTS: _ports}
+_PARSERS: dict[str, Any] = {
+    SETUP: _commands,
+    COPY: _patterns,
+    TEARDOWN: _commands,
+    PORTS: _ports,
+    DIRECTORY: _directory,
+}

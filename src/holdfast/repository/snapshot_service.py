@@ -71,6 +71,7 @@ class Snapshots:
         """Like `take`, but returns None if the worktree equals its head."""
         with fenced(self._context, worktree, proof):
             if not restore.differs_from_head(self._context, self._context.config(worktree)):
+                self._context.home.fetch_work(worktree)
                 return None
             return snapshots.snapshot(self._context, worktree, proof, options)
 

@@ -77,6 +77,7 @@ def snapshot(
     config = check_early(context, worktree, proof)
     _check_tag(context, options.tag)
     level = _consistency(config, options.consistency)
+    context.home.fetch_work(worktree)
     snapshot_id, uses = new_snapshot_id(), [config.tip] if config.tip else []
     refuse_replaced(context, worktree)
     identity = _identity(context, worktree)

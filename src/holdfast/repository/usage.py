@@ -75,14 +75,14 @@ def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
     _refuse(usage_of(directory).users, directory, worktree, doing)
 
 
-def refuse_if_written(directory: Path, worktree: str, doing: str, *, private: Path) -> None:
+def refuse_if_written(directory: Path, worktree: str, doing: str, *, foreign: Sequence[Path]) -> None:
     """Raise `InUse` if a running process has the file, or files in the directory, open for writing: its later writes
     would be lost. A process that only has it as its current directory loses nothing, nor does one that writes below
-    `private`, which is no content. Linux only."""
+    a directory that is no content (`foreign`). Linux only."""
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):
-            users += _first(pid, _writes(pid, directory, private))
+            users += _first(pid, _writes(pid, directory, foreign))
     _refuse(users, directory, worktree, doing)
 
 
@@ -135,11 +135,11 @@ if sys.platform == "linux":
         elif _stands_below(process, directory):
             yield "stands in", f"{directory} (by another path)"
 
-    def _writes(pid: int, directory: Path, private: Path) -> Iterator[tuple[str, str]]:
+    def _writes(pid: int, directory: Path, foreign: Sequence[Path]) -> Iterator[tuple[str, str]]:
         """How a process can write to the directory; `_Hidden` if that is unknown."""
         process, top = _PROC / str(pid), str(directory)
         for number, path in _descriptors(process):
-            if path.endswith(" (deleted)") or _is_within(path, str(private)):
+            if path.endswith(" (deleted)") or any(_is_within(path, str(each)) for each in foreign):
                 continue  # its writes are lost in any case, or stay
             if _is_within(path, top) and _is_for_writing(process, number):
                 yield "writes to", path
@@ -201,7 +201,7 @@ if sys.platform == "linux":
 
 else:
 
-    def _writes(pid: int, directory: Path, private: Path) -> Iterator[tuple[str, str]]:
+    def _writes(pid: int, directory: Path, foreign: Sequence[Path]) -> Iterator[tuple[str, str]]:
         return iter(())  # unknown
 
     def _pids() -> list[int]:

@@ -82,6 +82,8 @@ def remove(
     ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
+        if not force:
+            context.home.refuse_if_locked(name)
         if teardown is not None and payloads.status_of(context.paths, name) is not None:
             teardown(right.lease)
         saved = None if save is None else save(right)  # 2

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
-from holdfast.fs.directory import make_directories, resolved
+from holdfast.fs.directory import resolved
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
@@ -39,8 +39,8 @@ from holdfast.store.model import Create, Decision, Delete, View
 
 
 class CreateOptions(NamedTuple):
-    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at and
-    the branch, or the directory of a linked worktree to adopt."""
+    """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at, the
+    branch, and whether it is isolated; or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
@@ -49,6 +49,7 @@ class CreateOptions(NamedTuple):
     commit: str | None = None
     branch: str | None = None
     adopted: Path | None = None
+    isolated: bool = False
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
@@ -85,7 +86,7 @@ def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
         raise payloads.worktree_exists(options.name)
     if options.adopted is not None:
         return
-    make_directories(context.paths.worktrees, mode=0o777)
+    context.home.place_for_worktrees()
     if payloads.status_of(context.paths, options.name) is not None:
         raise payloads.path_taken(context.paths.payload(options.name))
     if options.snapshot_id is not None:
@@ -220,16 +221,19 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
         branch: str | None = None,
+        isolated: bool = False,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
 
         In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it.
+        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
+        is a clone that shares objects: commits there write nothing outside of its directory.
         """
         name = self._new_name(name, label)
-        if branch is not None and not self._context.home.has_branches:
-            raise Refused("this repository has no branches: it is not in a git checkout", hint="Leave out --branch.")
+        if (branch is not None or isolated) and not self._context.home.has_branches:
+            hint = f"Leave out --{'isolated' if branch is None else 'branch'}."
+            raise Refused("this repository has no branches: it is not in a git checkout", hint=hint)
         found, commit = None, None
         try:
             found = None if snapshot is None else resolve_usable(self._context, snapshot, worktree=seen_from)
@@ -239,7 +243,9 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        return create(self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch))
+        return create(
+            self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch, isolated=isolated)
+        )
 
     def uncommitted(self) -> str:
         """The paths in `main` that are not as committed, or a few of them; empty in a plain home."""
@@ -291,7 +297,8 @@ class Worktrees:
     ) -> Removed:
         """Remove a worktree; its snapshots stay. `teardown` runs first, under the lease. `save` saves unsaved work;
         without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
-        ignores processes that use the directory. A pin protects the last snapshot for `keep_for` seconds."""
+        ignores processes that use the directory, and `git worktree lock`. A pin protects the last snapshot for
+        `keep_for` seconds."""
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)

@@ -92,9 +92,9 @@ def are_approved(root: str | os.PathLike[str], commands: Iterable[str]) -> list[
 
 
 def require_command(root: str | os.PathLike[str], text: str, shown: str, **facts: object) -> None:
-    """Raise `NotApproved`, with the command as it is `shown`, unless the user has approved this text."""
+    """Raise `NotApproved`, with the command or path as it is `shown`, unless the user has approved this text."""
     if not all(are_approved(root, [text])):
-        raise _refusal(root, f"the command of {shown} is not approved", **facts)
+        raise _refusal(root, f"{shown} is not approved", **facts)
 
 
 def _refusal(root: str | os.PathLike[str], message: str, **facts: object) -> NotApproved:
