@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.repository.context import Consistency, Descriptor
     from holdfast.repository.history import HistoryEntry, Marks
     from holdfast.trees.engines import Engine
-    from holdfast.trees.verify import Change
+    from holdfast.trees.results import Change
 
 
 ENGINE = "JVS_SNAPSHOT_ENGINE"

@@ -13,7 +13,7 @@ from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, d
 from holdfast.git.look import Indexed, Look, WorkTree
 from holdfast.git.program import Background, Git
 from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of
-from holdfast.trees.verify import Change
+from holdfast.trees.results import Change
 from holdfast.trees.walker import shown
 
 _AT_ONCE = 500  # paths as arguments

@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
@@ -44,8 +45,7 @@ _COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
-@dataclass(frozen=True)
-class GitSource:
+class GitSource(msgspec.Struct, frozen=True):
     """What is captured: the work tree at `top`, the private index that outlives captures, and a directory in scratch
     for the new objects and the working copy of the index."""
 
