@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -34,8 +34,10 @@ from holdfast.git.contents import (
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Background, Git
 from holdfast.git.worktrees import head_commit
-from holdfast.trees.scan import Progress
 from holdfast.trees.walker import shown
+
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
 
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
