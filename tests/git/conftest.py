@@ -16,7 +16,7 @@ from holdfast.git.contents import export
 from holdfast.git.program import Git
 from holdfast.git.restore import unsaved
 from holdfast.git.snapshots import GitCaptured, GitSource, capture
-from holdfast.trees.verify import Change
+from holdfast.trees.results import Change
 
 _VARIABLES = {
     "GIT_CONFIG_GLOBAL": "/dev/null",

@@ -18,11 +18,12 @@ from holdfast.errors import ConsistencyUnavailable, IoFailure, NotFound, NotRead
 from holdfast.fs import calls, native
 from holdfast.trees import capture_directories as directories
 from holdfast.trees import scan as scanning
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.capture_directories import CapturedDirectory, SourceWatch
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import PAYLOAD, READY, read_manifest
 from holdfast.trees.restore import materialise
+from holdfast.trees.results import Captured
 from holdfast.trees.scan import StatCache
 from holdfast.trees.shared_dirs import read_shared_directories
 from holdfast.trees.verify import compare, verify

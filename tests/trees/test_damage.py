@@ -10,11 +10,12 @@ import pytest
 
 from holdfast.errors import Corrupt
 from holdfast.trees import capture as capturing
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import MANIFEST, PAYLOAD
 from holdfast.trees.repair import repair
 from holdfast.trees.restore import materialise
+from holdfast.trees.results import Captured
 from holdfast.trees.verify import verify
 from holdfast.trees.walker import remove_tree
 from proof.crash import Outcome, kill_points

@@ -13,11 +13,12 @@ import pytest
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
 from holdfast.trees import capture as capturing
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.capture_files import FileCapture, OpenDirectory
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import PAYLOAD, READY
 from holdfast.trees.restore import materialise
+from holdfast.trees.results import Captured
 from holdfast.trees.verify import verify
 from tests.trees.groves import seen
 

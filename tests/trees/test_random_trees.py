@@ -24,8 +24,9 @@ from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import PAYLOAD, read_manifest
 from holdfast.trees.restore import materialise
+from holdfast.trees.results import Change
 from holdfast.trees.shared_dirs import located, read_shared_directories
-from holdfast.trees.verify import Change, changes, compare, verify
+from holdfast.trees.verify import changes, compare, verify
 from holdfast.trees.walker import remove_tree
 from proof.effort import rounds, until
 from tests.trees.groves import seen

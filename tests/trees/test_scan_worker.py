@@ -22,10 +22,11 @@ from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
 from holdfast.trees import capture_directories as directories
 from holdfast.trees import scan_worker as workers
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.capture_directories import SourceWatch
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import Manifest, read_manifest
+from holdfast.trees.results import Captured
 from holdfast.trees.scan import scan_directory
 from holdfast.trees.scan_worker import REPORT
 from holdfast.trees.verify import changes, verify

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS
 from holdfast.trees.restore import materialise
+from holdfast.trees.results import Captured
 from holdfast.trees.shared_dirs import (
     SharedDirectory,
     Stored,

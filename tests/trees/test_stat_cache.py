@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
+from holdfast.trees.results import Captured
 from holdfast.trees.scan import KnownDirectory, StatCache, append_to_cache, write_cache
 from holdfast.trees.verify import verify
 

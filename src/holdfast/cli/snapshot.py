@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.repository.context import Consistency, Descriptor
     from holdfast.repository.history import HistoryEntry, Marks
     from holdfast.trees.engines import Engine
-    from holdfast.trees.verify import Change
+    from holdfast.trees.results import Change
 
 
 ENGINE = "JVS_SNAPSHOT_ENGINE"
@@ -118,13 +118,15 @@ def left_out_lines(descriptor: Descriptor) -> list[str]:
 
 def engine_named(flag: str | None) -> Engine | None:
     """The engine that the option or else the environment names."""
+    text = flag or os.environ.get(ENGINE)
+    if not text:
+        return None
     from holdfast.errors import SettingInvalid
     from holdfast.trees.engines import Engine
 
-    text = flag or os.environ.get(ENGINE)
-    if text and text not in ENGINES:
+    if text not in ENGINES:
         raise SettingInvalid(ENGINE, text, f"one of {', '.join(ENGINES)}")
-    return Engine(text) if text else None
+    return Engine(text)
 
 
 def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:

@@ -12,8 +12,7 @@ from holdfast.errors import AlreadyExists, GitFailed, NotFound, TooLarge
 from holdfast.fs.directory import Directory, entry_exists, failing_to, rename
 from holdfast.fs.durable import discard, draft_name, new_mark
 from holdfast.git.program import Git
-from holdfast.trees.restore import Materialised
-from holdfast.trees.verify import Change, Problem
+from holdfast.trees.results import Change, Materialised, Problem
 from holdfast.trees.walker import remove_tree, shown
 
 LINK, NONE, TREE = "160000", "000000", "040000"  # modes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from holdfast.errors import Failure, GitFailed
 from holdfast.fs import calls
@@ -41,8 +42,7 @@ class Look(NamedTuple):
         return not (self.changed or self.removed or self.nested)
 
 
-@dataclass(frozen=True)
-class WorkTree:
+class WorkTree(msgspec.Struct, frozen=True):
     """A work tree, the index that it is compared with, and where new objects go."""
 
     git: Git

@@ -48,6 +48,9 @@ _SETTINGS = (
     "submodule.recurse=false",
 )
 _QUIET = ("core.hooksPath=/dev/null",)
+_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Else git returns the memory of zlib to the system after each object: a third of the time of writing small objects
+with the GNU C library. Other systems ignore it."""
 
 
 class Git(NamedTuple):
@@ -186,7 +189,7 @@ def _environment() -> dict[str, str]:
     ours = {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL, which the user's filters may depend on
     for role in ("AUTHOR", "COMMITTER"):
         ours |= {f"GIT_{role}_NAME": "Holdfast", f"GIT_{role}_EMAIL": "holdfast@localhost"}
-    return kept | ours
+    return _MEMORY | kept | ours
 
 
 def _quoted(path: str) -> str:

@@ -11,9 +11,9 @@ from holdfast.errors import Changed, GitFailed, Refused
 from holdfast.fs import calls
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
 from holdfast.git.look import Indexed, Look, WorkTree
-from holdfast.git.program import Git
-from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start
-from holdfast.trees.verify import Change
+from holdfast.git.program import Background, Git
+from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of
+from holdfast.trees.results import Change
 from holdfast.trees.walker import shown
 
 _AT_ONCE = 500  # paths as arguments
@@ -134,8 +134,9 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
         working.refresh()
     found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
     _require_room(source.top, found)
-    _switch(working, from_tree, to_tree)
-    publish_index(source, working, to_tree, sums, (from_tree, found))
+    with Background(lambda: sums_of(source, to_tree, sums, (from_tree, found))) as counted:
+        _switch(working, from_tree, to_tree)
+        publish_index(source, working, counted.result())
     return to_tree
 
 

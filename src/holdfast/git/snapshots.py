@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
 
 from holdfast.errors import ConsistencyUnavailable, Failure, GitFailed, NotFound
 from holdfast.fs import calls, durable, strictjson
@@ -33,8 +34,10 @@ from holdfast.git.contents import (
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Background, Git
 from holdfast.git.worktrees import head_commit
-from holdfast.trees.scan import Progress
 from holdfast.trees.walker import shown
+
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
 
 _MOST_ROUNDS = 6
 _MOST_NAMED = 5
@@ -44,8 +47,7 @@ _COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
-@dataclass(frozen=True)
-class GitSource:
+class GitSource(msgspec.Struct, frozen=True):
     """What is captured: the work tree at `top`, the private index that outlives captures, and a directory in scratch
     for the new objects and the working copy of the index."""
 
@@ -100,30 +102,35 @@ def capture(
     """
     working, sums = start(source)
     text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
-    for rounds_left in reversed(range(_MOST_ROUNDS)):
-        look, nested = _update(working)  # 1. new contents become objects in scratch
-        if progress is not None:
-            progress(len(look.changed), 0)
-        if look.is_clean and sums is not None and sums.tree == parent_tree:
-            return _unchanged(source, working, sums, parent_tree, nested)
-        try:
-            with Background(working.look) as second_look, Background(working.ignored) as ignored:
-                packed = _pack(source, working, parent_tree, text)
-                if packed.tree == parent_tree:
-                    return _unchanged(source, working, sums, parent_tree, nested)
-                after, left = second_look.result(), ignored.result()
-            break
-        except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
-            if not rounds_left:
-                raise
+    look = working.look(keep=True)
+    if look.is_clean and sums is not None and sums.tree == parent_tree:
+        return _unchanged(source, working, sums, [])
+    with Background(working.ignored) as ignored:
+        for rounds_left in reversed(range(_MOST_ROUNDS)):
+            look, nested = _update(working, look)  # 1. new contents become objects in scratch
+            if progress is not None:
+                progress(len(look.changed), 0)
+            try:
+                with Background(working.look) as second_look:
+                    packed = _pack(source, working, parent_tree, text)
+                    counted = sums_of(source, packed.tree, sums, (packed.base, packed.differences))
+                    if packed.tree == parent_tree:
+                        return _unchanged(source, working, counted, nested)
+                    after = second_look.result()
+                break
+            except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
+                if not rounds_left:
+                    raise
+                look = working.look(keep=True)
+        left = ignored.result()
     changed = not _equal_after(after, nested)
     if changed and quiesced:
         raise _changed(source.top, after)
     moved = _move_pack(source, packed.path, snapshot_id)  # 2. into the repository, with a `.keep` file
-    sums = publish_index(source, working, packed.tree, sums, (packed.base, packed.differences))
-    files = entry_count(source.index) - sums.links
-    left_out = LeftOut(len(left), sums.links + len(nested), _names([*nested, *left]))
-    return GitCaptured(packed.commit, packed.tree, files, sums.bytes, left_out, changed, moved)
+    publish_index(source, working, counted)
+    files = entry_count(source.index) - counted.links
+    left_out = LeftOut(len(left), counted.links + len(nested), _names([*nested, *left]))
+    return GitCaptured(packed.commit, packed.tree, files, counted.bytes, left_out, changed, moved)
 
 
 def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
@@ -147,24 +154,23 @@ def git_dir_of(git: Git, top: Path) -> Path:
     return Path(found.git_dir if found else git.common)
 
 
-def _update(working: WorkTree) -> tuple[Look, list[bytes]]:
+def _update(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
     """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
     before = None
     while True:
-        look = working.look(keep=True)
         try:
             return look, working.update(look)
         except GitFailed:
             if look == before:
                 raise
-            before = look
+            before, look = look, working.look(keep=True)
 
 
-def _unchanged(source: GitSource, working: WorkTree, sums: _Sums | None, tree: str, nested: list[bytes]) -> GitCaptured:
-    sums = publish_index(source, working, tree, sums)
+def _unchanged(source: GitSource, working: WorkTree, sums: _Sums, nested: list[bytes]) -> GitCaptured:
+    publish_index(source, working, sums)
     files = entry_count(source.index) - sums.links
     left_out = LeftOut(0, sums.links + len(nested), _names(nested))
-    return GitCaptured(None, tree, files, sums.bytes, left_out, False, None)
+    return GitCaptured(None, sums.tree, files, sums.bytes, left_out, False, None)
 
 
 def _equal_after(after: Look, nested: list[bytes]) -> bool:
@@ -204,17 +210,18 @@ def _pack(source: GitSource, working: WorkTree, parent_tree: str | None, message
     files = [each for each in new if each.modes[1] not in (LINK, NONE)]
     try:
         commit, trees = _commit(source, base, new, head, message)
-        working.write_tree()  # makes none: they exist, and the index learns them
         names = dict.fromkeys(
             (commit, *_unkept(source.git, source.top, head), *trees, *(each.oids[1] for each in files))
         )
         path = source.objects / "pack-new"
-        name = source.git.run(
-            *("pack-objects", "-q", "--window=0", os.fspath(path)),
-            objects=source.objects,
-            content="".join(f"{oid}\n" for oid in names).encode(),
-            settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
-        )
+        with Background(working.write_tree) as written:  # makes no tree: all exist, and the index learns them
+            name = source.git.run(
+                *("pack-objects", "-q", "--window=0", os.fspath(path)),
+                objects=source.objects,
+                content="".join(f"{oid}\n" for oid in names).encode(),
+                settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
+            )
+            written.result()
     except GitFailed:
         found = sizes(source.git, (each.oids[1] for each in files), objects=source.objects)
         working.write_again([each.path for each in files if each.oids[1] not in found])
@@ -410,28 +417,25 @@ Since: TypeAlias = tuple[str, list[Difference]]
 """A tree, and the differences from it."""
 
 
-def publish_index(
-    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, since: Since | None = None
-) -> _Sums:
-    """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
-    if known is None or known.tree != tree:
-        known = _count(source, tree, known, since)
-    elif _identity(working.index) == _identity(source.index):
-        return known  # git learned nothing new
+def publish_index(source: GitSource, working: WorkTree, sums: _Sums) -> None:
+    """Make the working index the private one; `sums` are those of its tree."""
+    if _identity(working.index) == _identity(source.index):
+        return  # git learned nothing new
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
     rename(working.index, source.index)
-    record = {"index": _identity(source.index), **known._asdict()}
+    record = {"index": _identity(source.index), **sums._asdict()}
     durable.replace(_sums_path(source.index), strictjson.encode(record))
-    return known
 
 
-def _count(source: GitSource, tree: str, known: _Sums | None, since: Since | None) -> _Sums:
+def sums_of(source: GitSource, tree: str, known: _Sums | None, since: Since) -> _Sums:
     """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
-    if known is not None and since is not None and since[0] == known.tree:
+    if known is not None and known.tree == tree:
+        return known
+    if known is not None and since[0] == known.tree:
         changed = since[1]
     elif known is not None:
         with contextlib.suppress(GitFailed):  # it was pruned

@@ -7,7 +7,6 @@ difference or as damage. An export protects its snapshot.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,8 @@ from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 
 if TYPE_CHECKING:
     from holdfast.repository.home import ReadFile
-    from holdfast.trees.restore import Materialised
+    from holdfast.trees.results import Change, Materialised
     from holdfast.trees.scan import Progress
-    from holdfast.trees.verify import Change
 
 
 MOST_TEXT = 4 << 20  # the largest file whose lines are compared
@@ -127,6 +125,8 @@ class Patch(NamedTuple):
 
 def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patch]:
     """A unified diff of every file and symbolic link whose content differs."""
+    import difflib
+
     from holdfast.trees.manifest import escaped
 
     one, other = _Content(context, comparison.old), _Content(context, comparison.new)

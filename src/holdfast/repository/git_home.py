@@ -39,9 +39,8 @@ from holdfast.repository.git_isolated import fetch_work, keep_commits
 from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
 from holdfast.repository.git_place import require_place
 from holdfast.repository.home import Home, ReadFile
-from holdfast.trees.capture import Captured
 from holdfast.trees.manifest import ManifestEntry
-from holdfast.trees.verify import Change, Problem
+from holdfast.trees.results import Captured, Change, Problem
 from holdfast.trees.walker import shown
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from holdfast.repository.restore import RestoreOptions
     from holdfast.repository.worktrees import CreateOptions
     from holdfast.trees.repair import RepairedFile
-    from holdfast.trees.restore import Materialised
+    from holdfast.trees.results import Materialised
     from holdfast.trees.scan import Progress
 
 ENGINE = "git"

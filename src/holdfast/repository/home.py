@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from holdfast.repository.payloads import CaptureOptions, Scratch
     from holdfast.repository.restore import RestoreOptions
     from holdfast.repository.worktrees import CreateOptions
-    from holdfast.trees.capture import Captured
     from holdfast.trees.manifest import ManifestEntry
     from holdfast.trees.repair import RepairedFile
-    from holdfast.trees.restore import Materialised
+    from holdfast.trees.results import Captured, Change, Materialised, Problem
     from holdfast.trees.scan import Progress
-    from holdfast.trees.verify import Change, Problem
 
 PAYLOAD, REMOVED = "payload", "removed"  # in a scratch directory: of a worktree to create, and of a removed one
 

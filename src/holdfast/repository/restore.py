@@ -110,6 +110,8 @@ def restore_in_place(
 
 def _standing(context: RepositoryContext, worktree: str, room: Scratch) -> tuple[User, ...]:
     """The processes in the replaced directory, each with the path at which it entered it."""
+    if not context.home.replaces_directory:
+        return ()
     replaced, path = str(room.path / REPLACED), str(context.paths.payload(worktree))
     return tuple(each._replace(path=each.path.replace(replaced, path, 1)) for each in standing_in(Path(replaced)))
 

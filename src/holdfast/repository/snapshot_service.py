@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from holdfast.repository.transfer import FetchResult, Pushed
     from holdfast.trees.manifest import ManifestEntry
     from holdfast.trees.repair import RepairedFile
-    from holdfast.trees.restore import Materialised
+    from holdfast.trees.results import Materialised, Problem
     from holdfast.trees.scan import Progress
-    from holdfast.trees.verify import Problem
 
 
 class RestorePlan(NamedTuple):

@@ -44,8 +44,8 @@ from holdfast.repository.payloads import CaptureOptions, Scratch, refuse_replace
 from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 
 if TYPE_CHECKING:
-    from holdfast.trees.capture import Captured
     from holdfast.trees.engines import Engine
+    from holdfast.trees.results import Captured
     from holdfast.trees.scan import Progress
 
 MOST_LISTED, MOST_NAMED = 1000, 5

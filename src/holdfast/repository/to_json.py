@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.repository.restore import Restored, RestoreOptions
     from holdfast.repository.snapshot_service import RestorePlan
     from holdfast.repository.worktrees import WorktreeState
-    from holdfast.trees.verify import Change
+    from holdfast.trees.results import Change
 
 
 _NAMES = {

@@ -105,7 +105,7 @@ def _is_within(path: str, directory: str) -> bool:
 
 
 if sys.platform == "linux":
-    _PROC = Path("/proc")
+    _PROC = "/proc"
     _LINKS = (("root", "has as its root"), ("exe", "runs"))
 
     def _pids() -> list[int]:
@@ -114,22 +114,21 @@ if sys.platform == "linux":
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
         """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
-        process, top = _PROC / str(pid), str(directory)
+        process, top = f"{_PROC}/{pid}", str(directory)
         yield from _stands(pid, directory)
         for name, how in _LINKS:
-            path = _link(process / name)
+            path = _link(f"{process}/{name}")
             if path is not None and _is_within(path, top):
                 yield how, path
         for _, path in _descriptors(process):
             if _is_within(path, top):
                 yield "has open", path
-        for path in _mapped_files(process):
-            if _is_within(path, top):
-                yield "has mapped", path
+        for path in _mapped_files(process, top):
+            yield "has mapped", path
 
     def _stands(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        process = _PROC / str(pid)
-        path = _link(process / "cwd")
+        process = f"{_PROC}/{pid}"
+        path = _link(f"{process}/cwd")
         if path is not None and _is_within(path, str(directory)):
             yield "stands in", path
         elif _stands_below(process, directory):
@@ -137,24 +136,23 @@ if sys.platform == "linux":
 
     def _writes(pid: int, directory: Path, foreign: Sequence[Path]) -> Iterator[tuple[str, str]]:
         """How a process can write to the directory; `_Hidden` if that is unknown."""
-        process, top = _PROC / str(pid), str(directory)
+        process, top = f"{_PROC}/{pid}", str(directory)
         for number, path in _descriptors(process):
             if path.endswith(" (deleted)") or any(_is_within(path, str(each)) for each in foreign):
                 continue  # its writes are lost in any case, or stay
             if _is_within(path, top) and _is_for_writing(process, number):
                 yield "writes to", path
-        for path in _mapped_files(process, writable=True):
-            if _is_within(path, top):
-                yield "has mapped for writing", path
+        for path in _mapped_files(process, top, writable=True):
+            yield "has mapped for writing", path
 
-    def _is_for_writing(process: Path, number: str) -> bool:
+    def _is_for_writing(process: str, number: str) -> bool:
         with contextlib.suppress(Failure, ValueError):
-            for line in durable.read(process / "fdinfo" / number).split(b"\n"):
+            for line in durable.read(Path(process, "fdinfo", number)).split(b"\n"):
                 if line.startswith(b"flags:"):
                     return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
         return False
 
-    def _link(path: Path) -> str | None:
+    def _link(path: str) -> str | None:
         try:
             return calls.readlink(path)
         except PermissionError:
@@ -162,9 +160,9 @@ if sys.platform == "linux":
         except OSError:  # it has ended, or is a kernel thread
             return None
 
-    def _stands_below(process: Path, directory: Path) -> bool:
+    def _stands_below(process: str, directory: Path) -> bool:
         """Whether a process of another mount namespace has its current directory in this one."""
-        if _link(process / "ns" / "mnt") in (None, _link(_PROC / "self" / "ns" / "mnt")):
+        if _link(f"{process}/ns/mnt") in (None, _link(f"{_PROC}/self/ns/mnt")):
             return False
         with contextlib.suppress(OSError):
             top, here, child = calls.stat(directory), f"{process}/cwd", None
@@ -177,27 +175,31 @@ if sys.platform == "linux":
                 child, here = found, f"{here}/.."
         return False
 
-    def _descriptors(process: Path) -> Iterator[tuple[str, str]]:
+    def _descriptors(process: str) -> Iterator[tuple[str, str]]:
         try:
-            with calls.scandir(process / "fd") as entries:
+            with calls.scandir(f"{process}/fd") as entries:
                 names = [entry.name for entry in entries]
         except PermissionError:
             raise _Hidden from None
         except OSError:
             return
         for name in names:
-            path = _link(process / "fd" / name)
+            path = _link(f"{process}/fd/{name}")
             if path is not None:
                 yield name, path
 
-    def _mapped_files(process: Path, *, writable: bool = False) -> Iterator[str]:
+    def _mapped_files(process: str, top: str, *, writable: bool = False) -> Iterator[str]:
+        content = b""
         with contextlib.suppress(Failure):
-            for line in durable.read(process / "maps").decode("utf-8", "surrogateescape").splitlines():
-                fields = line.split(maxsplit=5)
-                if len(fields) != 6 or not fields[5].startswith("/"):
-                    continue
-                if not writable or (fields[1][1] == "w" and fields[1][3] == "s"):
-                    yield fields[5]
+            content = durable.read(Path(process, "maps"))
+        if os.fsencode(top) not in content:  # the usual case: there may be thousands of lines
+            return
+        for line in os.fsdecode(content).splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) != 6 or not _is_within(fields[5], top):
+                continue
+            if not writable or (fields[1][1] == "w" and fields[1][3] == "s"):
+                yield fields[5]
 
 else:
 

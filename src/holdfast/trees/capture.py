@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
@@ -44,6 +43,7 @@ from holdfast.trees.manifest import (
     write_manifest,
 )
 from holdfast.trees.payload import READ, EarlySync, Payload
+from holdfast.trees.results import Captured
 from holdfast.trees.scan import (
     UNTIMED,
     Progress,
@@ -63,21 +63,6 @@ _MOST_NAMED = 5
 _WORTH_SYNCING_EARLY = 256  # new directories
 _SAMPLED_DIRECTORIES, _SAMPLED_FILES, _SAMPLED_BYTES = 32, 128, 4 << 20  # of the base, compared with every capture
 _MOST_CLEANED = 1000  # files
-
-
-class Captured(NamedTuple):
-    """The result of a capture. `stored_bytes` were written; the rest is shared with the base."""
-
-    engine: str
-    payload_hash: str
-    files: int
-    directories: int
-    bytes: int
-    stored_bytes: int
-    not_preserved: tuple[str, ...]
-    special: tuple[str, ...]
-    damaged: tuple[str, ...] = ()  # directories of the base that were captured anew
-    left_out: dict[str, int] | None = None  # of a capture by git
 
 
 def capture_best(

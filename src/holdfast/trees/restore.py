@@ -30,6 +30,7 @@ from holdfast.trees.manifest import (
     raw_entries,
 )
 from holdfast.trees.payload import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, Attributes, head_of_body, head_of_entry
+from holdfast.trees.results import Materialised
 from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
 from holdfast.trees.shared_dirs import Stored, ready_fields
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable, writing
@@ -39,13 +40,6 @@ _HINT = "Restore another snapshot, or restore this one from a backup."
 _MOST_NAMED = 5
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
-
-
-class Materialised(NamedTuple):
-    files: int
-    directories: int
-    bytes: int
-    not_preserved: tuple[str, ...]
 
 
 def materialise(

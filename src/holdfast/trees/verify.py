@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
@@ -28,23 +27,13 @@ from holdfast.trees.manifest import (
     raw_entries,
 )
 from holdfast.trees.payload import READ
+from holdfast.trees.results import Change, Problem
 from holdfast.trees.scan import StatCache
 from holdfast.trees.shared_dirs import Stored, places_beside
 from holdfast.trees.walker import TreeWalker, open_directory, read_whole, shown
 
 _PERMISSIONS = 0o777
 _KEPT = KEPT_MODE & ~0o400  # the owner can always read; snapshots of earlier versions let others write
-
-
-class Problem(NamedTuple):
-    """A problem of a tree: a word and a sentence for people."""
-
-    path: str
-    what: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.detail}"
 
 
 def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
@@ -236,19 +225,6 @@ def _problem(path: bytes, what: str, detail: str) -> Problem:
 
 
 _Records = Iterator[tuple[bytes, bytes]]
-
-
-class Change(NamedTuple):
-    """One difference. `what` is `added`, `removed` or `modified`; `aspects` say how.
-
-    Aspects: `kind`, `content`, `mode`, `owner`, `mtime`, `target`, `device`, `xattrs`, `links`.
-    """
-
-    path: bytes
-    what: str
-    kind: str
-    aspects: tuple[str, ...] = ()
-    size: int = 0
 
 
 def compare(tree_a: Path, tree_b: Path) -> Iterator[Change]:
