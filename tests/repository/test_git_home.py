@@ -455,6 +455,7 @@ def test_a_restore_in_place_changes_files_and_nothing_else(repository: Repositor
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("only", [None, "built"])
+@pytest.mark.sampled(1)
 def test_a_restore_that_an_ignored_file_blocks_is_refused_before_anything_is_published(
     repository: Repository, path: Path, only: str | None, keep: bool
 ) -> None:

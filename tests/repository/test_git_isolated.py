@@ -305,6 +305,7 @@ NO_HEADS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", NO_HEADS)
+@pytest.mark.sampled(2)
 def test_a_head_that_is_none_is_refused_and_nothing_waits_for_it(repository: Repository, dev: Path, kind: str) -> None:
     before = branch(repository)
     NO_HEADS[kind](dev / ".git/HEAD")

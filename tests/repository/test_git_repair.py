@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repository import git_home
+from holdfast.git import contents
 from holdfast.repository.repository import Repository
 from tests.repository.stages import files_stored, put_files
 from tests.repository.test_git_home import of_the_user, require_sound
@@ -124,7 +124,7 @@ def test_the_reclaimable_size_is_exact_for_every_part_of_a_plan(
         freed = {oid: disk for each in deleted[:number] for oid, disk in needs[each].items() if oid not in kept}
         assert size == sum(freed.values()), number
     assert all(one < other for one, other in itertools.pairwise(sizes))
-    monkeypatch.setattr(git_home, "_MOST_RUNS", 2)
+    monkeypatch.setattr(contents, "_MOST_RUNS", 2)
     few = home.reclaimable(deleted)
     assert (few[0], few[2], few[4]) == (sizes[0], sizes[2], sizes[4])
     assert few == sorted(few)

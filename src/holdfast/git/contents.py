@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from holdfast.trees.walker import remove_tree, shown
 
 LINK, NONE, TREE = "160000", "000000", "040000"  # modes
 UNKNOWN = "?"  # an object
+_MOST_RUNS = 64
 SNAPSHOTS = "refs/holdfast/snapshots/"
 _KINDS = {"100644": "f", "100755": "f", "120000": "l", LINK: "m", TREE: "d"}
 
@@ -231,3 +233,17 @@ def reclaimable(git: Git, deleted: Iterable[str], kept: Iterable[str]) -> int:
     exact = "--objects-edge-aggressive"
     options = (exact, "--disk-usage", "--stdin", "--not", f"--exclude={SNAPSHOTS}*", "--all")
     return int(git.run("rev-list", *options, content=content).split()[-1])
+
+
+def reclaimable_sizes(git: Git, deleted: Sequence[str], kept: Iterable[str]) -> list[int]:
+    """The reclaimable sizes of the first 0, 1, 2, ... snapshots to delete: exact for up to 64 of them; of more, exact
+    at 64 points, and in proportion between. Each is a run of git."""
+    step = -(-len(deleted) // _MOST_RUNS) or 1
+    still, sizes = list(kept), list[int]()
+    for first in reversed(range(0, len(deleted), step)):  # what several of them need is freed with the last
+        group = deleted[first : first + step]
+        size, number = reclaimable(git, group, still), len(group)
+        parts = [size * (each + 1) // number - size * each // number for each in range(number)]
+        sizes[:0] = parts
+        still += group
+    return [0, *accumulate(sizes)]

@@ -56,7 +56,6 @@ ENGINE = "git"
 _COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
-_MOST_RUNS = 64
 
 
 class GitHome(Home):
@@ -208,18 +207,8 @@ class GitHome(Home):
         """git deletes what no reference reaches when it next collects garbage."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        """Exact for up to 64 of them; of more, exact at 64 points, and in proportion between: each is a run of git."""
         kept = [each for each in self.stored() if each not in set(snapshot_ids)]
-        step = -(-len(snapshot_ids) // _MOST_RUNS) or 1
-        groups = [snapshot_ids[first : first + step] for first in range(0, len(snapshot_ids), step)]
-        sizes: list[int] = []
-        for group in reversed(groups):  # what the last ones need too goes with the last of them
-            size = contents.reclaimable(self.git, group, kept)
-            sizes += [
-                size * number // len(group) - size * (number - 1) // len(group) for number in range(len(group), 0, -1)
-            ]
-            kept += group
-        return [0, *itertools.accumulate(reversed(sizes))]
+        return contents.reclaimable_sizes(self.git, snapshot_ids, kept)
 
     def total_bytes(self) -> int:
         return contents.reclaimable(self.git, self.stored(), [])
