@@ -427,7 +427,7 @@ def history(scratch: Path, how: str, number: int, plant: str = "") -> list[str]:
         if how != "merge" and in_steps:
             break  # a rebase also repeats what a later commit undoes
         problems += losses(old, [each[issue_id] for each in sides], found[issue_id])
-    left = {each.code for each in examine(ours)} - ({"dependents", "state"} if with_edges else set())
+    left = {each.code for each in examine(ours)} - ({"state"} if with_edges else set())
     problems += [f"validate: {each}" for each in left]
     return problems + [f"not repaired: {each.code}" for each in repair(ours)]
 

@@ -25,6 +25,7 @@ import msgspec
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
 from holdfast.errors import Blocked, Changed, Failure, NotFound
+from holdfast.fs.directory import entry_exists
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.index import rebuild_index
@@ -318,13 +319,18 @@ class Transactions:
         if read_listing(self.store).problem:
             self.snapshot()
 
+    @property
+    def records_dependents(self) -> bool:
+        """Whether the dependents documents can be complete: in a checkout, git changes issues without telling."""
+        return self.store.files is None or not entry_exists(self.store.files.path / ".git")
+
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         """The dependents of an issue. If the dependents documents are incomplete, all issues are read; an unreadable
         issue may be among the dependents."""
         graph = self.store.read(GRAPH)
         document = self.store.read(DEPENDENTS.key(issue_id))
         known = document.record.dependents if document else ()
-        if graph is not None and graph.record.dependents_complete:
+        if graph is not None and graph.record.dependents_complete and self.records_dependents:
             return known
         others = (
             name

@@ -184,8 +184,9 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
     graph = examination.read(GRAPH)
     actual = {on: each for on, each in dependents.items() if on in issues}
     complete = graph is not None and graph.dependents_complete
-    if graph is None and not any(examination.store.scan(DEPENDENTS.tolerant())):
-        return  # nothing is recorded, as after 'git clone': dependents are found by reading all issues
+    is_recorded = tracker.transactions.records_dependents
+    if not is_recorded or (graph is None and not any(examination.store.scan(DEPENDENTS.tolerant()))):
+        return  # dependents are found by reading all issues
     if stored is not None and not (complete and stored == actual):
         message = "the record of dependents is incomplete"
         if examination.unreadable:
