@@ -209,7 +209,7 @@ class Campaign:
 
 def _finding(case: Case, line: CommandLine, problem: str, outcome: Outcome | None = None) -> dict[str, Any]:
     found = {"case": case.number, "spoiled": case.name, "command": str(line), "problem": problem}
-    if outcome is not None and outcome.status is not None and problem.startswith("unexpected"):
+    if outcome is not None:
         found["said"] = outcome.err[-1500:]
     return found
 

@@ -103,15 +103,56 @@ def test_reading_the_home_is_no_change_but_a_copy_of_it_is_found(victim: Victim)
 # --- Commands ---------------------------------------------------------------------------------------
 
 
-def test_a_planted_hang_is_found_and_its_children_are_ended(victim: Victim) -> None:
-    def hang() -> int:
-        os.fork()
-        time.sleep(60)
-        return 0
+def waiting(child: int) -> int:
+    """Wait for a child for ever."""
+    os.waitpid(child, 0)
+    return 0
 
-    outcome = ending(victim, hang, limit=0.2)
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """The process id of a child that does this again and again."""
+    child = os.fork()
+    while child == 0:
+        work()
+    return child
+
+
+def reading_a_fifo() -> int:
+    os.mkfifo("fifo")
+    return len(Path("fifo").read_bytes())
+
+
+HANGS: dict[str, Callable[[], int]] = {
+    "asleep": lambda: waiting(in_a_child(lambda: time.sleep(60))),
+    "in an open": reading_a_fifo,
+    "busy": lambda: in_a_child(lambda: None) and waiting(in_a_child(lambda: None)),
+    "asking again and again": lambda: waiting(in_a_child(lambda: time.sleep(0.01))),
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_planted_hang_is_found_says_where_and_its_children_are_ended(hang: str, victim: Victim) -> None:
+    outcome = ending(victim, HANGS[hang], limit=0.2)
     assert outcome.status is None
     assert outcome.problem == HUNG
+    assert "test_hostile.py" in outcome.err
+
+
+def test_a_command_that_a_busy_machine_keeps_waiting_does_not_hang(victim: Victim) -> None:
+    """It cannot run for many times its limit, as if other processes had the processors all the time."""
+
+    def kept_waiting() -> int:
+        command, limit = os.getpid(), 0.1
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(10 * limit)  # the busy time itself, not a wait for something
+            os.kill(command, signal.SIGCONT)
+            os._exit(0)
+        os.kill(command, signal.SIGSTOP)
+        return 0
+
+    outcome = ending(victim, kept_waiting, limit=0.1)
+    assert outcome.status == 0, outcome
 
 
 def test_a_planted_error_an_endless_read_and_a_strange_status_are_found(victim: Victim) -> None:
