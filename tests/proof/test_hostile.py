@@ -228,13 +228,14 @@ def test_a_campaign_finds_planted_faults_and_nothing_in_a_sound_program(victim: 
 
 def test_a_repository_is_rebuilt_as_it_was(victim: Victim, scratch: Path) -> None:
     (victim.root / "main/link").symlink_to("top")
-    blueprint = Blueprint(victim.root)
-    blueprint.build(scratch / "again")
+    blueprint = Blueprint(victim)
+    (scratch / "again").mkdir()
+    blueprint.build(scratch / "again/repository")
 
-    again = Blueprint(scratch / "again")
+    again = Blueprint(Victim(scratch / "again"))
     kept, rebuilt = ([each for each in made.entries if each.path != "main/link"] for made in (blueprint, again))
     assert rebuilt == kept
-    assert os.readlink(scratch / "again/main/link") == "top"
+    assert os.readlink(scratch / "again/repository/main/link") == "top"
 
 
 def test_every_kind_of_damage_and_many_mutations_can_be_done(victim: Victim) -> None:
@@ -289,7 +290,7 @@ def test_hostile_inputs_are_the_same_for_a_seed_and_reach_every_decoder(scratch:
 
 def careless_arena(victim: Victim) -> Arena:
     scenario = Scenario("planted", "main", "docs", ("lock", "status", "main/top"))
-    return Arena(victim, Blueprint(victim.root), scenario, {"plan": "p"})
+    return Arena(victim, Blueprint(victim), scenario, {"plan": "p"})
 
 
 def test_an_exchange_puts_a_link_in_place_of_a_directory(victim: Victim) -> None:
