@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import stat
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from proof.hostile import damage
-from proof.hostile.commands import CommandLine, command_lines, facts_of
+from proof.hostile.commands import CommandLine, command_lines, facts_of, filled
 from proof.hostile.runner import Job, Outcome, execute, load_everything
 from proof.hostile.victim import (
     Victim,
@@ -33,8 +34,11 @@ from proof.hostile.victim import (
     make_victim,
     own,
     recorded,
+    recorded_path,
+    relocated,
     remove_everything,
     renew_home,
+    victim_at,
 )
 
 NOBODY = 65534
@@ -47,7 +51,7 @@ MATRIX = (
     *("snapshot -m x", "worktree create made --from head", "restore v1 --inplace --reason x", "worktree remove spare"),
     *(
         "lease acquire --ttl 5m --purpose x",
-        "guard main/top worktrees/side/mine",
+        "guard {main}/top {side}/mine",
         "hook before-write",
         "audit --verify",
     ),
@@ -55,6 +59,13 @@ MATRIX = (
     *("ledger append {event}", "ledger claim 1.3 --actor agent:me --ttl 5s"),
 )
 """The commands of the matrix, in this order on each damaged repository."""
+GIT_MATRIX = (
+    *("status", "worktree list", "doctor", "snapshot -m x", "restore v1 --inplace --reason x", "worktree create made"),
+    *("worktree remove spare --force", "doctor --fix"),
+)
+"""The same in a git home: the commands that start git."""
+_IN_GIT = re.compile(r"main/\.git/(?!holdfast)|main/\.git/holdfast/\.jvs/index|.*/\.git\w*$")
+_SORT = re.compile(r"[0-9a-f]{8,}|/[0-9a-f]{2}/|\b(open|side|spare)\b")
 
 
 class Entry(NamedTuple):
@@ -70,15 +81,20 @@ class Entry(NamedTuple):
 class Blueprint:
     """A sound repository that can be rebuilt anywhere."""
 
-    def __init__(self, root: Path) -> None:
-        self.entries = list(_entries(os.fspath(root), ""))
+    def __init__(self, victim: Victim) -> None:
+        self.entries = list(_entries(os.fspath(victim.repository), ""))
+        self._was = recorded_path(victim)
+        self._ours = (".git/", "main/.git", "main.w") if victim.in_git else (".j", ".h", "ledger", "locks", "meta")
         self.files = [each.path for each in self.entries if each.kind == stat.S_IFREG]
-        self.directories = [each.path for each in self.entries if each.kind == stat.S_IFDIR]
+        place = os.path.relpath(victim.place, victim.repository)  # where commands run: it stays
+        self.directories = [each.path for each in self.entries if each.kind == stat.S_IFDIR and each.path != place]
+        self._is_git = victim.in_git
 
     def build(self, root: Path) -> None:
-        """Rebuild it at a path that does not exist."""
+        """Rebuild it at a path that does not exist, with its paths."""
         os.mkdir(root)
         top = os.fspath(root)
+        here = os.fsencode(root)
         for path, kind, mode, content, mtime_ns in self.entries:
             where = f"{top}/{path}"
             if kind == stat.S_IFDIR:
@@ -87,17 +103,26 @@ class Blueprint:
                 os.symlink(content, os.fsencode(where))
             else:
                 descriptor = os.open(where, os.O_WRONLY | os.O_CREAT, mode)
-                os.write(descriptor, content)
+                os.write(descriptor, relocated(content, self._was, here))
                 os.utime(descriptor, ns=(mtime_ns, mtime_ns))
                 os.close(descriptor)
         for path, kind, _, _, mtime_ns in reversed(self.entries):
             if kind == stat.S_IFDIR:
                 os.utime(f"{top}/{path}", ns=(mtime_ns, mtime_ns))
 
+    def cells(self) -> list[tuple[str, str]]:
+        """The cells of the matrix: each file with each kind of damage. In a git home, the files that a plain home does
+        not have, one of each sort."""
+        files = self.files
+        if self._is_git:
+            files = list({_SORT.sub("*", each): each for each in files if _IN_GIT.match(each)}.values())
+        return [(path, kind) for path in files for kind in damage.KINDS]
+
     def interesting(self, chance: random.Random) -> str:
-        """A file or a directory: the records of Holdfast more often than the users' files, of which any will do."""
+        """A file or a directory: the records of Holdfast and git more often than the users' files, of which any will
+        do."""
         pool = self.files if chance.random() < 0.75 else self.directories
-        ours = [each for each in pool if each.startswith((".j", ".h", "ledger", "locks", "meta"))]
+        ours = [each for each in pool if each.startswith(self._ours)]
         return chance.choice(ours if chance.random() < 0.9 else pool)
 
 
@@ -133,12 +158,12 @@ class Campaign:
         self._directory = Path(tempfile.mkdtemp(prefix="holdfast-campaign-", dir=memory))
         self._directory.chmod(0o755)
         self._run = run
-        self.victim = make_victim(self._directory / "base")
-        self.victim.root.rmdir()
-        copy_tree(template.root, self.victim.root)  # only to read its ids
+        self.victim = make_victim(self._directory / "base", in_git=template.in_git)
+        self.victim.repository.rmdir()
+        copy_tree(template.repository, self.victim.repository)  # only to read its ids
         self.facts = facts_of(self.victim)
-        remove_everything(self.victim.root)
-        self.blueprint = Blueprint(template.root)
+        remove_everything(self.victim.repository)
+        self.blueprint = Blueprint(template)
         self._user = NOBODY if sys.platform == "linux" and os.geteuid() == 0 else None
         if self._user is not None:
             own(self.victim.base, self._user)
@@ -151,14 +176,14 @@ class Campaign:
 
         def prepare() -> None:
             os.umask(0o022)
-            self.blueprint.build(self.victim.root)
+            self.blueprint.build(self.victim.repository)
             case.spoil(self.victim)
 
         for number, line in enumerate(case.commands):
             self.cases += 1
             job = Job(
                 line.arguments,
-                str(self.victim.root if number or line.arguments[0] else self.victim.base),
+                str(self.victim.place),
                 self.victim.environment(),
                 stdin=line.stdin,
                 user=self._user,
@@ -187,8 +212,8 @@ class Campaign:
         self._before = recorded(self.victim)
 
     def _clean(self) -> None:
-        if self.victim.root.is_symlink() or self.victim.root.exists():
-            remove_everything(self.victim.root)
+        if self.victim.repository.is_symlink() or self.victim.repository.exists():
+            remove_everything(self.victim.repository)
         for top in (self.victim.data, self.victim.out):
             if os.listdir(top):
                 remove_everything(top)
@@ -209,8 +234,8 @@ class Campaign:
 
 def _finding(case: Case, line: CommandLine, problem: str, outcome: Outcome | None = None) -> dict[str, Any]:
     found = {"case": case.number, "spoiled": case.name, "command": str(line), "problem": problem}
-    if outcome is not None and outcome.status is not None and problem.startswith("unexpected"):
-        found["said"] = outcome.err[-1500:]
+    if outcome is not None:
+        found["said"] = outcome.err[:1000] + outcome.err[1000:][-1000:]  # where a hang was is at the beginning
     return found
 
 
@@ -227,7 +252,7 @@ def mutations(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case
 
         def spoil(victim: Victim, spoiled: list[str] = spoiled, dice: random.Random = dice) -> None:
             for path in spoiled:
-                where = f"{victim.root}/{path}"
+                where = f"{victim.repository}/{path}"
                 if os.path.realpath(os.path.dirname(where)) != os.path.dirname(where):
                     continue  # an earlier mutation has made a link: this one would write through it
                 try:
@@ -242,22 +267,27 @@ def mutations(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case
 def damaged(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case]:
     """The matrix: one case for each file and kind of damage, with all commands of the matrix."""
     known = {str(each): each for each in command_lines(campaign.facts)}
-    texts = [line.replace("{event}", campaign.facts["event"]) for line in MATRIX]
+    texts = [str(filled(line.split(), campaign.facts)) for line in matrix_of(campaign.victim)]
     lines = [known.get(text) or CommandLine(tuple(text.split())) for text in texts]
-    cells = [(path, kind) for path in campaign.blueprint.files for kind in damage.KINDS]
+    cells = campaign.blueprint.cells()
     for number in numbers:
         path, kind = cells[number % len(cells)]
         chance = random.Random(f"{seed} {number}")
 
         def spoil(victim: Victim, path: str = path, kind: str = kind, chance: random.Random = chance) -> None:
-            damage.KINDS[kind](f"{victim.root}/{path}", victim, chance)
+            damage.KINDS[kind](f"{victim.repository}/{path}", victim, chance)
 
         yield Case(number, f"{path} {kind}", spoil, lines)
 
 
+def matrix_of(victim: Victim) -> Sequence[str]:
+    """The commands that each repository of the matrix meets."""
+    return GIT_MATRIX if victim.in_git else MATRIX
+
+
 def size_of_matrix(template: Victim) -> int:
-    """How many repositories the matrix has; each meets every command of `MATRIX`."""
-    return len(Blueprint(template.root).files) * len(damage.KINDS)
+    """How many repositories the matrix has."""
+    return len(Blueprint(template).cells())
 
 
 KINDS = {"mutations": mutations, "damage": damaged}
@@ -266,7 +296,7 @@ KINDS = {"mutations": mutations, "damage": damaged}
 def main(arguments: Sequence[str]) -> int:
     kind, template, seed, first, count = arguments
     load_everything()
-    with Campaign(Victim(Path(template))) as campaign:
+    with Campaign(victim_at(Path(template))) as campaign:
         for case in KINDS[kind](campaign, seed, range(int(first), int(first) + int(count))):
             for finding in campaign.try_case(case):
                 sys.stdout.write(json.dumps(finding) + "\n")

@@ -13,15 +13,16 @@ import click
 from proof.hostile.victim import Victim
 
 _REQUESTS = {
-    "before-write": {"tool_input": {"file_path": "main/top"}, "cwd": "{root}"},
-    "after-tool": {"cwd": "{root}/worktrees/side"},
-    "session-start": {"cwd": "{root}/main"},
-    "session-end": {"cwd": "{root}/main"},
+    "before-write": {"tool_input": {"file_path": "{main}/top"}, "cwd": "{main}"},
+    "after-tool": {"cwd": "{side}"},
+    "session-start": {"cwd": "{main}"},
+    "session-end": {"cwd": "{main}"},
 }
 
 _LINES = """
 init {out}/made
-init {root}
+init
+init {place}
 info
 run --no-chdir -- true
 run --worktree spare --snapshot -- touch more
@@ -36,7 +37,7 @@ worktree rename open other --force
 worktree remove spare
 worktree remove open --force --no-snapshot
 worktree remove spare --dry-run
-worktree adopt {root}/worktrees/side
+worktree adopt {side}
 snapshot push
 snapshot fetch
 deinit
@@ -104,7 +105,7 @@ issue finish {issue} --claim {issue}.1.x
 issue release {issue} --claim {issue}.1.x
 issue work --next --ttl 5s -- true
 issue breakdown {second} --part a --part b
-issue import {root}/main/top
+issue import {main}/top
 issue export
 issue validate
 issue validate --fix
@@ -141,8 +142,8 @@ ledger reap
 ledger claim-history 1.2
 who
 top --limit 1
-guard main/top worktrees/side/mine
-guard --json worktrees/side/mine
+guard {main}/top {side}/mine
+guard --json {side}/mine
 mcp
 setup claude
 setup codex
@@ -151,8 +152,8 @@ setup git
 setup claude --remove
 migrate --to file://{out}/store
 migrate --to file://{out}/store --dry-run
-lock run .jvs/guards/format.lock --wait 1ms -- true
-lock status .jvs/guards/format.lock
+lock run {root}/.jvs/guards/format.lock --wait 1ms -- true
+lock status {root}/.jvs/guards/format.lock
 repo-lock run x --wait 1ms -- true
 repo-lock status
 repo-lock break x --identity y
@@ -195,6 +196,9 @@ def facts_of(victim: Victim) -> dict[str, str]:
     issues = {json.loads(each.read_text())["title"]: each.stem for each in (root / ".jit/issues").glob("*.json")}
     return {
         "root": str(root),
+        "place": str(victim.place),
+        "main": str(victim.repository / "main"),
+        "side": str(victim.worktree("side")),
         "out": str(victim.out),
         "pin": _first(root / ".jvs/pins"),
         "plan": next(each.stem for each in (root / ".jvs/plans").glob("*.json") if "proposed" in each.read_text()),
@@ -210,10 +214,10 @@ def _first(directory: Path) -> str:
 
 def command_lines(facts: Mapping[str, str]) -> list[CommandLine]:
     """All command lines, for a repository with these facts."""
-    return [_filled(line.split(), facts) for line in _LINES.strip().splitlines()]
+    return [filled(line.split(), facts) for line in _LINES.strip().splitlines()]
 
 
-def _filled(words: list[str], facts: Mapping[str, str]) -> CommandLine:
+def filled(words: list[str], facts: Mapping[str, str]) -> CommandLine:
     arguments = tuple(_fill(word, facts) for word in words)
     if arguments[0] == "hook":
         request = json.dumps(_REQUESTS.get(arguments[1], {}))

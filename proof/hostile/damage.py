@@ -61,7 +61,9 @@ def fifo(path: str) -> None:
 def huge(path: str, victim: Victim) -> None:
     """Enlarge a file beyond all limits. A file of the user has none, and reading it takes its time."""
     write(path, content_of(path))
-    is_users = path.startswith((f"{victim.root}/main/", f"{victim.root}/worktrees/"))
+    is_users = (
+        path.startswith((f"{victim.repository}/main", f"{victim.repository}/worktrees/")) and "/.git/" not in path
+    )
     os.truncate(path, LARGE if is_users else HUGE)
 
 
@@ -106,9 +108,9 @@ def hostile_texts(victim: Victim) -> list[str]:
     return [
         *(str(victim.home / "docs"), str(victim.planted), str(victim.letter), str(victim.trap / TRAPPED)),
         *(
-            "../../../home/docs",
-            f"../../../home/trap/{TRAPPED}",
-            "../../home/planted",
+            f"{victim.upwards}../../../home/docs",
+            f"{victim.upwards}../../../home/trap/{TRAPPED}",
+            f"{victim.upwards}../../home/planted",
             "..",
             ".",
             "",

@@ -1,4 +1,4 @@
-"""Runs commands with limits: each in a forked process, with a limit of time, memory and file size.
+"""Runs commands with limits: each in a forked process, with a limit of its own time, memory and file size.
 
 A `Runner` is a server process that has loaded every module of Holdfast, so a command costs a fork and not the start
 of an interpreter. `execute` forks from the calling process, for harnesses that run thousands of cases.
@@ -7,10 +7,10 @@ of an interpreter. `execute` forks from the calling process, for harnesses that 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, Self
 
 from holdfast.errors import ExitStatus
 from proof.forked import exit_with
+from proof.hostile.patience import ends_in_time
 
 if sys.platform != "win32":
     import resource
 
 TIME_LIMIT = 10.0
-"""Seconds until a command counts as hanging: hundreds of times what the slowest one needs."""
+"""Seconds of its own time until a command counts as hanging: hundreds of times what the slowest one needs."""
 MEMORY_LIMIT = 1 << 30
 FILE_LIMIT = 64 << 20
 MOST_OUTPUT = 1 << 20
@@ -130,11 +131,10 @@ def _wait(child: int, limit: float) -> int | None:
     """The exit status of a child; None if it had to be killed. Its descendants are killed in any case."""
     if sys.platform != "linux":
         raise NotImplementedError
-    handle = os.pidfd_open(child)
-    try:
-        ended = bool(select.select([handle], [], [], limit)[0])
-    finally:
-        os.close(handle)
+    ended = ends_in_time(child, limit)
+    if not ended:
+        os.kill(child, signal.SIGUSR2)  # it writes down what its threads do, and ends
+        ends_in_time(child, 1.0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     if not ended:
@@ -165,6 +165,7 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
         os.environ.update(job.env)
         if prepare is not None:
             prepare()
+        faulthandler.register(signal.SIGUSR2, file=streams[2], chain=True)
         _limit()
         os.chdir(job.cwd)
         return work()

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,18 +34,38 @@ Run = Callable[[Job], Outcome]
 
 
 class Victim(NamedTuple):
-    """A base directory with the home, the repository, a data directory, and a directory for exports."""
+    """A base directory with the home, the repository, a data directory, and a directory for exports. The repository is
+    a plain home, or a git home: the checkout `main`, with linked worktrees in `main.worktrees`."""
 
     base: Path
+    in_git: bool = False
 
     @property
     def home(self) -> Path:
         return self.base / "home"
 
     @property
-    def root(self) -> Path:
+    def repository(self) -> Path:
         """The repository, everything in which is untrusted."""
         return self.base / "repository"
+
+    @property
+    def root(self) -> Path:
+        """The directory with the records."""
+        return self.repository / "main/.git/holdfast" if self.in_git else self.repository
+
+    @property
+    def place(self) -> Path:
+        """Where commands run."""
+        return self.repository / "main" if self.in_git else self.repository
+
+    @property
+    def upwards(self) -> str:
+        """The way from the records to the repository."""
+        return "../../../" if self.in_git else ""
+
+    def worktree(self, name: str) -> Path:
+        return self.repository / ("main.worktrees" if self.in_git else "worktrees") / name
 
     @property
     def data(self) -> Path:
@@ -80,20 +101,21 @@ class Victim(NamedTuple):
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOLDFAST_DEBUG": "1",
             "HOLDFAST_ACTOR": "human:victim",
+            "GIT_CONFIG_NOSYSTEM": "1",
             **(extra or {}),
         }
 
     def job(self, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, **more: Any) -> Job:
-        """A command of the victim, by default in the root of the repository."""
-        return Job(arguments, str(cwd or self.root), self.environment(env), **more)
+        """A command of the victim, by default in the repository."""
+        return Job(arguments, str(cwd or self.place), self.environment(env), **more)
 
 
 # --- The home ---------------------------------------------------------------------------------------
 
 
-def make_victim(base: Path) -> Victim:
+def make_victim(base: Path, *, in_git: bool = False) -> Victim:
     """A victim with a home, and with an empty directory for everything else."""
-    victim = Victim(base)
+    victim = Victim(base, in_git)
     for name in NAMES:
         (base / name).mkdir(parents=True)
     for path, content in _sentinels(victim):
@@ -110,6 +132,11 @@ def make_victim(base: Path) -> Victim:
     for directory, _, _ in os.walk(home, topdown=False):
         os.utime(directory, (_OLD, _OLD))
     return victim
+
+
+def victim_at(base: Path) -> Victim:
+    """The victim that was made at a path."""
+    return Victim(base, (base / "repository/main/.git").is_dir())
 
 
 def renew_home(victim: Victim) -> None:
@@ -201,7 +228,7 @@ def leaks(victim: Victim) -> list[str]:
     """Where the content of the home appears outside of it; links that lead there are not followed."""
     mark = MARK.encode()
     found = []
-    for top in (victim.root, victim.data, victim.out):
+    for top in (victim.repository, victim.data, victim.out):
         for directory, _, files in os.walk(top):
             for name in files:
                 path = os.path.join(directory, name)
@@ -240,8 +267,12 @@ def make_repository(victim: Victim, run: Run) -> None:
         return outcome.out.strip()
 
     root = victim.root
-    root.rmdir()
-    holdfast("init", str(root), cwd=victim.base)
+    if victim.in_git:
+        _make_checkout(victim)
+        holdfast("init")
+    else:
+        victim.repository.rmdir()
+        holdfast("init", str(victim.repository), cwd=victim.base)
     for number in range(3):
         holdfast("run", "--snapshot", "-m", f"number {number}", "--", "sh", "-c", _WORK.format(n=number))
     holdfast("worktree", "create", "side", "--from", "head", "--label", "beside")
@@ -273,6 +304,23 @@ def make_repository(victim: Victim, run: Run) -> None:
             (root / ".jvs/reserve" / name).unlink()
     (root / ".jvs/reserve/0").write_bytes(b"")
     _leave_what_the_killed_leave(victim)
+
+
+def _make_checkout(victim: Victim) -> None:
+    """The checkout of a git repository with two commits, one of them in a pack."""
+
+    def git(*arguments: str) -> None:
+        who = {f"GIT_{role}_{field}": "u@x" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
+        subprocess.run(["git", *arguments], cwd=victim.place, env=victim.environment(who), check=True)
+
+    write(victim.place / ".gitignore", "*.log\n")
+    write(victim.place / ".gitattributes", "*.txt text\n")
+    write(victim.place / "a.txt", "text\n")
+    git("init", "--quiet", "--template=", "--initial-branch", "trunk")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "one")
+    git("gc", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "two")
 
 
 def _leave_what_the_killed_leave(victim: Victim) -> None:
@@ -333,6 +381,31 @@ def verdict(
 def read_json(path: Path) -> Any:
     """The content of a JSON file; `ValueError` if another attack has made it something else."""
     return json.loads(_regular_content(os.fspath(path)))
+
+
+def copy_victim(victim: Victim, base: Path) -> Victim:
+    """A copy of a victim elsewhere."""
+    copy_tree(victim.base, base)
+    copied = victim._replace(base=base)
+    if victim.in_git:
+        was, here = recorded_path(victim), os.fsencode(copied.repository)
+        for path in copied.repository.rglob("*"):
+            if path.is_file() and not path.is_symlink() and was in (content := path.read_bytes()):
+                write(path, relocated(content, was, here))
+    return copied
+
+
+def relocated(content: bytes, was: bytes, here: bytes) -> bytes:
+    """The content of a file with another path of the repository; an index has a checksum, and need not know."""
+    return content if content.startswith(b"DIRC") else content.replace(was, here)
+
+
+def recorded_path(victim: Victim) -> bytes:
+    """The path of the repository that its files name: git writes down where linked worktrees are."""
+    if not victim.in_git:
+        return os.fsencode(victim.repository)
+    content = (victim.root.parent / "worktrees/side/gitdir").read_bytes()
+    return content.removesuffix(b"/main.worktrees/side/.git\n")
 
 
 def copy_tree(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -18,8 +18,8 @@ Hostile = Callable[[Victim], str]
 
 NAMES: dict[str, Hostile] = {
     "an absolute path": lambda victim: str(victim.home / "docs"),
-    "a path upwards": lambda victim: "../../../home/docs",
-    "a path upwards to a trap": lambda victim: f"../../../home/trap/{TRAPPED}",
+    "a path upwards": lambda victim: f"{victim.upwards}../../../home/docs",
+    "a path upwards to a trap": lambda victim: f"{victim.upwards}../../../home/trap/{TRAPPED}",
     "two dots": lambda victim: "..",
     "a dot": lambda victim: ".",
     "nothing": lambda victim: "",
@@ -33,7 +33,7 @@ NAMES: dict[str, Hostile] = {
 _PATHS: dict[str, Hostile] = {
     "an absolute path": lambda victim: str(victim.planted),
     "a login script": lambda victim: str(victim.home / ".bash_login"),
-    "a path upwards": lambda victim: "../../home/planted",
+    "a path upwards": lambda victim: f"{victim.upwards}../../home/planted",
     "a path through a directory upwards": lambda victim: "src/../../../home/planted",
     "an empty part": lambda victim: "src//deep",
     "a NUL": lambda victim: "src/a\0b",

@@ -13,12 +13,12 @@ import pytest
 
 from proof import effort
 from proof.effort import SEED
-from proof.hostile.campaign import COMMANDS_PER_REPOSITORY, MATRIX, size_of_matrix
+from proof.hostile.campaign import COMMANDS_PER_REPOSITORY, matrix_of, size_of_matrix
 from proof.hostile.commands import EXEMPT, command_lines, facts_of, leaves
 from proof.hostile.victim import Victim
 
-MUTATIONS = 20_000
-FEW_MUTATIONS = 16
+MUTATIONS = {"plain": 16_000, "git": 4_000}
+FEW_MUTATIONS = {"plain": 12, "git": 4}
 FEW_CELLS = 1
 MOST_SHOWN = 25
 
@@ -55,9 +55,10 @@ def test_every_command_is_tried_or_has_a_reason_why_not(template: Victim) -> Non
 
 
 @pytest.mark.timeout(7200)
-def test_random_mutations_of_a_repository_harm_nobody(template: Victim) -> None:
-    wanted = MUTATIONS if effort.SHARE >= 1 else FEW_MUTATIONS
-    cases, findings = campaign("mutations", template, 0, wanted // COMMANDS_PER_REPOSITORY)
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_random_mutations_of_a_repository_harm_nobody(kind: str, request: pytest.FixtureRequest) -> None:
+    wanted = (MUTATIONS if effort.SHARE >= 1 else FEW_MUTATIONS)[kind]
+    cases, findings = campaign("mutations", template_of(kind, request), 0, wanted // COMMANDS_PER_REPOSITORY)
     effort.tried["commands in mutated repositories"] += cases
 
     assert cases >= wanted
@@ -65,11 +66,20 @@ def test_random_mutations_of_a_repository_harm_nobody(template: Victim) -> None:
 
 
 @pytest.mark.timeout(7200)
-def test_damage_of_every_kind_to_every_file_harms_nobody(template: Victim) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_damage_of_every_kind_to_every_file_harms_nobody(kind: str, request: pytest.FixtureRequest) -> None:
+    template = template_of(kind, request)
     size = size_of_matrix(template)
     first, count = (0, size) if effort.SHARE >= 1 else (SEED % (size - FEW_CELLS), FEW_CELLS)
     cases, findings = campaign("damage", template, first, count)
     effort.tried["commands in damaged repositories"] += cases
 
-    assert cases == count * len(MATRIX)
+    assert cases == count * len(matrix_of(template))
     assert not findings, shown(findings)
+
+
+def template_of(kind: str, request: pytest.FixtureRequest) -> Victim:
+    """The template with this kind of home, which is made only if it is needed."""
+    template: Victim = request.getfixturevalue("git_template" if kind == "git" else "template")
+    return template

@@ -56,8 +56,8 @@ def test_all_attacks_at_once_harm_nobody(order: int, victim: Victim, runner: Run
     assert planted >= LEAST
     before = recorded(victim)
     outcomes = [runner.run(victim.job(*each)) for each in lines]
-    remove_everything(victim.root)
-    victim.root.mkdir()
+    remove_everything(victim.repository)
+    victim.repository.mkdir()
 
     problems = [f"{' '.join(line)}: {each.problem}" for line, each in zip(lines, outcomes, strict=True) if each.problem]
     assert not problems, "\n".join(problems)

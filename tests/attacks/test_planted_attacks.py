@@ -19,11 +19,8 @@ def test_there_are_at_least_a_hundred_attacks_and_each_has_a_name_of_its_own() -
     assert len({each.name for each in ATTACKS}) == len(ATTACKS)
 
 
-@pytest.mark.sampled(15)
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.name)
-def test_the_attack_changes_nothing_outside_and_ends_in_a_known_way(
-    attack: Attack, victim: Victim, runner: Runner
-) -> None:
+def attacked(attack: Attack, victim: Victim, runner: Runner) -> None:
+    """Plant an attack and run the commands that it is aimed at: they harm nobody and end in a known way."""
     commands = aimed(victim, attack.aims)
     attack.plant(victim)
     before = recorded(victim)
@@ -33,3 +30,11 @@ def test_the_attack_changes_nothing_outside_and_ends_in_a_known_way(
     assert not found, "\n".join([f"{len(found)} problems", *found[:MOST_SHOWN]])
     if attack.refused:
         assert all(outcome.status != 0 for outcome in outcomes), outcomes
+
+
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.name)
+def test_the_attack_changes_nothing_outside_and_ends_in_a_known_way(
+    attack: Attack, victim: Victim, runner: Runner
+) -> None:
+    attacked(attack, victim, runner)

@@ -71,6 +71,8 @@ def test_a_configured_work_tree_is_the_checkout(tmp_path: Path) -> None:
     (top / ".git").rename(separate)
     git(tmp_path, "--git-dir", str(separate), "config", "core.worktree", str(top))
 
+    assert main_checkout(str(separate)) is None  # any directory could be named
+    write(top / ".git", f"gitdir: {separate}\n")
     assert main_checkout(str(separate)) == str(top)
 
 

@@ -27,7 +27,7 @@ def killed_at(number: int, when: str, work: Callable[[], object]) -> bool:
     child = os.fork()
     if child == 0:
         started = 0
-        real = subprocess.run
+        real = subprocess.Popen
 
         def deadly(*arguments: Any, **options: Any) -> Any:
             nonlocal started
@@ -36,13 +36,13 @@ def killed_at(number: int, when: str, work: Callable[[], object]) -> bool:
                 return real(*arguments, **options)
             if when == "during":  # git dies at some moment after its start, and so do we
                 kept = {"cwd": options["cwd"], "env": options["env"]}
-                process: Any = subprocess.Popen(arguments[0], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, **kept)
+                process: Any = real(arguments[0], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, **kept)
                 process.kill()
                 process.wait()
             os.kill(os.getpid(), signal.SIGKILL)
             return None
 
-        program.subprocess.run = deadly  # type: ignore[attr-defined]
+        program.subprocess.Popen = deadly  # type: ignore[attr-defined]
         try:
             work()
         except BaseException:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
+from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, PathEscape, Refused
 from holdfast.git import program
 from holdfast.git.program import Git, require_git
+from holdfast.git.soundness import require_sound
 from tests.git.conftest import git, new_repository, write
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> None:
-    program._why_unavailable.cache_clear()
-    program._require_trust.cache_clear()
+def nothing_remembered() -> Iterator[None]:
+    """Before a test, and after it: the next one in this process may need git."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    for remembered in (program._why_unavailable, program._require_trust, require_sound):
+        remembered.cache_clear()
 
 
 def test_variables_of_a_hook_do_not_lead_git_elsewhere(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +137,36 @@ def test_a_repository_of_another_user_is_refused_until_git_trusts_it(
     settings = write(checkout.parent / "settings", f"[safe]\ndirectory = {checkout}\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
     assert Git(checkout / ".git").run("status", "--porcelain", worktree=checkout) == b""
+
+
+@pytest.mark.parametrize("place", ["logs", "refs/holdfast", "objects/pack", "config", "worktrees"])
+def test_a_link_that_git_would_follow_is_refused(checkout: Path, place: str) -> None:
+    there = checkout / ".git" / place
+    if there.exists():
+        there.rename(checkout.parent / "elsewhere")
+    there.parent.mkdir(parents=True, exist_ok=True)
+    there.symlink_to(checkout.parent / "elsewhere")
+
+    with pytest.raises(PathEscape, match="git would follow it"):
+        Git(checkout / ".git").run("status", worktree=checkout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process waits for")
+@pytest.mark.parametrize("words", [("rev-parse", "trunk"), ("-c", "alias.x=!git rev-parse trunk", "x")])
+def test_git_does_not_wait_for_a_pipe_in_place_of_a_file(checkout: Path, words: tuple[str, ...]) -> None:
+    """Nor does a git that git has started, and neither is left behind."""
+    (checkout / ".git/refs/heads/trunk").unlink()
+    os.mkfifo(checkout / ".git/refs/heads/trunk")
+
+    with pytest.raises(GitFailed, match="named pipe"):
+        Git(checkout / ".git").run(*words, worktree=checkout, content=b"x" * 100)
+    left = subprocess.run(["pgrep", "-f", "git.*rev-parse trunk"], capture_output=True, text=True, check=False)
+    assert not [pid for pid in left.stdout.split() if os.readlink(f"/proc/{pid}/cwd") == str(checkout)]
+
+
+def test_a_pipe_in_place_of_the_settings_is_refused_at_once(checkout: Path) -> None:
+    (checkout / ".git/config").unlink()
+    os.mkfifo(checkout / ".git/config")
+
+    with pytest.raises(Refused, match="is not a file"):
+        Git(checkout / ".git").run("status", worktree=checkout)

@@ -103,15 +103,56 @@ def test_reading_the_home_is_no_change_but_a_copy_of_it_is_found(victim: Victim)
 # --- Commands ---------------------------------------------------------------------------------------
 
 
-def test_a_planted_hang_is_found_and_its_children_are_ended(victim: Victim) -> None:
-    def hang() -> int:
-        os.fork()
-        time.sleep(60)
-        return 0
+def waiting(child: int) -> int:
+    """Wait for a child for ever."""
+    os.waitpid(child, 0)
+    return 0
 
-    outcome = ending(victim, hang, limit=0.2)
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """The process id of a child that does this again and again."""
+    child = os.fork()
+    while child == 0:
+        work()
+    return child
+
+
+def reading_a_fifo() -> int:
+    os.mkfifo("fifo")
+    return len(Path("fifo").read_bytes())
+
+
+HANGS: dict[str, Callable[[], int]] = {
+    "asleep": lambda: waiting(in_a_child(lambda: time.sleep(60))),
+    "in an open": reading_a_fifo,
+    "busy": lambda: in_a_child(lambda: None) and waiting(in_a_child(lambda: None)),
+    "asking again and again": lambda: waiting(in_a_child(lambda: time.sleep(0.01))),
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_planted_hang_is_found_says_where_and_its_children_are_ended(hang: str, victim: Victim) -> None:
+    outcome = ending(victim, HANGS[hang], limit=0.2)
     assert outcome.status is None
     assert outcome.problem == HUNG
+    assert "test_hostile.py" in outcome.err
+
+
+def test_a_command_that_a_busy_machine_keeps_waiting_does_not_hang(victim: Victim) -> None:
+    """It cannot run for many times its limit, as if other processes had the processors all the time."""
+
+    def kept_waiting() -> int:
+        command, limit = os.getpid(), 0.1
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(10 * limit)  # the busy time itself, not a wait for something
+            os.kill(command, signal.SIGCONT)
+            os._exit(0)
+        os.kill(command, signal.SIGSTOP)
+        return 0
+
+    outcome = ending(victim, kept_waiting, limit=0.1)
+    assert outcome.status == 0, outcome
 
 
 def test_a_planted_error_an_endless_read_and_a_strange_status_are_found(victim: Victim) -> None:
@@ -187,13 +228,14 @@ def test_a_campaign_finds_planted_faults_and_nothing_in_a_sound_program(victim: 
 
 def test_a_repository_is_rebuilt_as_it_was(victim: Victim, scratch: Path) -> None:
     (victim.root / "main/link").symlink_to("top")
-    blueprint = Blueprint(victim.root)
-    blueprint.build(scratch / "again")
+    blueprint = Blueprint(victim)
+    (scratch / "again").mkdir()
+    blueprint.build(scratch / "again/repository")
 
-    again = Blueprint(scratch / "again")
+    again = Blueprint(Victim(scratch / "again"))
     kept, rebuilt = ([each for each in made.entries if each.path != "main/link"] for made in (blueprint, again))
     assert rebuilt == kept
-    assert os.readlink(scratch / "again/main/link") == "top"
+    assert os.readlink(scratch / "again/repository/main/link") == "top"
 
 
 def test_every_kind_of_damage_and_many_mutations_can_be_done(victim: Victim) -> None:
@@ -248,7 +290,7 @@ def test_hostile_inputs_are_the_same_for_a_seed_and_reach_every_decoder(scratch:
 
 def careless_arena(victim: Victim) -> Arena:
     scenario = Scenario("planted", "main", "docs", ("lock", "status", "main/top"))
-    return Arena(victim, Blueprint(victim.root), scenario, {"plan": "p"})
+    return Arena(victim, Blueprint(victim), scenario, {"plan": "p"})
 
 
 def test_an_exchange_puts_a_link_in_place_of_a_directory(victim: Victim) -> None:

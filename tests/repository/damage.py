@@ -339,6 +339,10 @@ def linked_directory(context: RepositoryContext) -> None:
     (context.paths.root / ".jvs" / "waits").symlink_to("elsewhere")
 
 
+def linked_records(context: RepositoryContext) -> None:
+    (context.paths.root / ".jvs" / "quarantine").symlink_to("elsewhere")
+
+
 def open_to_all(context: RepositoryContext) -> None:
     (context.paths.root / ".jvs" / "descriptors").chmod(0o777)
 
@@ -388,7 +392,8 @@ ALL: dict[str, Damage] = {
     "corrupt document": Damage(corrupt_document, "document-corrupt", ERROR, False),
     "clock set back": Damage(clock_set_back, "clock-behind", WARNING, False),
     "clock of a lease": Damage(clock_of_a_lease, "clock-behind", WARNING, False),
-    "linked directory": Damage(linked_directory, "control-linked", ERROR, False),
+    "linked directory": Damage(linked_directory, "control-linked", ERROR, True),
+    "linked records": Damage(linked_records, "control-linked", ERROR, False),
     "readable to all": Damage(readable_to_all, "permissions-readable", NOTE, True),
     "open to all": Damage(open_to_all, "permissions-open", WARNING, False),
 }

@@ -54,6 +54,14 @@ def find_checkout(start: str, git_dir: str | None = None) -> Checkout | None:
         here = above
 
 
+def is_confirmed(checkout: Checkout) -> bool:
+    """Whether the git directory of a checkout knows it: it is in it, or leads back to it. Any directory can have a file
+    `.git` that leads to somebody else's repository."""
+    if checkout.git_dir == checkout.common == os.path.join(checkout.top or "", ".git"):
+        return True  # by far the most frequent
+    return checkout.top is not None and _with_top(checkout.git_dir, checkout.common).top == checkout.top
+
+
 def name_in(git_dir: str) -> str | None:
     """The worktree's name that is written in git's own directory of a linked worktree; None if it is not ours."""
     try:
@@ -64,18 +72,27 @@ def name_in(git_dir: str) -> str | None:
 
 
 def main_checkout(common: str) -> str | None:
-    """The directory of the main checkout; None if the repository is bare, or if nothing says where it is."""
+    """The directory of the main checkout; None if the repository is bare, if nothing says where it is, or if the
+    directory that is named does not lead back."""
     settings = _core_settings(os.path.join(common, "config"))
     if settings.get("worktreeconfig") == "true":
         settings |= _core_settings(os.path.join(common, "config.worktree"))
     if worktree := settings.get("worktree"):  # a submodule, or a separate git directory
-        return calls.realpath(os.path.join(common, worktree))
+        return _leading_back(os.path.join(common, worktree), common)
     if settings.get("bare") == "true":
         return None
     if os.path.basename(common) == ".git":
         return os.path.dirname(common)
     noted = _first_line(os.path.join(common, *MAIN_CHECKOUT))  # `git init --separate-git-dir` leaves no trace in git
-    return calls.realpath(noted) if noted and os.path.isabs(noted) else None
+    return _leading_back(noted, common) if noted and os.path.isabs(noted) else None
+
+
+def _leading_back(path: str, common: str) -> str | None:
+    """A directory that the repository names as its checkout; None unless the `.git` in it leads to the repository: it
+    could name any directory."""
+    top = calls.realpath(path)
+    found = _git_directory(os.path.join(top, ".git"))
+    return top if found is not None and found[0] == calls.realpath(common) else None
 
 
 def is_worktree_of(path: str, common: str) -> Checkout | None:

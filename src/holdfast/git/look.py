@@ -227,8 +227,9 @@ def copy_file(source: Path, target: Path) -> bool:
 
 def entry_count(index: Path) -> int:
     """The number of entries in an index; 0 if it does not exist."""
-    try:
-        header = calls.read_small(os.fspath(index), 12)
-    except FileNotFoundError:
-        return 0
+    with failing_to("read", index):
+        try:
+            header = calls.read_small(os.fspath(index), 12)
+        except FileNotFoundError:
+            return 0
     return int.from_bytes(header[8:12], "big")

@@ -20,6 +20,7 @@ from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, R
 from holdfast.fs import calls
 from holdfast.fs.directory import failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
+from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_sound
 from holdfast.locks.flock import descriptors_of_held
 
 T = TypeVar("T")
@@ -27,6 +28,9 @@ T = TypeVar("T")
 _PROGRAM = "git"
 _OLDEST = (2, 38)
 _MOST_LINES = 8
+_WAITED = -1  # in place of an exit status
+_PIPE = "fatal: a named pipe is in place of one of its files ('find . -type p' lists them)"
+_LOOK = 1.0  # seconds between two looks at what a git that takes long is doing
 _MOST_WORDS = 4
 _KEPT = tuple(
     f"GIT_{name}"
@@ -85,6 +89,8 @@ class Git(NamedTuple):
         for setting in (*_SETTINGS, *(() if hooks else _QUIET), *settings):
             command += ["-c", setting]
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
+        for each in {self.common, own or self.common}:
+            require_sound(each)
         variables = {"GIT_DIR": os.fspath(own or self.common)}
         if worktree is not None:
             variables["GIT_WORK_TREE"] = os.fspath(worktree)
@@ -209,23 +215,42 @@ def _output(
 ) -> bytes:
     """Run git. It inherits locks: if we are killed, git goes on, and nobody may finish our work while it still does."""
     environment = _environment() | variables
-    try:  # with no `content`, an empty input: git must not read the user's terminal
-        done = subprocess.run(
+    try:
+        started = subprocess.Popen(
             [*command, *arguments],
             cwd=directory,
             env=environment,
-            input=content or b"",
-            capture_output=True,
-            check=False,
+            stdin=subprocess.PIPE,  # without `content` an empty one: git must not read the user's terminal
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=() if sys.platform == "win32" else inherited,
         )
     except OSError as error:
         if not calls.is_directory(directory):
             raise NotFound(f"there is no directory {directory}", path=str(directory)) from None
         raise GitUnavailable(f"cannot start git: {error.strerror}") from error
-    if done.returncode:
-        raise _failed(arguments, done.returncode, os.fsdecode(done.stderr))
-    return done.stdout
+    with started as running:
+        try:
+            output, said = _communicate(running, arguments, content or b"")
+        except BaseException:
+            running.kill()
+            raise
+    if running.returncode:
+        raise _failed(arguments, running.returncode, os.fsdecode(said))
+    return output
+
+
+def _communicate(running: subprocess.Popen[bytes], arguments: tuple[str, ...], content: bytes) -> tuple[bytes, bytes]:
+    """Give git its input and wait until it ends. It may work for hours, but must not wait for a named pipe that is in
+    place of one of its files."""
+    given: bytes | None = content
+    while True:
+        try:
+            return running.communicate(given, timeout=_LOOK)
+        except subprocess.TimeoutExpired:
+            given = None  # what is left of it is still to be passed
+            if end_if_it_waits_for_a_pipe(running.pid):
+                raise _failed(arguments, _WAITED, _PIPE) from None
 
 
 def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:

@@ -15,7 +15,7 @@ from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, Corrupt, Failure, LockConflict, NotFound, PathEscape, Refused
 from holdfast.findings import Finding, Severity
-from holdfast.fs import calls, probe
+from holdfast.fs import calls, durable, probe
 from holdfast.fs.directory import Directory, failing_to, io_failure, make_directories, move, opened
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.probe import find_capabilities, network_problems
@@ -173,6 +173,10 @@ def _close(path: Path) -> None:
         calls.chmod(descriptor, stat.S_IMODE(own.st_mode) & ~_open_to(own))
 
 
+_MADE_AGAIN = tuple(f".jvs/{name}" for name in ("cache", "guards", "index", "reserve", "tmp", "waits"))
+"""Directories in which nothing is lost with a link that nobody follows: what they have is made again."""
+
+
 def links(examination: Examination) -> Iterator[Finding]:
     """Symbolic links in place of our own directories and files, as far down as there are few."""
     with Directory.open(examination.context.paths.root) as root:
@@ -181,7 +185,16 @@ def links(examination: Examination) -> Iterator[Finding]:
             with contextlib.suppress(NotFound, PathEscape), root.enter(top) as directory:
                 linked += [f"{top}/{name}" for name in sorted(directory.names()) if directory.is_link(name)]
         for name in linked:
-            yield findings.of("control-linked", name, f"{root.where(name)} is a symbolic link")
+            fix = partial(_remove_link, examination.context.paths.root, name) if name in _MADE_AGAIN else None
+            remedy = "remove the link, not what it leads to; the directory is made when it is needed" if fix else ""
+            yield findings.of("control-linked", name, f"{root.where(name)} is a symbolic link", fix, remedy)
+
+
+def _remove_link(root: Path, name: str) -> None:
+    top, _, name = name.rpartition("/")
+    with Directory.open(root / top) as directory:
+        if directory.is_link(name):
+            durable.remove_in(directory, name)
 
 
 def _control_directories(root: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from holdfast.fs.probe import require_safe
 from holdfast.git import isolated, transfer
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
-from holdfast.git.checkout import Checkout, find_checkout, is_worktree_of, main_checkout
+from holdfast.git.checkout import Checkout, find_checkout, is_confirmed, is_worktree_of, main_checkout
 from holdfast.git.program import Git
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN
@@ -91,6 +91,9 @@ def _checked_checkout(start: str, git_dir: str | None) -> Checkout:
     if found.top is None:
         hint = "Run it in a checkout: the main one, or a linked worktree ('git worktree add')."
         raise Refused(f"{start} is in the git directory {found.git_dir}, not in a checkout", hint=hint, path=start)
+    if not is_confirmed(found) and (other := main_checkout(found.common)) is not None:
+        hint = f"If it was moved: 'git worktree repair {found.top}' in {other}."
+        raise Refused(f"{found.top} leads to the repository of {other}, which does not know it", hint=hint, path=start)
     try:
         found.top.encode()
     except UnicodeEncodeError:

@@ -23,14 +23,17 @@ def find_repository_root(start: str) -> str | None:
 
 
 def git_home_of(directory: str) -> str | None:
-    """The root of the git home whose checkout or linked worktree has its top at this very directory."""
+    """The root of the git home whose checkout or linked worktree has its top at this very directory; None if git does
+    not know it there."""
     if not calls.exists(os.path.join(directory, ".git")):
         return None  # by far the most frequent
-    from holdfast.git.checkout import find_checkout
+    from holdfast.git.checkout import find_checkout, is_confirmed
 
     checkout = find_checkout(directory)
     root = None if checkout is None else os.path.join(checkout.common, "holdfast")
-    return root if root is not None and calls.is_repository(root) else None
+    if checkout is None or root is None or not calls.is_repository(root):
+        return None
+    return root if is_confirmed(checkout) else None
 
 
 def is_git_home(root: str) -> bool:

@@ -1,0 +1,95 @@
+"""What a git directory must be like before git is started in it, and whether a git that was started waits in vain.
+
+git follows symbolic links in its own directory, and waits for ever for the other end of a pipe in place of a file. A
+repository of a stranger could so make it write elsewhere, or stop a command (`docs/decisions/0012`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import PathEscape, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, is_link
+
+_BRANCHES: Mapping[str, Any] = {"heads": {"hf": {}}, "holdfast": {"snapshots": {}, "incoming": {}}}
+_WRITTEN: Mapping[str, Any] = {
+    "HEAD": {},
+    "config": {},
+    "config.worktree": {},
+    "packed-refs": {},
+    "index": {},
+    "shallow": {},
+    "commondir": {},
+    "gitdir": {},
+    "objects": {"pack": {}, "info": {"alternates": {}}},
+    "info": {"exclude": {}, "attributes": {}, "sparse-checkout": {}},
+    "refs": _BRANCHES,
+    "logs": {"HEAD": {}, "refs": _BRANCHES},
+    "worktrees": {},
+}
+"""The names in a git directory that git writes, or reads at every start, as far down as there are few."""
+_REGISTERED: Mapping[str, Any] = {"HEAD": {}, "commondir": {}, "gitdir": {}, "logs": {}}
+"""The same in the registration of a worktree: git reads all of them whenever it lists worktrees."""
+_WAITS_FOR_A_PIPE = b"wait_for_partner"
+
+
+@cache
+def require_sound(git_dir: Path) -> None:
+    """Raise `PathEscape` if git would follow a link from its own directory, `Refused` if it would open something else
+    than a file. Checked once per process."""
+    with Directory.open(git_dir) as directory:
+        _check(directory, _WRITTEN)
+        if directory.is_directory("worktrees"):
+            with directory.enter("worktrees") as registrations:
+                _check(registrations, dict.fromkeys(registrations.directories(), _REGISTERED))
+
+
+def _check(directory: Directory, names: Mapping[str, Any]) -> None:
+    for name, below in names.items():
+        status = directory.status(name)
+        if status is None:
+            continue
+        where = directory.where(name)
+        if is_link(status):
+            hint = "Put what it leads to in its place. A bind mount can be on another disk."
+            raise PathEscape(f"{where} is a symbolic link; git would follow it", hint=hint, path=where)
+        if stat.S_ISDIR(status.st_mode):
+            if below:
+                with directory.enter(name) as inner:
+                    _check(inner, below)
+        elif not stat.S_ISREG(status.st_mode):
+            raise Refused(f"{where} is not a file; git would wait for it", hint="Remove it.", path=where)
+
+
+def end_if_it_waits_for_a_pipe(process: int) -> bool:
+    """End a git, and those that it has started, if one of them waits to open a named pipe that nobody has opened at the
+    other end. Returns whether that was so; False where the system does not tell."""
+    if sys.platform != "linux":
+        return False
+    import psutil  # seldom needed: git has taken long
+
+    try:
+        started = psutil.Process(process)
+        family = [started, *started.children(recursive=True)]
+        is_waiting = any(each.name() == "git" and _waits_for_a_pipe(each.pid) for each in family)
+    except psutil.Error:
+        return False  # it has just ended
+    if is_waiting:
+        for each in family:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+    return is_waiting
+
+
+def _waits_for_a_pipe(process: int) -> bool:
+    try:
+        return calls.read_small(f"/proc/{process}/wchan", 64) == _WAITS_FOR_A_PIPE
+    except OSError:
+        return False

@@ -1,0 +1,301 @@
+"""Attacks on a git home: what git keeps in `.git` (settings, references, registrations, objects), and our records.
+
+What git itself executes is the user's to trust, as with every command of git: filters that `.git/config` names, and
+hooks when a worktree is added. A clone carries none of them. Everything else that could run must not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from proof.hostile.victim import Victim, write
+from tests.attacks.planting import Attack, change_record, clear, fifo, head_of, huge, link, plant_operation
+
+READING = ("info", "status", "history --all", "who", "worktree list", "doctor", "diff --patch", "verify --all")
+CHANGING = (
+    *("snapshot -m x", "restore v1 --inplace --reason x", "restore head restored", "export head {out}/exported"),
+    *("worktree rename spare other", "worktree remove open --force", "gc plan", "gc run --plan {plan}"),
+    *("doctor --fix", "snapshot push", "snapshot fetch", "deinit --force"),
+)
+CREATING = ("worktree create made", "worktree create again --from head")
+ALL = (*READING, *CREATING, *CHANGING)
+Plant = Callable[[Victim], object]
+
+
+def common(victim: Victim) -> Path:
+    return victim.place / ".git"
+
+
+def script(victim: Victim) -> str:
+    """A program in the repository that does harm."""
+    path = write(victim.place / "harm.sh", f"#!/bin/sh\ntouch {victim.planted}\ncat\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+# --- Settings ---------------------------------------------------------------------------------------
+
+_PROGRAMS = {
+    "a monitor of the file system": "[core]\nfsmonitor = {harm}\n",
+    "hooks elsewhere": "[core]\nhooksPath = {hooks}\n",
+    "a pager and an editor": "[core]\npager = {harm}\neditor = {harm}\n[pager]\nls-tree = {harm}\nbranch = {harm}\n",
+    "a difference program": '[diff]\nexternal = {harm}\n[diff "evil"]\ntextconv = {harm}\ncommand = {harm}\n',
+    "a merge program": '[merge "evil"]\ndriver = {harm} %A\n[mergetool "evil"]\ncmd = {harm}\n',
+    "signatures": "[commit]\ngpgSign = 1\n[tag]\ngpgSign = 1\n[push]\ngpgSign = if-asked\n[gpg]\nprogram = {harm}\n",
+    "aliases of the commands that Holdfast uses": '[alias]\nupdate-index = "!{harm}"\nworktree = "!{harm}"\n',
+    "a program that lists references": "[core]\nalternateRefsCommand = {harm}\n",
+    "a program that asks for passwords": "[core]\naskPass = {harm}\n[credential]\nhelper = {harm}\n",
+    "a program that packs": "[uploadpack]\npackObjectsHook = {harm}\n",
+    "maintenance all the time": "[gc]\nauto = 1\nautoDetach = false\n[maintenance]\nauto = true\n",
+    "a submodule with a command": '[submodule "x"]\nupdate = !{harm}\nactive = true\nurl = {harm}\n',
+    "another index and many logs": "[core]\nsplitIndex = true\nlogAllRefUpdates = always\n[index]\nsparse = 1\n",
+}
+
+
+def settings() -> Iterator[Attack]:
+    for name, text in _PROGRAMS.items():
+        yield Attack(f"git's settings have {name}", _settings(text), _QUIET if "{hooks}" in text else ALL)
+    yield Attack("git's settings name another work tree", _settings("[core]\nworktree = {home}/docs\n"), ALL)
+    yield Attack("git's settings name the home as work tree", _settings("[core]\nworktree = {home}\n"), ALL)
+    yield Attack("git's settings name a work tree upwards", _settings("[core]\nworktree = ../../../home\n"), ALL)
+    yield Attack("git's settings include the home", _settings("[include]\npath = {home}/docs/letter\n"), ALL)
+    yield Attack("git's settings say that it is bare", _settings("[core]\nbare = true\n"), ALL)
+    yield Attack("git's settings have an unknown extension", _settings("[extensions]\nunknown = x\n"), ALL)
+    yield Attack("git's settings exclude by a file of the home", _settings("[core]\nexcludesFile = {home}/x\n"), ALL)
+    yield Attack("every hook of git does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), _QUIET)
+    yield Attack("attributes name programs that nobody has set", _attributes, ALL)
+
+
+_QUIET = tuple(each for each in (*READING, *CHANGING) if each != "restore head restored")
+"""Everything but `git worktree add`, which runs hooks as it always does."""
+
+_HOOKS = (
+    *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
+    *("pre-commit", "post-commit", "post-rewrite", "push-to-checkout", "proc-receive", "fsmonitor-watchman"),
+)
+
+
+def _settings(text: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        if "{hooks}" in text:
+            _hooks(victim, victim.place / "hooks")
+        path = common(victim) / "config"
+        values = {"{harm}": script(victim), "{hooks}": str(victim.place / "hooks"), "{home}": str(victim.home)}
+        added = text
+        for name, value in values.items():
+            added = added.replace(name, value)
+        write(path, path.read_text() + added)
+        _attributes(victim)
+
+    return plant
+
+
+def _hooks(victim: Victim, directory: Path) -> None:
+    for name in _HOOKS:
+        write(directory / name, Path(script(victim)).read_bytes()).chmod(0o755)
+
+
+def _attributes(victim: Victim) -> None:
+    write(victim.place / ".gitattributes", "* filter=evil diff=evil merge=evil\n")
+
+
+# --- Which repository, which worktree ---------------------------------------------------------------
+
+
+def places() -> Iterator[Attack]:
+    for where, target in {"the home": "home", "a trap": "home/trap", "nothing": "home/planted"}.items():
+        yield Attack(f"git's common directory is {where}", _common(target), ALL)
+        yield Attack(f"the checkout's git directory is {where}", _checkout_file(target), ALL)
+        yield Attack(f"a registration leads to {where}", _registered(f"{target}/.git"), ALL)
+        yield Attack(f"a linked worktree's git directory is {where}", _linked_file(target), (*ALL, *_IN_SIDE))
+        yield Attack(f"the common directory of a registration is {where}", _linked_common(target), ALL)
+        yield Attack(f"a record says that a worktree is in {where}", _recorded(target), ALL)
+        yield Attack(f"the note of the main checkout names {where}", _noted(target), ALL)
+    yield Attack("the checkout is that of another repository of the user", _project("main"), (*ALL, "init"))
+    yield Attack("a worktree is one of another repository of the user", _project("side"), (*ALL, *_IN_SIDE))
+    yield Attack("git's common directory is that of another repository of the user", _project(""), (*ALL, "init"))
+    for name in ("..", ".git", "-rf", "../../x", "main", "side", "a\nb", "x" * 300):
+        yield Attack(f"a registration has the name {name[:20]!a}", _named(name), ALL)
+
+
+_IN_SIDE = ("snapshot --worktree side -m x", "worktree remove side --force", "worktree rename side other --force")
+
+
+def _common(target: str) -> Plant:
+    return lambda victim: write(common(victim) / "commondir", f"{victim.base / target}\n")
+
+
+def _checkout_file(target: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        os.rename(common(victim), victim.place / "kept")
+        write(common(victim), f"gitdir: {victim.base / target}\n")
+
+    return plant
+
+
+def _registered(target: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        for name in ("spare", "open"):
+            write(common(victim) / f"worktrees/{name}/gitdir", f"{victim.base / target}\n")
+
+    return plant
+
+
+def _linked_file(target: str) -> Plant:
+    return lambda victim: write(victim.worktree("side") / ".git", f"gitdir: {victim.base / target}\n")
+
+
+def _linked_common(target: str) -> Plant:
+    return lambda victim: write(common(victim) / "worktrees/spare/commondir", f"{victim.base / target}\n")
+
+
+def _recorded(target: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        path = victim.root / ".jvs/worktrees/spare/config.json"
+        record = json.loads(path.read_text())
+        change_record(path, git={**(record.get("git") or {}), "path": str(victim.base / target)})
+        plant_operation(victim, "open", kind="remove", worktree_id="open", path=str(victim.base / target))
+
+    return plant
+
+
+def _noted(target: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        config = common(victim) / "config"
+        write(config, f"{config.read_text()}[core]\nbare = true\n")
+        write(victim.root / "checkout", f"{victim.base / target}\n")
+
+    return plant
+
+
+def _named(name: str) -> Plant:
+    return lambda victim: write(common(victim) / "worktrees/spare/holdfast", f"{name}\n")
+
+
+def _project(worktree: str) -> Plant:
+    """Lead to a repository of the user's own, which has a home of Holdfast too."""
+
+    def plant(victim: Victim) -> None:
+        project = victim.home / "project"
+        git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
+        for words in (("init", "-q", "."), ("commit", "-q", "--allow-empty", "-m", "x")):
+            project.mkdir(exist_ok=True)
+            subprocess.run([*git, *words], cwd=project, env=victim.environment(), check=True)
+        subprocess.run(["cp", "-r", victim.root, project / ".git/holdfast"], check=True)
+        if worktree == "main":
+            os.rename(common(victim), victim.place / "kept")
+            write(common(victim), f"gitdir: {project / '.git'}\n")
+        elif worktree:
+            write(victim.worktree(worktree) / ".git", f"gitdir: {project / '.git'}\n")
+        else:
+            write(common(victim) / "commondir", f"{project / '.git'}\n")
+
+    return plant
+
+
+# --- References, objects and the private index ------------------------------------------------------
+
+_LINKED = (
+    *("objects", "objects/pack", "objects/info", "refs", "refs/heads", "refs/holdfast", "refs/holdfast/snapshots"),
+    *("worktrees", "worktrees/spare", "worktrees/side", "logs", "info", "holdfast", "holdfast/.jvs/index", "hooks"),
+)
+_READ = (
+    *("HEAD", "config", "index", "packed-refs", "worktrees/spare/gitdir", "worktrees/spare/commondir"),
+    *("worktrees/spare/HEAD", "worktrees/spare/index", "worktrees/spare/holdfast", "refs/heads/trunk", "info/exclude"),
+    *("holdfast/.jvs/index/main", "holdfast/.jvs/index/main.sums", "objects/info/alternates", "commondir", "shallow"),
+)
+
+
+def contents() -> Iterator[Attack]:
+    for path in _LINKED:
+        yield Attack(f".git/{path} is a link to a trap", _linked(path, "trap"), ALL)
+    for path in _READ:
+        yield Attack(f".git/{path} is a link to a sentinel", _linked(path, "docs/letter"), ALL)
+        yield Attack(f".git/{path} is a fifo", _made(path, fifo), ALL)
+        yield Attack(f".git/{path} is huge", _made(path, huge), READING)
+    for path in (".gitignore", ".gitattributes", "src/.gitignore", ".gitmodules"):
+        yield Attack(f"{path} is a fifo", lambda victim, path=path: fifo(victim.place / path), ALL)  # type: ignore[misc]
+        yield Attack(f"{path} is a link to a sentinel", _work_linked(path), ALL)
+    for name in ("..", "x", "0" * 16, "../../heads/trunk", "-d", "0123456789abcdef/x"):
+        yield Attack(f"a reference of a snapshot is called {name!a}", _reference(name), ALL)
+    yield Attack("a reference of a snapshot names no object", _wrong_reference("f" * 40), ALL)
+    yield Attack("a reference of a snapshot is a link to a sentinel", _linked_reference, ALL)
+    yield Attack("a reference of a snapshot is symbolic", _wrong_reference("ref: refs/heads/trunk"), ALL)
+    yield Attack("a reference of a snapshot leads out", _wrong_reference("ref: ../../home/docs/letter"), ALL)
+    yield Attack("incoming references without end", _incoming, ALL)
+    yield Attack("objects are those of the home", _alternates, ALL)
+    yield Attack("the private index is another program's", _private_index, ALL)
+    yield Attack("a pack is kept for a snapshot with a strange name", _keep, ALL)
+    yield Attack("a nested repository has settings of its own", _nested, ALL)
+
+
+def _linked(path: str, target: str) -> Plant:
+    return lambda victim: link(common(victim) / path, victim.home / target)
+
+
+def _made(path: str, make: Callable[[Path], None]) -> Plant:
+    return lambda victim: make(common(victim) / path)
+
+
+def _work_linked(path: str) -> Plant:
+    return lambda victim: link(victim.place / path, victim.letter)
+
+
+def _reference(name: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        with (common(victim) / "packed-refs").open("a") as file:
+            file.write(f"{_commit(victim)} refs/holdfast/snapshots/{name}\n")
+
+    return plant
+
+
+def _commit(victim: Victim) -> str:
+    return (common(victim) / "refs/heads/trunk").read_text().strip()
+
+
+def _wrong_reference(content: str) -> Plant:
+    return lambda victim: write(common(victim) / f"refs/holdfast/snapshots/{head_of(victim)}", f"{content}\n")
+
+
+def _linked_reference(victim: Victim) -> None:
+    link(common(victim) / f"refs/holdfast/snapshots/{head_of(victim)}", victim.letter)
+
+
+def _incoming(victim: Victim) -> None:
+    for number in range(50):
+        write(common(victim) / f"refs/holdfast/incoming/{number:016x}/../x{number}", f"{_commit(victim)}\n")
+
+
+def _alternates(victim: Victim) -> None:
+    write(
+        common(victim) / "objects/info/alternates", f"{victim.home}\n{victim.trap}\n../../../../home\n{'/x' * 3000}\n"
+    )
+
+
+def _private_index(victim: Victim) -> None:
+    for name in os.listdir(victim.root / ".jvs/index"):
+        write(victim.root / ".jvs/index" / name, b"DIRC\0\0\0\2\xff\xff\xff\xff" + bytes(100))
+
+
+def _keep(victim: Victim) -> None:
+    for name in ("pack-x.keep", "pack-..keep", f"pack-{'0' * 40}.keep"):
+        write(common(victim) / "objects/pack" / name, "holdfast ../../../home/docs\n")
+
+
+def _nested(victim: Victim) -> None:
+    """A repository in the work tree: git looks into it to find the commit that is checked out there."""
+    nested = victim.place / "src/nested/.git"
+    for name in ("objects", "refs"):
+        (nested / name).mkdir(parents=True)
+    write(nested / "HEAD", f"{_commit(victim)}\n")
+    clear(nested / "config")
+    _hooks(victim, nested / "hooks")
+    text = f'[core]\nfsmonitor = {script(victim)}\nworktree = {victim.home}\n[filter "x"]\nclean = {script(victim)}\n'
+    write(nested / "config", text)
+
+
+ATTACKS = [*settings(), *places(), *contents()]
