@@ -138,6 +138,27 @@ def test_a_symbolic_link_that_appears_during_the_wait_is_refused(path: Path, wor
     assert is_free(elsewhere)
 
 
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("control", [".jvs/guards", ".jit", ".holdfast/intents", ".JVS"])
+def test_a_symbolic_link_in_a_control_directory_is_refused(scratch: Path, control: str, exists: bool) -> None:
+    outside, place = scratch / "outside", scratch / "real" / control
+    outside.mkdir()
+    place.parent.mkdir(parents=True)
+    place.symlink_to(outside)
+    (scratch / "link").symlink_to("real")
+    if exists:
+        (outside / "a.lock").touch()
+
+    with pytest.raises(PathEscape):
+        FileLocker(0).lock_exclusive(scratch / "link" / control / "a.lock")
+
+    assert (outside / "a.lock").exists() is exists
+    place.unlink()
+    place.mkdir()
+    with FileLocker(0).lock_exclusive(scratch / "link" / control / "a.lock"):
+        assert (place / "a.lock").exists()
+
+
 def test_a_symbolic_link_in_the_directory_part_of_the_path_is_followed(scratch: Path) -> None:
     (scratch / "real").mkdir()
     (scratch / "link").symlink_to("real")

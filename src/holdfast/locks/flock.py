@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import sys
 import threading
@@ -22,7 +23,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, io_failure, not_a_path
+from holdfast.fs.directory import Directory, close_quietly, io_failure, not_a_path, resolved
 
 if sys.platform == "win32":
     import ctypes
@@ -281,12 +282,19 @@ def _open_without_links(key: str) -> int:
         raise _no_directory(key) from None
 
 
+_CONTROL = re.compile(r"(?:\A|(?<=/))\.(?:jvs|jit|holdfast)(?=/|\Z)", re.IGNORECASE)
+
+
 def _open(key: str) -> int:
-    """Open a lock file that the user named, creating a missing one. Only its last part may not be a link."""
+    """Open a lock file that the user named, creating a missing one. Its last part may not be a link, nor anything below
+    a control directory: that is the choice of whoever made the repository, not the user's."""
+    above, name = os.path.split(key)
     try:
+        if control := _CONTROL.search(above):
+            top = resolved(above[: control.start()] or ".")
+            return _open_without_links(os.path.join(top, above[control.start() :], name))
         with contextlib.suppress(FileNotFoundError):
             return _open_existing(key, None, key)
-        above, name = os.path.split(key)
         with Directory.follow(above or ".") as directory:
             return _open_in(directory, name, key)
     except NotFound:
