@@ -319,8 +319,8 @@ def kept_packs(git: Git) -> dict[str, Path]:
     """The `.keep` files of packs of ours, by the id of their snapshot."""
     found = {}
     with Directory.open(git.objects / "pack") as directory:
-        for name in directory.names():
-            if name.endswith(".keep"):
+        for name in (each for each in directory.names() if each.endswith(".keep")):
+            with contextlib.suppress(NotFound):  # its owner, or a `git fetch`, has just removed it
                 content = durable.read_in(directory, name).decode(errors="replace")
                 if content.startswith(_KEEP):
                     found[content.removeprefix(_KEEP).strip()] = directory.path / name
