@@ -279,6 +279,19 @@ def test_a_rename_takes_the_branch_along_and_a_removal_keeps_commits(repository:
     require_sound(repository)
 
 
+def test_a_rename_is_refused_as_a_whole_if_its_branch_is_somebody_elses(repository: Repository, path: Path) -> None:
+    """Also one at the same commit, such as a rename that was killed would have left."""
+    repository.worktrees.create("old")
+    git("branch", "hf/new", "hf/old", at=path)
+    with pytest.raises(AlreadyExists, match="branch hf/new"):
+        repository.worktrees.change_name("old", "new")
+
+    assert repository.path("old") == path.parent / "project.worktrees/old"
+    assert git("symbolic-ref", "--short", "HEAD", at=repository.path("old")) == "hf/old"
+    assert repository.context.store.read(OPERATIONS.key("old")) is None
+    require_sound(repository)
+
+
 def test_a_commit_without_a_branch_survives_the_removal_of_its_worktree(repository: Repository, path: Path) -> None:
     repository.worktrees.create("dev")
     dev = repository.path("dev")
@@ -639,7 +652,44 @@ class Restoring(Case):
         return True
 
 
-CASES = [Creation, CreationFromASnapshot, Adoption, Renaming, Removal, Snapshot, Restoring]
+class RestoringAPath(Restoring):
+    def act(self, repository: Repository) -> object:
+        first = repository.snapshots.line(MAIN).entries[-1].descriptor.snapshot_id
+        with repository.lease() as lease:
+            return repository.restore(first, lease=lease, reason="it was better", path="src/a")
+
+    def is_new(self, repository: Repository) -> bool:
+        found = files_in(repository.payload())
+        assert "new" not in found
+        assert found["worse"] == "too"
+        stored = [files_stored(repository.context, each) for each in repository.snapshots.all_ids()]
+        assert found["src/a"] == "worse" or any(each["src/a"] == "worse" for each in stored), "replaced work was lost"
+        return found["src/a"] == "changed"
+
+
+class RemovalWithoutABranch(Removal):
+    """The commit that is checked out is on no branch: it gets one."""
+
+    def arrange(self, repository: Repository) -> None:
+        super().arrange(repository)
+        git("checkout", "-q", "--detach", at=repository.path("old"))
+        put_files(repository.path("old"), {"committed": "too"})
+        git("add", "committed", at=repository.path("old"))
+        git("commit", "-qm", "on no branch", at=repository.path("old"))
+        (repository.root.parent / "kept").write_text(git("rev-parse", "HEAD", at=repository.path("old")))
+
+    def is_new(self, repository: Repository) -> bool:
+        if worktree_names(repository):
+            return False
+        commit = (repository.root.parent / "kept").read_text()
+        assert git("for-each-ref", f"--contains={commit}", "refs/heads", at=repository.payload()), "a commit was lost"
+        return True
+
+
+CASES = [
+    *(Creation, CreationFromASnapshot, Adoption, Renaming, Removal, RemovalWithoutABranch),
+    *(Snapshot, Restoring, RestoringAPath),
+]
 
 
 def killed_while_git_writes(repository: Repository, path: Path, *, with_git: bool) -> Path:
