@@ -566,7 +566,7 @@ class Case:
         if not is_new:
             self.act(repository)
             assert self.is_new(repository)
-        require_sound(repository)
+            require_sound(repository)
 
 
 def worktree_names(repository: Repository) -> list[str]:
