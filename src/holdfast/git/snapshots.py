@@ -32,7 +32,7 @@ from holdfast.git.contents import (
 )
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Background, Git
-from holdfast.git.worktrees import head_commit
+from holdfast.git.worktrees import head_commit, unlock
 from holdfast.trees.scan import Progress
 from holdfast.trees.walker import shown
 
@@ -349,6 +349,8 @@ def delete_refs(git: Git, ids: Iterable[str]) -> None:
 
 
 def update_refs(git: Git, lines: str) -> None:
+    """Let git carry out these commands of `git update-ref --stdin`, all or none; for references of ours only."""
+    unlock(git, *(line.split()[1] for line in lines.splitlines()))
     settings = ("core.logAllRefUpdates=false", "core.fsync=reference", "core.fsyncMethod=fsync")
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 

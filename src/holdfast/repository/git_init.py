@@ -5,14 +5,13 @@ git and all checkouts stay as they are. The numbered steps are those of `init`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotFound, Refused
-from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, entry_exists, make_directories, move
+from holdfast.fs import durable
+from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
 from holdfast.git import snapshots as commits
@@ -167,9 +166,7 @@ def _forget_everything(git: Git) -> None:
         transfer.forget_incoming(git, place)
     for git_id in GitPaths(git.common / "holdfast").git_ids():
         durable.remove(git.common / "worktrees" / git_id / "holdfast")
-    for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):
-        with contextlib.suppress(OSError, NotFound), Directory.open((git.common / name).parent) as above:
-            calls.rmdir(above.at(name.rpartition("/")[2]), dir_fd=above.fd)
+    remove_tree(git.common / "refs" / "holdfast")  # empty directories, and locks of a git that was killed
 
 
 def _refuse_if_held(repository: Repository) -> None:
