@@ -692,7 +692,7 @@ class RestoringAPath(Restoring):
 
 
 class RemovalWithoutABranch(Removal):
-    """The commit that is checked out is on no branch: it gets one."""
+    """The commit that is checked out is on no branch: a snapshot, or a branch of its own, keeps it."""
 
     def arrange(self, repository: Repository) -> None:
         super().arrange(repository)
@@ -706,7 +706,7 @@ class RemovalWithoutABranch(Removal):
         if worktree_names(repository):
             return False
         commit = (repository.root.parent / "kept").read_text()
-        assert git("for-each-ref", f"--contains={commit}", "refs/heads", at=repository.payload()), "a commit was lost"
+        assert git("for-each-ref", f"--contains={commit}", at=repository.payload()), "a commit was lost"
         return True
 
 
