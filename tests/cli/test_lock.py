@@ -18,6 +18,9 @@ from holdfast.repository.repository import Repository
 from proof.effort import rounds
 from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
 from tests.repository.stages import expire, json_at, make_repository
+from tests.support.homes import in_git, records_of
+
+pytestmark = pytest.mark.both_homes
 
 
 @pytest.fixture
@@ -246,8 +249,8 @@ def test_info_shows_the_format_worktrees_leases_and_warnings(repo: Path) -> None
     saved = Repository(repo).snapshot("open")
     told = data(holdfast("info", "--json", cwd=repo))
     assert told["format"] == 1
-    assert told["root"] == str(repo)
-    assert told["engine"] in {"juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy"}
+    assert told["root"] == str(records_of(repo))
+    assert told["engine"] in {"git", "juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy"}
     main, shared = told["worktrees"]
     assert main["lease"]["state"] == "leased"
     assert (shared["isolation"], shared["high_risk"]) == ("shared", True)
@@ -265,8 +268,8 @@ def test_info_shows_the_format_worktrees_leases_and_warnings(repo: Path) -> None
 def test_a_newer_format_is_refused(repo: Path) -> None:
     path = repo / ".jvs/format.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 99'))
-    for command in (["info"], ["init", "."]):
-        refused = holdfast(*command, "--json", cwd=repo)
+    for command in (["info"], ["init"] if in_git() else ["init", "."]):
+        refused = holdfast(*command, "--json", cwd=repo / "main" if in_git() else repo)
         assert (refused.returncode, error(refused)["code"]) == (7, "E_REFUSED")
         assert error(refused)["version"] == 99
 

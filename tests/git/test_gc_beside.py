@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory
 from holdfast.git import contents, look, snapshots
 from proof import effort
 from tests.git.conftest import Home, commit_all, content_of, git, write
@@ -137,3 +139,20 @@ def test_the_pack_is_kept_from_its_arrival_until_the_reference_exists(home: Home
     snapshots.delete_refs(home.git, ["s"])
     prune(home)
     assert list(contents.verify(home.git, captured.commit)) != []
+
+
+def test_a_keep_file_that_its_owner_removes_meanwhile_disturbs_nobody(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = home.git.objects / "pack"
+    keeps = [write(place / f"pack-{each}.keep", f"holdfast {each}\n") for each in ("a", "b")]
+    read_in = durable.read_in
+
+    def while_the_others_go(directory: Directory, name: str) -> bytes:
+        for each in keeps:
+            if each.name != name:
+                each.unlink(missing_ok=True)
+        return read_in(directory, name)
+
+    monkeypatch.setattr(durable, "read_in", while_the_others_go)
+    assert len(snapshots.kept_packs(home.git)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -135,10 +136,40 @@ def test_a_branch_is_deleted_only_if_the_target_contains_it(checkout: Path, ours
 
 
 def test_a_branch_is_renamed_but_never_onto_another(checkout: Path, ours: Git, linked: Path) -> None:
-    worktrees.rename_branch(ours, "hf/linked", "hf/renamed")
+    write(linked / "new", "x")
+    commit_all(linked)
+    commit, log = git(linked, "rev-parse", "HEAD"), git(linked, "reflog", "show", "--format=%H", "hf/linked")
+    git(checkout, "config", "branch.hf/linked.remote", "origin")
+    worktrees.rename_branch(ours, linked, "hf/linked", "hf/renamed")
     assert worktrees.current_branch(ours, linked) == "hf/renamed"
+    assert git(linked, "rev-parse", "HEAD") == commit
+    assert git(linked, "reflog", "show", "--format=%H", "hf/renamed").endswith(log)
+    assert git(checkout, "config", "branch.hf/renamed.remote") == "origin"
+    assert not worktrees.branch_exists(ours, "hf/linked")
     with pytest.raises(AlreadyExists):
-        worktrees.rename_branch(ours, "hf/renamed", "trunk")
+        worktrees.rename_branch(ours, linked, "hf/renamed", "trunk")
+
+
+def test_a_lock_that_a_killed_git_has_left_is_removed_but_not_one_in_use(
+    ours: Git, linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = ours.common / "refs/heads/hf/linked.lock"
+    lock.touch()
+    pauses: list[float] = []
+    monkeypatch.setattr("holdfast.git.worktrees.time.sleep", pauses.append)
+    worktrees.unlock(ours, "refs/heads/hf/linked", "refs/heads/none")
+    assert not lock.exists()
+    assert sum(pauses) > 1
+
+    def used_by_another(_: float) -> None:
+        lock.unlink()
+        lock.touch()
+        os.utime(lock, ns=(1, 1))
+
+    lock.touch()
+    monkeypatch.setattr("holdfast.git.worktrees.time.sleep", used_by_another)
+    worktrees.unlock(ours, "refs/heads/hf/linked")
+    assert lock.exists()
 
 
 def test_a_revision_that_looks_like_an_option_is_only_a_revision(ours: Git) -> None:

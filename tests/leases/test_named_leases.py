@@ -21,6 +21,8 @@ from holdfast.store.open import open_address
 from tests.locks.workers import PATIENCE, wait_until
 from tests.repository.stages import expire, make_repository
 
+pytestmark = pytest.mark.both_homes
+
 LONG = 3600.0
 JOB = "nightly-job"
 

@@ -31,14 +31,15 @@ from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.git_init import adopt_checkout, deinitialise
+from holdfast.repository.git_init import adopt_checkout, deinitialise, finish_deinit_around
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
-from holdfast.repository.init import initialise
+from holdfast.repository.init import initialise, is_repository
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Ending, Outcome, Scenario, kill_points
 from proof.effort import SHARE, sweep
+from tests.cli.commands import holdfast
 from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.support.homes import SAFE, git
@@ -277,6 +278,19 @@ def test_a_rename_takes_the_branch_along_and_a_removal_keeps_commits(repository:
     assert files_stored(repository.context, removed[1].saved)["unsaved"] == "too"
     assert git("worktree", "list", at=path).count("\n") == 0
     assert of_the_user(path) == before
+    require_sound(repository)
+
+
+def test_a_rename_is_refused_as_a_whole_if_its_branch_is_somebody_elses(repository: Repository, path: Path) -> None:
+    """Also one at the same commit, such as a rename that was killed would have left."""
+    repository.worktrees.create("old")
+    git("branch", "hf/new", "hf/old", at=path)
+    with pytest.raises(AlreadyExists, match="branch hf/new"):
+        repository.worktrees.change_name("old", "new")
+
+    assert repository.path("old") == path.parent / "project.worktrees/old"
+    assert git("symbolic-ref", "--short", "HEAD", at=repository.path("old")) == "hf/old"
+    assert repository.context.store.read(OPERATIONS.key("old")) is None
     require_sound(repository)
 
 
@@ -524,6 +538,29 @@ def test_deinit_leaves_git_as_it_was(repository: Repository, path: Path) -> None
         find_repository(path)
 
 
+def test_the_next_deinit_finishes_one_that_was_killed(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with repository.lease() as lease:
+        repository.snapshot(lease=lease)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(git_init, "_forget_everything", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deinitialise(repository, force=True)
+    assert git("for-each-ref", "refs/holdfast", at=path) != ""
+    done = holdfast("deinit", cwd=path / "src")
+    again = holdfast("deinit", cwd=path)
+
+    assert done.stdout == f"Removed what an interrupted deinit had left in {path}/.git.\n"
+    assert git("for-each-ref", "refs/holdfast", at=path) == ""
+    assert not (path / ".git/holdfast.removed").exists()
+    assert (again.returncode, "not in a Holdfast repository" in again.stderr) == (3, True)
+
+
 def _excludes() -> bool:
     with contextlib.suppress(AssertionError):
         return git("version").split()[2] >= "2.42"
@@ -570,7 +607,7 @@ class Case:
         if not is_new:
             self.act(repository)
             assert self.is_new(repository)
-        require_sound(repository)
+            require_sound(repository)
 
 
 def worktree_names(repository: Repository) -> list[str]:
@@ -680,7 +717,90 @@ class Restoring(Case):
         return True
 
 
-CASES = [Creation, CreationFromASnapshot, Adoption, Renaming, Removal, Snapshot, Restoring]
+class RestoringAPath(Restoring):
+    def act(self, repository: Repository) -> object:
+        first = repository.snapshots.line(MAIN).entries[-1].descriptor.snapshot_id
+        with repository.lease() as lease:
+            return repository.restore(first, lease=lease, reason="it was better", path="src/a")
+
+    def is_new(self, repository: Repository) -> bool:
+        found = files_in(repository.payload())
+        assert "new" not in found
+        assert found["worse"] == "too"
+        stored = [files_stored(repository.context, each) for each in repository.snapshots.all_ids()]
+        assert found["src/a"] == "worse" or any(each["src/a"] == "worse" for each in stored), "replaced work was lost"
+        return found["src/a"] == "changed"
+
+
+class RemovalWithoutABranch(Removal):
+    """The commit that is checked out is on no branch: a snapshot, or a branch of its own, keeps it."""
+
+    def arrange(self, repository: Repository) -> None:
+        super().arrange(repository)
+        git("checkout", "-q", "--detach", at=repository.path("old"))
+        put_files(repository.path("old"), {"committed": "too"})
+        git("add", "committed", at=repository.path("old"))
+        git("commit", "-qm", "on no branch", at=repository.path("old"))
+        (repository.root.parent / "kept").write_text(git("rev-parse", "HEAD", at=repository.path("old")))
+
+    def is_new(self, repository: Repository) -> bool:
+        if worktree_names(repository):
+            return False
+        commit = (repository.root.parent / "kept").read_text()
+        assert git("for-each-ref", f"--contains={commit}", at=repository.payload()), "a commit was lost"
+        return True
+
+
+class Initialisation(Case):
+    def adopt(self, path: Path) -> None: ...
+
+    def operate(self, directory: Path) -> object:
+        return adopt_checkout(directory / "project")
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        made = adopt_checkout(directory / "project")
+        assert not (made.created and outcome.acknowledged), "an acknowledged repository is missing"
+        super().check(directory, outcome)
+
+    def is_new(self, repository: Repository) -> bool:
+        return [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
+
+
+class Deinitialisation(Case):
+    def arrange(self, repository: Repository) -> None:
+        repository.worktrees.create("dev")
+        with repository.lease() as lease:
+            repository.snapshot(lease=lease)
+
+    def operate(self, directory: Path) -> object:
+        return deinitialise(Repository(directory / "project"), force=True)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        """The repository is whole, or there is none; and then nothing of it is left when the removal is finished."""
+        path = directory / "project"
+        if is_repository(path / ".git/holdfast"):
+            assert not outcome.acknowledged
+            super().check(directory, outcome)
+            deinitialise(Repository(path), force=True)
+        finish_deinit_around(path)
+        assert of_the_user(path) == json.loads((directory / "before").read_text()), "something of the user has changed"
+        assert not any(each.name.startswith("holdfast") for each in (path / ".git").rglob("*"))
+        assert git("for-each-ref", "refs/holdfast", at=path) == ""
+        assert files_in(directory / "project.worktrees/dev") == FILES
+        adopt_checkout(path)
+        require_sound(Repository(path))
+
+    def is_new(self, repository: Repository) -> bool:
+        [taken] = repository.snapshots.all_ids()
+        assert files_stored(repository.context, taken)["new"] == "new"
+        assert worktree_names(repository) == ["dev"]
+        return True
+
+
+CASES = [
+    *(Creation, CreationFromASnapshot, Adoption, Renaming, Removal, RemovalWithoutABranch),
+    *(Snapshot, Restoring, RestoringAPath, Initialisation, Deinitialisation),
+]
 
 
 def killed_while_git_writes(repository: Repository, path: Path, *, with_git: bool) -> Path:

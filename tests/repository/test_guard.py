@@ -145,10 +145,10 @@ _ENDS = {"later": MINUTE, "just now": -SKEW / 2, "long ago": -MINUTE}
 
 
 def lease_of(kind: Kind, stranger: Holder) -> dict[str, Any]:
-    me = current_holder()
+    me, parent = current_holder(), os.getppid()
     holders = {
         "us": me,
-        "parent": holder_with_pid(os.getppid()) or me,
+        "parent": (holder_with_pid(parent) if parent > 1 else None) or me,  # process 1 holds nothing for anybody
         "stranger": stranger,
         "dead": me._replace(pid=stranger.pid, start_time="1"),
         "elsewhere": me._replace(host="elsewhere", boot_id="another", machine_id="another"),

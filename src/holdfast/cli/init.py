@@ -9,6 +9,7 @@ import click
 
 from holdfast.cli.options import accept_unsafe_server_option, consistency_option, json_option, repo_option
 from holdfast.cli.output import Output, counted
+from holdfast.errors import NotFound
 
 if TYPE_CHECKING:
     from holdfast.repository.context import Consistency
@@ -107,10 +108,18 @@ def deinit(output: Output, *, force: bool, repo: str | None) -> None:
     Example:
       holdfast deinit
     """
-    from holdfast.cli.repository import open_repository
-    from holdfast.repository.git_init import deinitialise
+    from holdfast.cli.repository import current_directory, open_repository
+    from holdfast.repository.git_init import deinitialise, finish_deinit_around
 
-    done = deinitialise(open_repository(repo), force=force)
+    try:
+        repository = open_repository(repo)
+    except NotFound:
+        rest = finish_deinit_around(repo or current_directory(), os.environ.get("GIT_DIR"))
+        if rest is None:
+            raise
+        output.result({"removed": str(rest)}, [f"Removed what an interrupted deinit had left in {rest}."])
+        return
+    done = deinitialise(repository, force=force)
     lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. {done.checkout} is as before."]
     lines += [f"Still a worktree of git: {each}" for each in done.worktrees]
     record = {"checkout": str(done.checkout), "snapshots": done.snapshots, "worktrees": list(map(str, done.worktrees))}

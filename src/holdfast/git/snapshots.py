@@ -33,7 +33,7 @@ from holdfast.git.contents import (
 )
 from holdfast.git.look import Look, WorkTree, entry_count, start_index
 from holdfast.git.program import Background, Git
-from holdfast.git.worktrees import head_commit
+from holdfast.git.worktrees import head_commit, unlock
 from holdfast.trees.walker import shown
 
 if TYPE_CHECKING:
@@ -330,8 +330,8 @@ def kept_packs(git: Git) -> dict[str, Path]:
     """The `.keep` files of packs of ours, by the id of their snapshot."""
     found = {}
     with Directory.open(git.objects / "pack") as directory:
-        for name in directory.names():
-            if name.endswith(".keep"):
+        for name in (each for each in directory.names() if each.endswith(".keep")):
+            with contextlib.suppress(NotFound):  # its owner, or a `git fetch`, has just removed it
                 content = durable.read_in(directory, name).decode(errors="replace")
                 if content.startswith(_KEEP):
                     found[content.removeprefix(_KEEP).strip()] = directory.path / name
@@ -360,6 +360,8 @@ def delete_refs(git: Git, ids: Iterable[str]) -> None:
 
 
 def update_refs(git: Git, lines: str) -> None:
+    """Let git carry out these commands of `git update-ref --stdin`, all or none; for references of ours only."""
+    unlock(git, *(line.split()[1] for line in lines.splitlines()))
     settings = ("core.logAllRefUpdates=false", "core.fsync=reference", "core.fsyncMethod=fsync")
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
 

@@ -5,18 +5,21 @@ Only `set_name` and `set_main_checkout` write something of ours, beside git's ow
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, GitFailed, NameInvalid, NotFound, Refused
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, failing_to, make_directories
+from holdfast.fs.directory import Directory, failing_to, make_directories, status_at
 from holdfast.git.checkout import MAIN_CHECKOUT, find_checkout, is_worktree_of
 from holdfast.git.program import Git
 
 _MOST_OF_A_PATH = 1 << 16
+_LONGEST_LOCK, _PAUSE = 1.5, 0.05  # seconds
 _BUSY = {
     "MERGE_HEAD": "a merge",
     "rebase-merge": "a rebase",
@@ -190,24 +193,83 @@ def branch_exists(git: Git, branch: str) -> bool:
     return git.succeeds("show-ref", "--verify", "--quiet", f"refs/heads/{branch}")
 
 
-def rename_branch(git: Git, old: str, new: str) -> None:
-    if branch_exists(git, new):
-        raise AlreadyExists(f"the branch {new} already exists", branch=new)
-    git.run("branch", "--move", "--", old, new)
+def rename_branch(git: Git, path: Path, old: str, new: str) -> None:
+    """Rename the branch that is checked out at `path`; after a kill, call it again.
+
+    Not with `git branch --move`, which deletes the old reference before it creates the new one: a kill in between would
+    lose the branch. Here, a branch has the commits at all times. `new` may exist only if a killed call has made it.
+    """
+    head, both = f"worktrees/{_git_dir(git, path).name}/HEAD", [f"refs/heads/{each}" for each in (old, new)]
+    unlock(git, head, *both)
+    commit = _commit_if_any(git, both[0])
+    if commit is not None:
+        if _commit_if_any(git, both[1]) not in (None, commit):
+            raise AlreadyExists(f"the branch {new} already exists", branch=new)
+        _copy_reflog(git, *both)
+        git.run("update-ref", both[1], commit)
+    git.run("symbolic-ref", "-m", f"renamed {old} to {new}", "HEAD", both[1], worktree=path)
+    end_rename_of_branch(git, path, old, new)
 
 
-def delete_branch_if_contained(git: Git, branch: str, target: str) -> bool:
-    """Delete a branch if `target` contains its commits; whether it was deleted.
+def end_rename_of_branch(git: Git, path: Path, old: str, new: str) -> None:
+    """What remains of `rename_branch` when `new` is checked out at `path`."""
+    before, after = (_commit_if_any(git, f"refs/heads/{each}") for each in (old, new))
+    if before is not None and after is not None:
+        if not git.succeeds("merge-base", "--is-ancestor", before, after):  # somebody has committed meanwhile
+            git.run("update-ref", f"refs/heads/{new}", before, after)
+        unlock(git, f"refs/heads/{old}")
+        git.run("update-ref", "-d", f"refs/heads/{old}", before)
+    with contextlib.suppress(GitFailed):  # there is none
+        git.run("config", "--local", "--rename-section", f"branch.{old}", f"branch.{new}")
+
+
+def _commit_if_any(git: Git, reference: str) -> str | None:
+    try:
+        return commit_of(git, reference)
+    except NotFound:
+        return None
+
+
+def _copy_reflog(git: Git, old: str, new: str) -> None:
+    target = git.common / "logs" / new
+    with contextlib.suppress(NotFound, AlreadyExists):
+        content = durable.read(git.common / "logs" / old)
+        make_directories(target.parent)
+        durable.create(target, content)
+
+
+def delete_branch_if_contained(git: Git, branch: str, target: str, *, last: str | None = None) -> bool:
+    """Delete a branch if `target` contains its commits; whether it was deleted. Refused while it is checked out, other
+    than in the linked worktree with the id `last`, which is about to go.
 
     It is deleted only as it was judged: a commit that arrives in between keeps it.
     """
     commit = commit_of(git, f"refs/heads/{branch}")
     if not git.succeeds("merge-base", "--is-ancestor", commit, target):
         return False
-    if any(each.branch == branch for each in registered(git)):
+    if any(each.branch == branch for each in registered(git) if last is None or each.git_id != last):
         raise Refused(f"the branch {branch} is checked out", branch=branch)
+    unlock(git, f"refs/heads/{branch}")
     git.run("update-ref", "-d", f"refs/heads/{branch}", commit)
     return True
+
+
+def unlock(git: Git, *references: str) -> None:
+    """Remove the lock files of references that a killed git has left.
+
+    git does not say who holds such a lock. It needs one for moments, and waits a tenth of a second for that of another;
+    so one that stays as it is for much longer has no owner. Only for references that others have no reason to change.
+    """
+    for path in (git.common / f"{each}.lock" for each in references):
+        first, waited = status_at(path), 0.0
+        while first is not None and waited < _LONGEST_LOCK:
+            time.sleep(_PAUSE)
+            waited += _PAUSE
+            now = status_at(path)
+            if now is None or (now.st_ino, now.st_mtime_ns) != (first.st_ino, first.st_mtime_ns):
+                first = None
+        if first is not None:
+            durable.remove(path)
 
 
 def is_busy(git: Git, path: Path) -> str | None:

@@ -328,16 +328,29 @@ class GitHome(Home):
         path = Path(work.path)
         if not work.new:
             return
-        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None or is_begun(path, self.paths.common):
+        begun = list(self._registrations_at(path))
+        if self._is_begun(path, begun) or is_begun(path, self.paths.common):
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
                 calls.rmdir(parent.at(path.name), dir_fd=parent.fd)  # as git has made it; never one with content
-        for each in self._registrations_at(path):
+        for each in begun:
             remove_tree(each)
         if work.new_branch:
+            linked.unlock(self.git, f"refs/heads/{work.branch}")
             with contextlib.suppress(GitFailed):
                 self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
+
+    def _is_begun(self, path: Path, registrations: Sequence[Path]) -> bool:
+        """Whether git has made the directory at `path` for one of these. If git was killed, even the file `.git` may be
+        incomplete."""
+        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
+            return True
+        try:
+            content = durable.read(path / ".git", limit=1 << 16)
+        except (NotFound, Corrupt):
+            return False
+        return any(b"gitdir: %s\n".__mod__(os.fsencode(each)).startswith(content) for each in registrations)
 
     def _registrations_at(self, path: Path) -> Iterator[Path]:
         """git's directories of a linked worktree that was at a path, and half-made ones of that name, to which git may
@@ -349,6 +362,13 @@ class GitHome(Home):
             if is_half_made or registered == str(path):
                 yield git_dir
 
+    def check_rename(self, old: str, new: str) -> None:
+        branch = branch_of(new)
+        is_renamed = linked.current_branch(self.git, self.paths.payload(old)) == branch_of(old)
+        if is_renamed and linked.branch_exists(self.git, branch):
+            hint = "Choose another name, or rename that branch: 'git branch --move'."
+            raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
+
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         """Rename the directory, if it has the worktree's name; then the branch; and last the name in git's
         registration. A kill leaves the steps that follow."""
@@ -357,8 +377,11 @@ class GitHome(Home):
         git_dir, path = self.paths.git_dir(old), self.paths.payload(old)  # raises if git does not know it
         target = path.with_name(new) if path.name == old else path
         self._move_directory(git_dir, path, target)
-        if linked.current_branch(self.git, target) == branch_of(old):
-            linked.rename_branch(self.git, branch_of(old), branch_of(new))
+        branch = linked.current_branch(self.git, target)
+        if branch == branch_of(old):
+            linked.rename_branch(self.git, target, branch_of(old), branch_of(new))
+        elif branch == branch_of(new):
+            linked.end_rename_of_branch(self.git, target, branch_of(old), branch_of(new))
         linked.set_name(self.git, target, new)
 
     def _move_directory(self, git_dir: Path, path: Path, target: Path) -> None:
@@ -409,21 +432,23 @@ class GitHome(Home):
             return
         removed = self.removed(operation)
         branch = self._branch_of(Path(found.git_dir))
+        git_dir = Path(found.git_dir)
         try:
             keep_commits(self.paths, self.git, operation, removed, branch_of(operation.worktree_id))
         except (NotWritable, Refused):  # nobody can tell what is in it
             detach(removed)
             self._leave_in_sight(operation)
         remove_tree(removed)
-        remove_tree(Path(found.git_dir))
-        with contextlib.suppress(NotFound):
-            durable.remove(self.paths.indexes / Path(found.git_dir).name)
         if branch is not None and branch.startswith("refs/heads/"):
             with contextlib.suppress(Failure):  # it stays then
                 target = linked.commit_of(self.git, "HEAD", self.paths.payload(MAIN))
-                linked.delete_branch_if_contained(self.git, branch.removeprefix("refs/heads/"), target)
+                name = branch.removeprefix("refs/heads/")
+                linked.delete_branch_if_contained(self.git, name, target, last=git_dir.name)
         elif branch is not None:
             self._keep(branch, operation.worktree_id)
+        remove_tree(git_dir)
+        with contextlib.suppress(NotFound):
+            durable.remove(self.paths.indexes / git_dir.name)
 
     def _branch_of(self, git_dir: Path) -> str | None:
         """What is checked out: the reference of a branch, or a commit."""

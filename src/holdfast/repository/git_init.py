@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotFound, Refused
-from holdfast.fs import calls
-from holdfast.fs.directory import Directory, make_directories, move
+from holdfast.fs import durable
+from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
 from holdfast.git import isolated, transfer
@@ -24,7 +24,7 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_isolated import fetch_work
-from holdfast.repository.git_paths import GitPaths
+from holdfast.repository.git_paths import GitPaths, registered_path
 from holdfast.repository.git_place import include_again
 from holdfast.repository.init import (
     CONTROL,
@@ -61,7 +61,7 @@ def adopt_checkout(
     if store is not None:
         remember(store)
         require_free_store(root, store)
-    remove_tree(root.with_name(REMOVED))
+    finish_deinit(git)
     make_directories(root)
     if shared:
         share_directory(root)
@@ -121,8 +121,8 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     isolated worktree stays as a clone.
 
     Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or a
-    worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves a repository that can be
-    removed again.
+    worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves the whole repository or
+    none, and the next `init` or `deinit` removes the rest.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
@@ -137,37 +137,59 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     made = home.stored()
     paths = tuple(Path(each.top) for _, each in home.paths.registrations() if each.top is not None)
     main = home.paths.payload(MAIN)
-    home.retire(repository.context, made)
-    for each in commits.kept_packs(home.git):
-        commits.drop_keep(home.git, each)
     for path in paths:
-        if isolated.is_isolated(path):
-            _let_go(home, path)
-            continue
-        with contextlib.suppress(Refused):  # its directory is gone
-            linked.clear_name(home.git, path)
-    include_again(home.git)
-    for place in transfer.incoming(home.git):
-        transfer.forget_incoming(home.git, place)
-    for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):
-        with contextlib.suppress(OSError, NotFound), Directory.open((home.paths.common / name).parent) as above:
-            calls.rmdir(above.at(name.rpartition("/")[2]), dir_fd=above.fd)
+        with contextlib.suppress(Refused):  # its commits stay in the clone
+            fetch_work(home.paths, home.git, path)
     repository.close()
     removed = repository.root.with_name(REMOVED)
     remove_tree(removed)
     move(repository.root, removed)  # from here on, there is no repository
-    remove_tree(removed)
+    finish_deinit(home.git)
     return Deinitialised(main, len(made), tuple(path for path in paths if path != main))
 
 
-def _let_go(home: GitHome, path: Path) -> None:
-    """Let an isolated worktree be a clone that the repository does not know. Its branch stays in both."""
-    found = is_worktree_of(os.fspath(path), os.fspath(home.paths.common))
-    if found is not None:
-        with contextlib.suppress(Refused):  # its commits stay in the clone
-            fetch_work(home.paths, home.git, path)
-        remove_tree(Path(found.git_dir))
-        isolated.detach(path)
+def finish_deinit_around(start: str | os.PathLike[str], git_dir: str | None = None) -> Path | None:
+    """Finish a killed `deinit` in the checkout that `start` is in; the git directory, or None if there was none."""
+    found = find_checkout(os.fspath(start), git_dir)
+    return Path(found.common) if found is not None and finish_deinit(Git(Path(found.common))) else None
+
+
+def finish_deinit(git: Git) -> bool:
+    """Remove what a `deinit` leaves beside the root that it has moved away, and then that; whether there was one."""
+    removed = git.common / REMOVED
+    if not entry_exists(removed):
+        return False
+    make_directories(removed / CONTROL / "guards")
+    with FileLocker(follow_links=False).lock_exclusive(removed / CONTROL / "guards" / "init.lock"):
+        if not is_repository(git.common / "holdfast"):  # else another process has finished this, and begun anew
+            _forget_everything(git)
+        remove_tree(removed)
+    return True
+
+
+def _forget_everything(git: Git) -> None:
+    """Delete all references, `.keep` files and names of a repository in git."""
+    commits.delete_refs(git, commits.refs(git))
+    for each in commits.kept_packs(git):
+        commits.drop_keep(git, each)
+    for place in transfer.incoming(git):
+        transfer.forget_incoming(git, place)
+    for git_id in GitPaths(git.common / "holdfast").git_ids():
+        _forget_worktree(git, git.common / "worktrees" / git_id)
+    include_again(git)
+    remove_tree(git.common / "refs" / "holdfast")  # empty directories, and locks of a git that was killed
+
+
+def _forget_worktree(git: Git, git_dir: Path) -> None:
+    """Let a linked worktree have no name; an isolated one be a clone that git here does not know. Its branch stays in
+    both."""
+    top = registered_path(git_dir)
+    is_ours = top is not None and is_worktree_of(top, os.fspath(git.common)) is not None
+    if top is None or not is_ours or not isolated.is_isolated(Path(top)):
+        durable.remove(git_dir / "holdfast")
+        return
+    remove_tree(git_dir)
+    isolated.detach(Path(top))
 
 
 def _refuse_if_held(repository: Repository) -> None:

@@ -141,6 +141,10 @@ class Home(ABC):
         """Undo `place`, whatever it has done."""
 
     @abstractmethod
+    def check_rename(self, old: str, new: str) -> None:
+        """Raise `AlreadyExists` if something other than the path is in the way of a rename."""
+
+    @abstractmethod
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         """Step 4 of a rename. Raises `AlreadyExists` if the new path is taken, `NotFound` or `DirectoryReplaced` if the
         directory is gone: nothing is moved then."""
@@ -369,6 +373,9 @@ class PlainHome(Home):
 
     def discard(self, operation: Operation) -> None:
         """Nothing to undo: the directory is still in the scratch directory."""
+
+    def check_rename(self, old: str, new: str) -> None:
+        """There is nothing but the path."""
 
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         if payloads.is_moved(context, operation, old, new):

@@ -207,6 +207,8 @@ def rename(context: RepositoryContext, old: str, new: str, *, force: bool = Fals
             if context.store.read(WORKTREES.key(new)) is not None:
                 raise payloads.worktree_exists(new)
             raise payloads.path_taken(context.paths.payload(new))
+        if payloads.status_of(context.paths, old) is not None:
+            context.home.check_rename(old, new)
         operation = _decide_rename(context, old, new, Proof.of(right.lease))  # 3
         return _carry_out(context, operation, old, new)  # 4, 5
 
