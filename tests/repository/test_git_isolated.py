@@ -22,7 +22,7 @@ from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_of
 from holdfast.repository.opening import open_tracker, place_for_tracker
 from holdfast.repository.repository import Repository, find_repository
-from proof.crash import Ending, Outcome, kill_points
+from proof.crash import kill_points
 from proof.effort import SHARE
 from tests.repository.stages import LASTING, files_in, files_stored, put_files
 from tests.repository.test_git_home import (
@@ -32,7 +32,7 @@ from tests.repository.test_git_home import (
     CreationFromASnapshot,
     Removal,
     Renaming,
-    killed_at_git,
+    kill_at_git_commands,
     of_the_user,
     require_sound,
 )
@@ -598,22 +598,8 @@ CASES: list[type[Case]] = [
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(1)
-def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(
-    case: type[Case], scratch: Path, record_property: Callable[[str, object], None]
-) -> None:
-    number, step = 0, 1 if SHARE >= 1 else 3
-    while True:
-        number += step
-        directory = scratch / str(number)
-        directory.mkdir()
-        case().prepare(directory)
-        ended = killed_at_git(case(), directory, number, after=bool(number % 2))
-        case().check(directory, Outcome(Ending.SUCCEEDED if ended else Ending.KILLED, acknowledged=bool(ended)))
-        shutil.rmtree(directory)
-        if ended is not None:
-            break
-    record_property("points", number)
-    assert number > 1
+def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(case: type[Case], scratch: Path) -> None:
+    assert kill_at_git_commands(case, scratch) > 1
 
 
 @pytest.mark.parametrize("case", CASES)

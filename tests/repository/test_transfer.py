@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,11 +20,11 @@ from holdfast.repository.gc_plan import propose
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
-from proof.crash import Ending, Outcome, Scenario, kill_points
-from proof.effort import SHARE, sweep
+from proof.crash import Outcome, Scenario, kill_points
+from proof.effort import SHARE
 from tests.cli.commands import HOLDFAST, data, environment, holdfast
 from tests.repository.stages import LASTING, events, files_in, put_files
-from tests.repository.test_git_home import killed_at_git
+from tests.repository.test_git_home import kill_at_git_commands
 from tests.support.homes import SAFE, git, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs git")
@@ -512,17 +511,7 @@ class Push(Fetch):
 @pytest.mark.parametrize("scenario", [Fetch, Push])
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_command_of_git_is_finished_by_the_next(scenario: type[Fetch], scratch: Path) -> None:
-    number = 0
-    for number in sweep():
-        directory = scratch / str(number)
-        directory.mkdir()
-        scenario().prepare(directory)
-        ended = killed_at_git(scenario(), directory, number, after=bool(number % 2))
-        scenario().check(directory, Outcome(Ending.SUCCEEDED if ended else Ending.KILLED, acknowledged=bool(ended)))
-        shutil.rmtree(directory)
-        if ended is not None:
-            break
-    assert number > 5
+    assert kill_at_git_commands(scenario, scratch) > 5
 
 
 @pytest.mark.parametrize("scenario", [Fetch, Push])
