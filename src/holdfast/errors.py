@@ -369,6 +369,36 @@ class GateFailed(Failure, code="E_GATE_FAILED"):
     hint = "Read the checker's output, fix the problem, and check again."
 
 
+class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
+    """A branch cannot move, because the checkout that has it checked out cannot follow. Nothing was touched."""
+
+    hint = "Finish what is under way there. To land without touching this checkout, use another branch: --into."
+
+
+class LandingConflict(Failure, code="E_LANDING_CONFLICT", exit_status=ExitStatus.CONFLICT):
+    """Work did not land, because it conflicts with what is on the branch. The worktree is as it was."""
+
+    hint = "Merge the branch into the worktree, resolve the conflicts, commit, and land again: 'holdfast land'."
+
+
+class LandingFailed(Failure, code="E_LANDING_FAILED"):
+    """Work did not land, because a check failed on the merged result. The worktree is as it was."""
+
+    hint = "'holdfast landing log ID' shows the output of the check. Repair the work, and land again: 'holdfast land'."
+
+
+class LandingWithdrawn(Failure, code="E_LANDING_WITHDRAWN", exit_status=ExitStatus.CONFLICT):
+    """Work did not land, because it was withdrawn from the queue, or its issue belongs to somebody else by now."""
+
+    hint = "'holdfast landing show ID' says why. To queue it again: 'holdfast landing retry ID'."
+
+
+class LandingPending(Failure, code="E_LANDING_PENDING", exit_status=ExitStatus.TIMED_OUT, retryable=True):
+    """Work is still queued to land when the time to wait is up. It stays in the queue."""
+
+    hint = "Wait for it again with the same command, or let another process land it: 'holdfast land --all'."
+
+
 class PathEscape(Refused, code="E_PATH_ESCAPE"):
     """A path leads out of its directory, or through a symbolic link."""
 

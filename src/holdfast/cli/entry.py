@@ -291,6 +291,8 @@ COMMANDS = {
     "audit": LazyCommand("holdfast.cli.audit:audit", "Show or verify the audit trail."),
     "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems in a repository."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
+    "land": LazyCommand("holdfast.cli.landing:land", "Bring the work of a worktree onto a branch."),
+    "landing": LazyCommand("holdfast.cli.landing:group", "The queues of work that is to land."),
     "prime": LazyCommand("holdfast.cli.prime:prime", "Print the task of an agent, or the work that it can claim."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies between issues."),

@@ -50,6 +50,20 @@ _SETTINGS = (
 _QUIET = ("core.hooksPath=/dev/null",)
 
 
+class Author(NamedTuple):
+    """The author and committer of a commit."""
+
+    name: str
+    email: str
+
+    def variables(self) -> dict[str, str]:
+        roles, fields = ("AUTHOR", "COMMITTER"), (("NAME", self.name), ("EMAIL", self.email))
+        return {f"GIT_{role}_{field}": value for role in roles for field, value in fields}
+
+
+HOLDFAST = Author("Holdfast", "holdfast@localhost")
+
+
 class Git(NamedTuple):
     """One repository, by its common directory."""
 
@@ -70,11 +84,13 @@ class Git(NamedTuple):
         content: bytes | None = None,
         hooks: bool = False,
         settings: tuple[str, ...] = (),
+        author: Author | None = None,
     ) -> bytes:
         """The standard output of a command of git; raises `GitFailed` if that does not succeed.
 
         With a `worktree`, in it and with its own git directory, or with `git_dir`. With `objects`, new objects go to
-        this directory, and the repository's are found too unless the directory is to be used `alone`.
+        this directory, and the repository's are found too unless the directory is to be used `alone`. Commits are
+        Holdfast's own, unless there is an `author`.
         """
         require_git()
         _require_trust(self.common)
@@ -82,7 +98,7 @@ class Git(NamedTuple):
         for setting in (*_SETTINGS, *(() if hooks else _QUIET), *settings):
             command += ["-c", setting]
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
-        variables = {"GIT_DIR": os.fspath(own or self.common)}
+        variables = {"GIT_DIR": os.fspath(own or self.common), **(author or HOLDFAST).variables()}
         if worktree is not None:
             variables["GIT_WORK_TREE"] = os.fspath(worktree)
         if index is not None:
@@ -183,10 +199,7 @@ def _git_dir_of(worktree: Path, common: Path) -> Path:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-    ours = {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL, which the user's filters may depend on
-    for role in ("AUTHOR", "COMMITTER"):
-        ours |= {f"GIT_{role}_NAME": "Holdfast", f"GIT_{role}_EMAIL": "holdfast@localhost"}
-    return kept | ours
+    return kept | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL: the user's filters may depend on it
 
 
 def _quoted(path: str) -> str:

@@ -13,11 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark, Deadline, TimedRight
+from holdfast.clock import BootMark, Deadline, Now, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES, Family, Instant, Key, Stream, StructCodec
+from holdfast.store.model import MOST_BYTES, Family, Instant, Key, SafeName, Stream, StructCodec
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
@@ -354,7 +354,7 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     """A timed reservation of an issue. `claim_id` is `<issue>.<token>.<random>` and is never reused.
 
     The claim expires at `expires_at` by the store's clock; on the same boot of one machine at `boot_expires_at`, which
-    setting a clock cannot move.
+    setting a clock cannot move. While it is held for a landing, it does not expire.
     """
 
     claim_id: str
@@ -367,9 +367,13 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = ""
     holder: dict[str, str] = msgspec.field(default_factory=dict)  # if known; see `locks.identity.described`
     boot_expires_at: BootMark | None = None
+    held_for: SafeName | msgspec.UnsetType = msgspec.UNSET  # the landing that the finished work is queued for
 
     def deadline(self) -> Deadline:
         return Deadline(self.expires_at, self.boot_expires_at)
+
+    def time_left(self, now: Now | float, *, for_others: bool) -> float:
+        return super().time_left(now, for_others=for_others) if self.held_for is msgspec.UNSET else self.ttl
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +382,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     issue_id: str
     token: int
     claim: IssueClaim | None = None
+    returned_by: SafeName | msgspec.UnsetType = msgspec.UNSET  # the last landing that gave the issue back
 
 
 class ClaimId(NamedTuple):
