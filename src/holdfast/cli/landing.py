@@ -11,7 +11,15 @@ import click
 from holdfast.cli import ACTOR, ISSUE_ID, options
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import claim_for, claim_option
-from holdfast.cli.options import FOREVER, dry_run_option, in_repository, lock_id_option, priority_option, wait_option
+from holdfast.cli.options import (
+    FOREVER,
+    dry_run_option,
+    in_repository,
+    into_option,
+    lock_id_option,
+    priority_option,
+    wait_option,
+)
 from holdfast.cli.output import Output, counted, printable, show_table
 from holdfast.cli.repository import OpenedRepository, open_repository, open_worktree, proven
 from holdfast.errors import NotFound, UsageFailure
@@ -22,15 +30,12 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import Repository
 
 _COLUMNS = ("ID", "STATE", "BRANCH", "FROM", "TITLE")
-_into_option = click.option(
-    "--into", metavar="BRANCH", help="The branch to land on.  [default: the one checked out in the main checkout]"
-)
 _actor_option = options.actor_option("human:USER")
 
 
 @click.command()
 @click.argument("work", metavar="[WORKTREE|ISSUE]", required=False)
-@_into_option
+@into_option
 @click.option("--issue", "issue_id", metavar="ID", help="The issue that the landing finishes.")
 @click.option("--style", type=click.Choice(["merge", "squash"]), default="merge", show_default=True)
 @priority_option
@@ -68,7 +73,7 @@ def land(output: Output, **given: Any) -> None:
         _work_off(output, repo, work, actor, given["into"])
         return
     opened, issue_id = _named(repo, work, given["issue_id"])
-    landings = _landings(opened.repository, output, actor)
+    landings = landings_of(opened.repository, output, actor)
     how = _options(landings, given, opened.worktree, issue_id)
     if given["dry_run"]:
         _show_preview(output, opened.worktree, landings.preview(opened.worktree, how))
@@ -92,7 +97,7 @@ def _conclude(output: Output, landings: Landings, entry: Landing, wait: float | 
 def _work_off(output: Output, repo: str | None, work: str | None, actor: str | None, branch: str | None) -> None:
     if work is not None:
         raise UsageFailure("--all works off every queue, and takes no worktree", hint="Leave out one of them.")
-    landings = _landings(open_repository(repo), output, actor)
+    landings = landings_of(open_repository(repo), output, actor)
     before = {each.landing_id for each in landings.queued()}
     landings.work_off(branch)
     left = landings.queued()
@@ -138,7 +143,7 @@ def _options(landings: Landings, given: dict[str, Any], worktree: str, issue_id:
     )
 
 
-def _landings(repository: Repository, output: Output, actor: str | None) -> Landings:
+def landings_of(repository: Repository, output: Output, actor: str | None) -> Landings:
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import current_holder
     from holdfast.repository.landing import Landings
@@ -191,7 +196,7 @@ def list_(output: Output, *, everything: bool, repo: str | None) -> None:
       holdfast landing list
       holdfast landing list --all --json
     """
-    landings = _landings(open_repository(repo), output, None)
+    landings = landings_of(open_repository(repo), output, None)
     found = landings.all() if everything else landings.queued()
     if output.as_json:
         output.result({"landings": [_record(landings, each) for each in found]})
@@ -223,7 +228,7 @@ def show(output: Output, *, landing_id: str, repo: str | None) -> None:
     Example:
       holdfast landing show 4f1c
     """
-    landings = _landings(open_repository(repo), output, None)
+    landings = landings_of(open_repository(repo), output, None)
     record = _record(landings, landings.find(landing_id))
     shown = {name: value for name, value in record.items() if value not in (None, "", [], False)}
     lines = (f"{name:12}  {', '.join(value) if isinstance(value, list) else value}" for name, value in shown.items())
@@ -242,7 +247,7 @@ def cancel(output: Output, *, landing_id: str, reason: str, actor: str | None, r
     Example:
       holdfast landing cancel 4f1c --reason "a better way was found"
     """
-    landings = _landings(open_repository(repo), output, actor)
+    landings = landings_of(open_repository(repo), output, actor)
     entry = landings.cancel(landings.find(landing_id).landing_id, reason)
     output.result(_record(landings, entry), [f"{entry.landing_id} is {entry.state.value}."])
 
@@ -270,7 +275,7 @@ def retry(
     Example:
       holdfast landing retry 4f1c
     """
-    landings = _landings(open_repository(repo), output, actor)
+    landings = landings_of(open_repository(repo), output, actor)
     known = landings.find(landing_id)
     claim = claim_for(known.issue_id, claim_text) if known.issue_id else None
     entry = landings.retry(known.landing_id, claim)

@@ -91,6 +91,9 @@ worktree_option = click.option(
     metavar="NAME",
     help=f"The worktree.  [default: {WORKTREE}, else the one around the current directory, else main]",
 )
+into_option = click.option(
+    "--into", metavar="BRANCH", help="The branch to land on.  [default: the one checked out in the main checkout]"
+)
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
 )

@@ -8,8 +8,8 @@ The steps have the numbers of docs/decisions/0014:
 6. The caller moves the branch. **Commit point.**
 7. The private index replaces the user's; or, if HEAD names another branch by now, the files go back.
 
-If anything is in the way, `CheckoutInTheWay` is raised, and nothing was touched. After a kill, the same steps go on from
-what they find: files that are as in the new tip count as done.
+If anything is in the way, `CheckoutInTheWay` is raised, and nothing was touched. After a kill, the same steps go on
+from what they find: files that are as in the new tip count as done.
 """
 
 from __future__ import annotations

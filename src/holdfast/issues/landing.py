@@ -76,9 +76,7 @@ def hold(
         current = record.claim
         facts = {"assignee": request.assignee, "token": record.token, "from": issue.state.value}
         draft.record("issue_claimed", issue_id, **facts, taken_over_from=None)
-        draft.put(
-            msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee), announced=True
-        )
+        draft.put(msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee), announced=True)
     assert current is not None
     assert record is not None
     current = msgspec.structs.replace(current, held_for=held.landing_id)
@@ -124,7 +122,9 @@ def finish(draft: Draft, around: IssueNeighbours, claim_id: str, gates: Iterable
                 issue = rules.judged(issue, gate, GateStatus.PASSED, draft.actor, draft.at, draft.lookup)
                 draft.record("gate_passed", issue_id, gate_key=gate, updated_by=draft.actor)
         issue = rules.moved(issue, State.DONE, draft.lookup, others)
-    except Failure:  # a dependency was added meanwhile; the claim runs out, and people see an open issue that has landed
+    except (
+        Failure
+    ):  # a dependency was added meanwhile; the claim runs out, and people see an open issue that has landed
         if record is not None and current is not None:
             draft.set_claim(issue_id, msgspec.structs.replace(record, claim=_released(draft, current)))
         return

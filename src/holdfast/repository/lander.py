@@ -1,7 +1,7 @@
 """The lander: works off the queue of one target while it holds the landing lease.
 
-The steps of a publish and of recovery are those of docs/decisions/0014. The lease only keeps landers out of each other's
-way: what makes a stale one harmless is that transaction 1 checks its token, and that git moves the branch by
+The steps of a publish and of recovery are those of docs/decisions/0014. The lease only keeps landers out of each
+other's way: what makes a stale one harmless is that transaction 1 checks its token, and that git moves the branch by
 compare-and-swap.
 """
 
@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import Changed, CheckoutInTheWay, Failure, GitFailed, NotFound
-from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs import durable
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.git import following, landing
 from holdfast.git.following import Follower, Move
 from holdfast.git.landing import Addition
@@ -27,7 +27,6 @@ from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN, RepositoryContext
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.payloads import in_use
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_records import (
     IntentEntry,
@@ -39,6 +38,7 @@ from holdfast.repository.landing_records import (
     in_order,
     new_landing_id,
 )
+from holdfast.repository.payloads import in_use
 
 _MOST_SUBJECTS = 3
 Tell = Callable[[str], object]
@@ -378,8 +378,9 @@ class Lander:
                 self._finish(each)
 
     def _sweep(self) -> None:
-        """Delete the references of entries that have landed, or that were never queued. A process that is about to queue
-        one has a scratch directory of its id: so references are read first, then scratch directories, then entries."""
+        """Delete the references of entries that have landed, or that were never queued. A process that is about to
+        queue one has a scratch directory of its id: so references are read first, then scratch directories, then
+        entries."""
         found = landing.kept(self._git)
         queueing = {each.scratch_id for each in in_use(self._context.paths)}
         gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]

@@ -41,7 +41,7 @@ from holdfast.leases.service import OWN_TTL, HeldLease
 from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander, Tell
-from holdfast.repository.landing_changes import LandingChanges, NewLanding, explained
+from holdfast.repository.landing_changes import LandingChanges, NewLanding
 from holdfast.repository.landing_records import (
     LANDINGS,
     TARGETS,
@@ -59,6 +59,7 @@ from holdfast.repository.repository import Repository
 BATCH = 8
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0  # between two attempts while something is in the way: no event reports its end
 _LONGEST_TITLE = 200
+_MOST_NAMED = 5
 _ISSUE = "issue-"  # how the worktree of an issue is named
 
 
@@ -196,14 +197,17 @@ class Landings:
         issue = self._issue(worktree, issue_id)
         return None if issue is None else issue.id
 
+    def require_issues(self) -> None:
+        """Raise `Refused` unless the issues are in the store of the repository: one transaction has to finish them."""
+        if not self.changes.has_issues():
+            message = "the issues are not kept with this repository, so a landing cannot finish them"
+            raise Refused(message, hint="Land the worktree without its issue, and finish the issue by hand.")
+
     def _issue(self, worktree: str, issue_id: str | None) -> Issue | None:
         has_issues = self.changes.has_issues()
         tracker = self.changes.tracker
         if issue_id is not None:
-            if not has_issues:
-                message = "the issues are not kept with this repository, so a landing cannot finish them"
-                hint = "Land the worktree without its issue, and finish the issue by hand."
-                raise Refused(message, hint=hint, issue_id=issue_id)
+            self.require_issues()
             return tracker.issue(tracker.find_id(issue_id))
         if has_issues and worktree.startswith(_ISSUE):
             with contextlib.suppress(NotFound):
@@ -333,12 +337,15 @@ class Landings:
 def require_landed(entry: Landing) -> Landing:
     """The entry, if it has landed; else raise the failure that says why it has not."""
     facts = {"landing": entry.landing_id, "branch": entry.branch, "reason": entry.reason}
+    work, why = entry.worktree_id or entry.commit[:12], f" ({entry.reason})" if entry.reason else ""
     match entry.state:
         case LandingState.CONFLICT:
+            paths = ", ".join(entry.conflicts[:_MOST_NAMED]) + (", ..." if len(entry.conflicts) > _MOST_NAMED else "")
             facts |= {"against": entry.against or ""}
-            raise LandingConflict(explained(entry), **facts, conflicts=list(entry.conflicts))
+            message = f"{work} conflicts with {entry.branch} in {paths}{why}"
+            raise LandingConflict(message, **facts, conflicts=list(entry.conflicts))
         case LandingState.FAILED:
-            raise LandingFailed(explained(entry), **facts, log=entry.log)
+            raise LandingFailed(f"{work} did not pass the checks on top of {entry.branch}{why}", **facts, log=entry.log)
         case LandingState.WITHDRAWN:
-            raise LandingWithdrawn(explained(entry), **facts)
+            raise LandingWithdrawn(f"{work} was withdrawn from the queue of {entry.branch}{why}", **facts)
     return entry

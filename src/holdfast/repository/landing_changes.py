@@ -1,11 +1,11 @@
 """The transactions of landing. Each decides with a pure function, and commits all or nothing.
 
-    enqueue   the entry, its place in the queue, the claim that is held for it; under the token of the worktree's lease
-    begin     transaction 1 of a publish: the intent; under the token of the landing lease
-    finish    transaction 2: entries landed, issues done, claims ended, events; needs the intent, not the lease
-    give_up   the intent is void: its entries stay queued, and it is remembered
-    decide    an entry has an outcome other than `landed`, and its claim is given back
-    requeue   an entry that had such an outcome is queued again
+enqueue   the entry, its place in the queue, the claim that is held for it; under the token of the worktree's lease
+begin     transaction 1 of a publish: the intent; under the token of the landing lease
+finish    transaction 2: entries landed, issues done, claims ended, events; needs the intent, not the lease
+give_up   the intent is void: its entries stay queued, and it is remembered
+decide    an entry has an outcome other than `landed`, and its claim is given back
+requeue   an entry that had such an outcome is queued again
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import Changed, NotFound, Refused
 from holdfast.issues import landing as issue_landing
-from holdfast.issues.landing import HeldFor, surroundings
+from holdfast.issues.landing import HeldFor, Surroundings, surroundings
 from holdfast.issues.model import CLAIMS, INDEX, ClaimId
 from holdfast.issues.rules import IssueClaimRequest
 from holdfast.issues.tracker import Tracker
@@ -30,6 +30,7 @@ from holdfast.repository.context import Proof, RepositoryContext, publishing_key
 from holdfast.repository.landing_records import (
     LANDINGS,
     TARGETS,
+    IntentEntry,
     Landing,
     LandingState,
     LandingTarget,
@@ -142,9 +143,7 @@ class LandingChanges:
         landing = msgspec.structs.replace(landing, sequence=target.sequence + 1, queued_at=draft.at)
         queue = (*target.without(superseded), landing.landing_id)
         draft.set(LANDINGS.key(landing.landing_id), landing)
-        draft.set(
-            TARGETS.key(target.name), msgspec.structs.replace(target, sequence=landing.sequence, queue=queue)
-        )
+        draft.set(TARGETS.key(target.name), msgspec.structs.replace(target, sequence=landing.sequence, queue=queue))
         self._audit(draft, "landing_queued", [landing])
         return landing
 
@@ -176,7 +175,7 @@ class LandingChanges:
         """Transaction 2: the branch contains the intent's new tip. False if another process has finished it."""
         ids = intent.ids()
         entries = {each: self.landing(each) for each in ids}
-        events = [checked(_ledger_event(entries[each.landing_id], each.landed_as)) for each in intent.entries]
+        events = [(each, checked(_ledger_event(entries[each.landing_id], each.landed_as))) for each in intent.entries]
         has_ledger = self._store.read(META) is not None
 
         def attempt() -> bool:
@@ -187,39 +186,39 @@ class LandingChanges:
                 known = (target.intent, *target.void)
                 if not any(each is not None and each.intent_id == intent.intent_id for each in known):
                     return False
-                landed = []
-                for each, event in zip(intent.entries, events, strict=True):
-                    entry = self._entry(draft, each.landing_id)
-                    if entry.state is LandingState.LANDED:
-                        continue
-                    flaky = each.landing_id in intent.flaky
-                    entry = _decided(entry, draft, LandingState.LANDED, landed_as=each.landed_as, flaky=flaky)
-                    draft.set(LANDINGS.key(entry.landing_id), entry)
-                    if entry.issue_id in around.each:
-                        held = _held(entry, commit=each.landed_as)
-                        neighbours = around.each[entry.issue_id]
-                        issue_landing.finish(draft, neighbours, entry.claim_id, entry.gates, held)
-                    landed.append(entry)
-                    if has_ledger:
-                        draft.append(Append(LEDGER, stamped(event, draft.moment.now)))
+                landed = [(each, event) for each, event in events if self._mark_landed(draft, intent, each, around)]
+                for _, event in landed if has_ledger else ():
+                    draft.append(Append(LEDGER, stamped(event, draft.moment.now)))
                 if landed:
-                    self._audit(draft, "landing_landed", landed, old=intent.old, new=intent.new)
+                    told = [self._entry(draft, each.landing_id) for each, _ in landed]
+                    self._audit(draft, "landing_landed", told, old=intent.old, new=intent.new)
                 draft.set(TARGETS.key(name), self._finished(draft, target, intent))
                 return True
 
-            streams: list[Stream[Any]] = [LEDGER] if has_ledger else []
             target = self.target(name)
             named = [*ids, *(each for void in (target.void if target else ()) for each in void.ids())]
-            also = [*around.keys, *streams]
-            done = self._change(
-                body, name, named, list(around.each), also=also, seen=around.seen, named=around.named
-            )
+            also: list[Key[Any] | Stream[Any]] = [*around.keys]
+            also += [LEDGER] if has_ledger else []
+            done = self._change(body, name, named, list(around.each), also=also, seen=around.seen, named=around.named)
             for issue_id, neighbours in around.each.items():
                 if (issue := self._transactions.read(issue_id)) is not None:
                     self._transactions.settle_others(neighbours, issue)
             return done
 
         return self._transactions.retrying(attempt)
+
+    def _mark_landed(self, draft: Draft, intent: PublishIntent, each: IntentEntry, around: Surroundings) -> bool:
+        """Mark an entry as landed, and finish its issue; False if it has landed before."""
+        entry = self._entry(draft, each.landing_id)
+        if entry.state is LandingState.LANDED:
+            return False
+        flaky = each.landing_id in intent.flaky
+        entry = _decided(entry, draft, LandingState.LANDED, landed_as=each.landed_as, flaky=flaky)
+        draft.set(LANDINGS.key(entry.landing_id), entry)
+        if entry.issue_id in around.each:
+            held = _held(entry, commit=each.landed_as)
+            issue_landing.finish(draft, around.each[entry.issue_id], entry.claim_id, entry.gates, held)
+        return True
 
     def _finished(self, draft: Draft, target: LandingTarget, intent: PublishIntent) -> LandingTarget:
         current = target.intent
