@@ -95,7 +95,7 @@ class Landings:
             raise Refused("this repository is not in a git checkout, so there is no branch to land on", hint=hint)
         self._repository = repository
         self._context = repository.context
-        self._git = home.git
+        self.git = home.git
         self._home = home
         self._tell = tell
         self.changes = LandingChanges(repository.context, actor=actor)
@@ -139,7 +139,7 @@ class Landings:
 
     def default_branch(self) -> str:
         """The branch that is checked out in the main checkout."""
-        found = linked.current_branch(self._git, self._repository.path(MAIN))
+        found = linked.current_branch(self.git, self._repository.path(MAIN))
         if found is None:
             raise Refused(f"no branch is checked out in {MAIN}", hint="Name the branch to land on: --into BRANCH.")
         return found
@@ -155,8 +155,8 @@ class Landings:
         path, branch = self._repository.path(worktree), options.branch or self.default_branch()
         issue = self._issue(worktree, options.issue_id)
         self._check_target(worktree, branch)
-        author = frozen.author_of(self._git, path)
-        commit = frozen.commit_work(self._git, path, self._message(worktree, issue), author)
+        author = frozen.author_of(self.git, path)
+        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
         title = issue.title if issue else self._subject(commit)
         landing = Landing(
             landing_id=new_landing_id(),
@@ -174,21 +174,21 @@ class Landings:
             actor=self.changes.actor,
         )
         with scratch(self._context, "land", scratch_id=landing.landing_id):
-            frozen.keep(self._git, landing.landing_id, commit)
+            frozen.keep(self.git, landing.landing_id, commit)
             entry = None
             try:
                 entry = self.changes.enqueue(NewLanding(landing, options.claim, proof))
             finally:
                 if entry is None or entry.landing_id != landing.landing_id:
-                    frozen.forget(self._git, [(landing.landing_id, commit)])
+                    frozen.forget(self.git, [(landing.landing_id, commit)])
         return entry
 
     def _check_target(self, worktree: str, branch: str) -> None:
-        linked.require_branch_name(self._git, branch)
-        if frozen.tip_of(self._git, branch) is None:
+        linked.require_branch_name(self.git, branch)
+        if frozen.tip_of(self.git, branch) is None:
             hint = f"Create it: 'git branch {branch}'. Or name another one: --into."
             raise NotFound(f"there is no branch {branch}", hint=hint, branch=branch)
-        if linked.current_branch(self._git, self._repository.path(worktree)) == branch:
+        if linked.current_branch(self.git, self._repository.path(worktree)) == branch:
             message = f"{worktree} has {branch} itself checked out: there is nothing to land"
             raise Refused(message, hint="Name the worktree whose work is to land, or another branch: --into.")
 
@@ -228,19 +228,19 @@ class Landings:
         return f"{subject}\n\n" + "\n".join(trailers) + "\n"
 
     def _subject(self, commit: str) -> str:
-        return self._git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
+        return self.git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
 
     def preview(self, worktree: str, options: LandOptions) -> Preview:
         """What `enqueue` and `wait` would do now. Changes nothing."""
         path, branch = self._repository.path(worktree), options.branch or self.default_branch()
         self._check_target(worktree, branch)
-        commit = linked.head_commit(self._git, path)
-        uncommitted = bool(self._git.run("status", "--porcelain", "-z", worktree=path))
-        tip = frozen.tip_of(self._git, branch)
-        conflicts = merge(self._git, f"{tip}", commit).conflicts if commit else ()
+        commit = linked.head_commit(self.git, path)
+        uncommitted = bool(self.git.run("status", "--porcelain", "-z", worktree=path))
+        tip = frozen.tip_of(self.git, branch)
+        conflicts = merge(self.git, f"{tip}", commit).conflicts if commit else ()
         target = self.changes.target(target_name(branch))
         ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
-        busy = (linked.is_busy(self._git, each.top) or each.is_rebasing for each in followers(self._git, branch))
+        busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in followers(self.git, branch))
         waits = target.waits_for if target and target.waits_for else "an operation of git" if any(busy) else ""
         return Preview(branch, commit, uncommitted, conflicts, len(ahead), waits)
 
