@@ -35,6 +35,7 @@ from holdfast.repository.landing_records import (
     target_name,
 )
 from holdfast.repository.repository import Repository
+from holdfast.store.files import FileStore
 from tests.support.homes import SAFE, git
 
 NAMES = ("link", "rename", "replace", "unlink")
@@ -171,13 +172,28 @@ def _run(top: Path, *words: str, content: bytes = b"", **variables: str) -> str:
 class Steps:
     """Counts the steps of this process from now on, and calls `act` at one of them."""
 
-    def __init__(self, number: int, act: Callable[[], object]) -> None:
+    def __init__(self, number: int, act: Callable[[], object], *, in_transactions: bool = True) -> None:
         self.number, self.act, self.count = number, act, 0
+        self._counts_all, self._depth = in_transactions, 0
 
     def step(self) -> None:
+        if self._depth and not self._counts_all:
+            return  # a process that is stopped here has the locks of documents: everybody waits for it
         self.count += 1
         if self.count == self.number:
             self.act()
+
+    def transacting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.step()
+            self._depth += 1
+            try:
+                return real(*arguments, **options)
+            finally:
+                self._depth -= 1
+                self.step()
+
+        return called
 
     def around(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **options: Any) -> Any:
@@ -194,6 +210,7 @@ class Steps:
         program.subprocess.run = self.around(program.subprocess.run)  # type: ignore[attr-defined]
         for name in NAMES:
             setattr(calls, name, self.around(getattr(calls, name)))
+        FileStore.transact = self.transacting(FileStore.transact)  # type: ignore[method-assign]
 
 
 def die() -> None:
@@ -231,7 +248,7 @@ def stopped_at(number: int, work: Callable[[], object]) -> Iterator[int | None]:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def start() -> None:
-        Steps(number, stop).install()
+        Steps(number, stop, in_transactions=False).install()
         work()
 
     child = forked(start)

@@ -20,11 +20,6 @@ def project(scratch: Path) -> Project:
     return Project(scratch)
 
 
-def steps_of(project: Project, work: object) -> int:
-    """How many steps the work has."""
-    raise NotImplementedError
-
-
 def test_a_lander_that_is_killed_at_any_step_is_succeeded_by_one_that_finishes(project: Project) -> None:
     project.write("src/f3", "an edit\n")
     for number in count(1):
@@ -42,5 +37,24 @@ def test_a_lander_that_is_killed_at_any_step_is_succeeded_by_one_that_finishes(p
         assert project.entry(one).state is project.entry(two).state is LandingState.LANDED, number
         project.verdict(edits="M src/f3")
         if status == 0:
+            break
+    print(number)
+
+
+def test_a_lander_that_is_stopped_for_longer_than_its_lease_changes_nothing_when_it_continues(project: Project) -> None:
+    project.write("src/f3", "an edit\n")
+    for number in count(1):
+        one = project.queue(project.commit({"src/f0": f"{number}\n", f"new/{number}": "new\n"}))
+        two = project.queue(project.commit({"src/f1": f"{number}\n", f"new/{number - 1}": None}))
+        with stopped_at(number, lambda: project.landings().wait(two.landing_id)) as child:
+            project.end_lease()
+            project.landings().work_off()
+            three = project.queue(project.commit({"src/f2": f"{number}\n"}))
+            project.landings().work_off()
+        project.landings().work_off()
+        for each in (one, two, three):
+            assert project.entry(each).state is LandingState.LANDED, number
+        project.verdict(edits="M src/f3")
+        if child is None:
             break
     print(number)
