@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant
+from holdfast.clock import LONGEST_COMMAND, format_duration, format_instant
 from holdfast.errors import AlreadyExists, Failure, NotFound, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory
@@ -90,8 +90,8 @@ class Gating:
         model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
-        if not 0 < definition.timeout <= LONGEST_TIMEOUT:
-            expected = f"a duration above 0s and of {format_duration(LONGEST_TIMEOUT)} at most"
+        if not 0 < definition.timeout <= LONGEST_COMMAND:
+            expected = f"a duration above 0s and of {format_duration(LONGEST_COMMAND)} at most"
             raise SettingInvalid("timeout", format_duration(definition.timeout), expected)
 
         def refuse_existing(known: Iterable[str]) -> None:
@@ -118,6 +118,13 @@ class Gating:
         from holdfast.store.approvals import are_approved  # loaded late: few commands need it
 
         return are_approved(self._directory, [each.as_text() for each in checkers])
+
+    def require_approved(self, gate: str, checker: Checker) -> None:
+        """Raise `NotApproved` unless the user has approved the checker of a gate on this machine."""
+        from holdfast.store.approvals import require_command
+
+        shown = f"gate {gate}, {printable(checker.command)!r},"
+        require_command(self._directory, checker.as_text(), shown, gate=gate, command=checker.command)
 
     def approve(self, checkers: Iterable[Checker]) -> None:
         """Approve these checkers, exactly as they are, for this user on this machine."""
@@ -166,10 +173,7 @@ class Gating:
                 hint=f"Decide it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
             )
         rules.check_changeable(issue, "its gates can no longer change")
-        from holdfast.store.approvals import require_command
-
-        shown = f"gate {gate}, {printable(defined.checker.command)!r},"
-        require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
+        self.require_approved(gate, defined.checker)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
         place = self._directory if self._checked is None else self._checked()
@@ -231,7 +235,6 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
             raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
-LONGEST_TIMEOUT = 24 * 3600.0
 MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
 _CANCEL_WITHIN = 0.1  # seconds
 _LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
