@@ -20,6 +20,7 @@ from holdfast.cli.repository import open_repository, showing_output
 from holdfast.clock import format_duration
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.leases.service import COMMAND_TTL
+from holdfast.locks.process_tree import Mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,7 +186,7 @@ def _run_command(
         check=child.Periodic(min(1.0, ttl / 10), assignment.check),
         environment=environment,
         directory=assignment.path if chdir else None,
-        mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
+        mark=Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
     )
 
 

@@ -25,7 +25,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, failing_to, rename
 from holdfast.git import worktrees as linked
 from holdfast.git.contents import LINK, NONE, Difference, differences
-from holdfast.git.look import WorkTree, copy_file
+from holdfast.git.look import WorkTree, copy_with_time
 from holdfast.git.program import Git
 from holdfast.git.restore import hashes, mode_now, require_room
 from holdfast.trees.walker import shown
@@ -208,7 +208,7 @@ def _require_idle(git: Git, follower: Follower, move: Move) -> None:
 def _started(git: Git, follower: Follower, private: Path) -> WorkTree:
     """The work tree with a private copy of its index."""
     tree = WorkTree(git, follower.top, private)
-    if not copy_file(follower.git_dir / "index", private):
+    if not copy_with_time(follower.git_dir / "index", private):
         _run(tree, "read-tree", "--empty")
     return tree
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -197,9 +197,14 @@ def _git_dir_of(worktree: Path, common: Path) -> Path:
     return Path(found.git_dir)
 
 
+def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that tell git which repository to use."""
+    return {name: value for name, value in environment.items() if not name.startswith("GIT_") or name in _KEPT}
+
+
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-    return kept | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL: the user's filters may depend on it
+    # not LC_ALL, which the user's filters may depend on
+    return without_repository(os.environ) | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}
 
 
 def _quoted(path: str) -> str:
