@@ -522,6 +522,7 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 class GitFailed(Failure, code="E_GIT_FAILED"):
     """A command of git failed."""
 
+    output = b""  # its standard output, which is the answer where git answers with an exit status
     hint = "The message of git says why. With --json, `command` and `stderr` have the rest."
 
 

@@ -221,7 +221,9 @@ def _output(
             raise NotFound(f"there is no directory {directory}", path=str(directory)) from None
         raise GitUnavailable(f"cannot start git: {error.strerror}") from error
     if done.returncode:
-        raise _failed(arguments, done.returncode, os.fsdecode(done.stderr))
+        failure = _failed(arguments, done.returncode, os.fsdecode(done.stderr))
+        failure.output = done.stdout
+        raise failure
     return done.stdout
 
 
