@@ -17,14 +17,13 @@ from holdfast.errors import GitFailed
 from holdfast.fs import durable
 from holdfast.fs.directory import make_directories
 from holdfast.fs.names import split_relative
-from holdfast.git.contents import TREE, entries
+from holdfast.git.contents import TREE, TreeEntry, entries
 from holdfast.git.program import Git
 from holdfast.git.resolutions import Unmerged, resolve
 
 _CONFLICT = "CONFLICT"
 _OF_CONTENTS = "CONFLICT (contents)"  # git calls an add/add conflict this too; its text tells them apart
 _AUTOMATIC = "Auto-merging"
-_ATTRIBUTES = ".gitattributes"
 
 
 class Merged(NamedTuple):
@@ -85,11 +84,16 @@ def write_attributes(git: Git, commit: str, directory: Path, *, objects: Path | 
     """Make a directory with the files `.gitattributes` of a commit, as `git merge` would find them there."""
     make_directories(directory)
     for each in entries(git, commit, objects=objects):
-        *above, name = split_relative(os.fsdecode(each.path))
-        if name == _ATTRIBUTES and each.kind == "f":
+        if is_attributes(each):
+            *above, name = split_relative(os.fsdecode(each.path))
             place = directory.joinpath(*above)
             make_directories(place)
             durable.create(place / name, git.run("cat-file", "blob", each.oid, objects=objects), durable=False)
+
+
+def is_attributes(entry: TreeEntry) -> bool:
+    """Whether git would read attributes from this file."""
+    return entry.kind == "f" and entry.path.rpartition(b"/")[2] == b".gitattributes"
 
 
 def replace_files(git: Git, tree: str, oids: dict[bytes, str], *, objects: Path | None = None) -> str:
