@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import GitFailed
 from holdfast.git.contents import commit_tree
-from holdfast.git.merging import Merged, merge
+from holdfast.git.merging import Merged, merge, write_attributes
 from holdfast.git.program import Git
 from holdfast.git.resolutions import conflict_id, normalized
 from tests.git.conftest import commit_all, git, new_repository, write
@@ -22,7 +22,7 @@ LINES = "".join(f"line {number}\n" for number in range(40))
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A checkout on the branch `ours`, and the branch `theirs` at the same commit."""
-    top = new_repository(tmp_path / "checkout")
+    top = new_repository(tmp_path / "merged")
     write(top / "text", LINES)
     write(top / "sub/text", LINES)
     write(top / "binary", bytes(range(256)))
@@ -47,10 +47,10 @@ def edit(path: Path, line: int, text: str) -> Path:
     return write(path, "".join(lines))
 
 
-def conflicting(top: Path, path: str = "text", line: int = 5) -> tuple[str, str]:
+def conflicting(top: Path, path: str = "text", line: int = 5, text: str = "a line") -> tuple[str, str]:
     """The commits of two branches that change the same line."""
-    mine = on(top, "ours", lambda: edit(top / path, line, "mine\n"))
-    return mine, on(top, "theirs", lambda: edit(top / path, line, "yours\n"))
+    mine = on(top, "ours", edit, top / path, line, f"{text} of mine\n")
+    return mine, on(top, "theirs", edit, top / path, line, f"{text} of yours\n")
 
 
 def merged_by_git(top: Path, commit: str) -> tuple[str | None, set[str]]:
@@ -70,7 +70,7 @@ def state_of(top: Path) -> list[object]:
         for at, _, names in os.walk(top)
         for name in names
     )
-    return [files, git(top, "status", "--porcelain=v2", "--branch"), git(top, "for-each-ref")]
+    return [files, git(top, "--no-optional-locks", "status", "--porcelain=v2", "--branch"), git(top, "for-each-ref")]
 
 
 def test_a_merge_has_the_tree_that_git_makes(top: Path) -> None:
@@ -130,12 +130,9 @@ def submodule(top: Path, side: str) -> None:
 
 def directory_renamed_two_ways(top: Path, side: str) -> None:
     if side == "ours":
-        (top / "one").mkdir()
-        git(top, "mv", "sub/a", "one/a")
-        (top / "two").mkdir()
-        git(top, "mv", "sub/b", "two/b")
-        git(top, "mv", "sub/text", "one/text")
-        git(top, "mv", "sub/c", "two/c")
+        for old, new in {"a": "left", "b": "left", "c": "right", "text": "right"}.items():
+            (top / new).mkdir(exist_ok=True)
+            git(top, "mv", f"sub/{old}", f"{new}/{old}")
     else:
         write(top / "sub/new", "new\n")
 
@@ -199,16 +196,33 @@ def test_commits_without_a_common_ancestor_are_not_merged(top: Path) -> None:
         merge(Git(top / ".git"), mine, other)
 
 
-def test_a_merge_driver_of_an_attribute_is_used(top: Path) -> None:
-    write(top / ".gitattributes", "/text merge=union\n")
+@pytest.mark.parametrize("place", [".gitattributes", "sub/.gitattributes", ".git/info/attributes"])
+def test_the_merge_driver_of_an_attribute_is_used(top: Path, tmp_path: Path, place: str) -> None:
+    git(top, "config", "merge.own.driver", "printf 'driven\\n' >%A")
+    write(top / place, "text merge=own\n")
     commit_all(top)
     git(top, "branch", "-f", "theirs", "ours")
-    mine, yours = conflicting(top)
+    mine, yours = conflicting(top, "sub/text")
+    ours, attributes = Git(top / ".git"), tmp_path / "attributes"
+    write_attributes(ours, mine, attributes)
 
-    found = merge(Git(top / ".git"), mine, yours)
+    found = merge(ours, mine, yours, attributes=attributes)
 
-    assert found.tree is not None
     assert found == Merged(merged_by_git(top, yours)[0])
+    assert git(top, "show", f"{found.tree}:sub/text") == "driven"
+    assert [each.name for each in attributes.rglob("*") if each.is_file()] == [".gitattributes"] * (
+        ".git/" not in place
+    )
+
+
+def test_only_plain_files_become_attributes(top: Path, tmp_path: Path) -> None:
+    write(top / "outside", "* merge=union\n")
+    (top / ".gitattributes").symlink_to("outside")
+    commit = commit_all(top)
+
+    write_attributes(Git(top / ".git"), commit, tmp_path / "attributes")
+
+    assert list((tmp_path / "attributes").iterdir()) == []
 
 
 def test_with_a_directory_for_objects_the_repository_stays_as_it_was(top: Path, tmp_path: Path) -> None:
@@ -260,8 +274,8 @@ def test_a_recorded_resolution_is_used_in_every_worktree(top: Path) -> None:
         assert found.conflicts == ()
         assert found.resolved == ("sub/text",)
         assert ours.run("cat-file", "blob", f"{found.tree}:sub/text").decode() == resolved
-    assert found.tree == resolved_by_git(top, yours)
     assert sorted(path for path in (top / ".git/rr-cache").rglob("*")) == before
+    assert found.tree == resolved_by_git(top, yours)
 
 
 def test_a_resolution_is_merged_into_a_file_that_changed_elsewhere_since(top: Path) -> None:
@@ -289,7 +303,7 @@ def test_a_conflict_without_its_resolution_stays_one(top: Path) -> None:
     git(top, "config", "--unset", "rerere.enabled")
     assert merge(ours, mine, yours).resolved == ("text",)
 
-    both = conflicting(top, "sub/text")
+    both = conflicting(top, "sub/text", text="another line")
     assert merge(ours, *both).conflicts == ("sub/text", "text")
     other = on(top, "theirs", lambda: edit(top / "text", 5, "something else\n"))
     assert merge(ours, mine, other).conflicts == ("text",)
@@ -321,7 +335,7 @@ def test_other_conflicts_are_never_taken_for_resolved(top: Path) -> None:
 @pytest.mark.parametrize("style", ["merge", "diff3"])
 @pytest.mark.parametrize("algorithm", ["sha1", "sha256"])
 def test_conflicts_have_the_names_that_git_gives_them(tmp_path: Path, style: str, algorithm: str) -> None:
-    top = new_repository(tmp_path / "checkout", f"--object-format={algorithm}")
+    top = new_repository(tmp_path / "merged", f"--object-format={algorithm}")
     git(top, "config", "merge.conflictStyle", style)
     write(top / "text", LINES)
     commit_all(top)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -91,6 +92,9 @@ def run(
     taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
     stays in the worktree, and the status says why.
 
+    In a git checkout, a warning says if the worktree conflicts already with another one, or with the branch that work
+    lands on ('holdfast conflicts').
+
     A new worktree is set up first ('holdfast config'). If that fails, COMMAND is not started, the issue goes back to
     the queue, and the next attempt repeats the setup.
 
@@ -137,6 +141,7 @@ def run(
         with showing_output(), work as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
+            _warn_of_conflicts(output, repository, assignment.lease.worktree)
             try:
                 with assignment.prompt_file(Ending.LANDING if land else Ending.COMMAND) as (prompt, path):
                     variables = environment | _variables(assignment, repository) | {PROMPT_FILE: str(path)}
@@ -158,6 +163,18 @@ def run(
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)
     return child.end_like(ended)
+
+
+def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
+    """Warn if the worktree conflicts with others already. A search that fails must not keep the agent from working."""
+    if not repository.context.home.has_branches:
+        return
+    from holdfast.cli.conflicts import conflict_line
+    from holdfast.repository.conflicts import find_conflicts
+
+    with contextlib.suppress(Failure):
+        for each in find_conflicts(repository, only=worktree).of(worktree):
+            output.warning(f"{conflict_line(each)}. See 'holdfast conflicts --worktree {worktree}'.")
 
 
 def _refuse_texts_as_code(command: tuple[str, ...]) -> None:

@@ -282,6 +282,7 @@ COMMANDS = {
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
     "status": LazyCommand("holdfast.cli.compare:status", "Show the changes since the last snapshot."),
     "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
+    "conflicts": LazyCommand("holdfast.cli.conflicts:conflicts", "Show which worktrees would conflict if merged now."),
     "verify": LazyCommand("holdfast.cli.compare:verify", "Verify the content of snapshots."),
     "restore": LazyCommand("holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."),
     "export": LazyCommand("holdfast.cli.restore:export", "Write a snapshot to a new directory."),

@@ -1,8 +1,8 @@
 """Merges of commits without a work tree: the merged tree, or the paths that conflict.
 
-`git merge-tree` merges as `git merge` does, with renames, and with the merge drivers of attributes: those in the top
-directory of the commits, in `info/attributes`, and in the user's own files. No checkout, index or reference changes. New
-objects go to the repository, where nothing refers to them, or to a directory in scratch.
+`git merge-tree` merges as `git merge` does, with renames and merge drivers. No checkout, index or reference changes.
+New objects go to the repository, where nothing refers to them, or to a directory in scratch. Like every command of git,
+it reads the files `.gitattributes` of a work tree, not those of the commits: `write_attributes` makes one with these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import GitFailed
-from holdfast.git.contents import TREE
+from holdfast.fs import durable
+from holdfast.fs.directory import make_directories
+from holdfast.fs.names import split_relative
+from holdfast.git.contents import TREE, TreeEntry, entries
 from holdfast.git.program import Git
 from holdfast.git.resolutions import Unmerged, resolve
 
@@ -56,14 +59,15 @@ class _Answer(NamedTuple):
     messages: list[Message]
 
 
-def merge(git: Git, tip: str, commit: str, *, objects: Path | None = None) -> Merged:
+def merge(git: Git, tip: str, commit: str, *, objects: Path | None = None, attributes: Path | None = None) -> Merged:
     """Merge `commit` into `tip`.
 
     If contents are all that conflicts, and `git rerere` has a resolution for every file, the tree has the resolutions.
-    With `objects`, new objects go to this directory, and commits that only it has are found. Raises `GitFailed` if a
-    commit does not exist, or if the two have no common ancestor.
+    With `objects`, new objects go to this directory, and commits that only it has are found. `attributes` is a
+    directory with the files `.gitattributes` that count. Raises `GitFailed` if a commit does not exist, or if the two
+    have no common ancestor.
     """
-    found = _merge_tree(git, tip, commit, objects)
+    found = _merge_tree(git, tip, commit, objects, attributes)
     told = tuple(each.text for each in found.messages if each.kind != _AUTOMATIC)
     if found.is_clean:
         return Merged(found.tree, messages=told)
@@ -74,6 +78,22 @@ def merge(git: Git, tip: str, commit: str, *, objects: Path | None = None) -> Me
             return Merged(tree, messages=told, resolved=_names(resolved))
     named = (path for each in found.messages if each.is_conflict for path in each.paths)
     return Merged(None, _names(_without_side(each, (tip, commit)) for each in (*found.unmerged, *named)), told)
+
+
+def write_attributes(git: Git, commit: str, directory: Path, *, objects: Path | None = None) -> None:
+    """Make a directory with the files `.gitattributes` of a commit, as `git merge` would find them there."""
+    make_directories(directory)
+    for each in entries(git, commit, objects=objects):
+        if is_attributes(each):
+            *above, name = split_relative(os.fsdecode(each.path))
+            place = directory.joinpath(*above)
+            make_directories(place)
+            durable.create(place / name, git.run("cat-file", "blob", each.oid, objects=objects), durable=False)
+
+
+def is_attributes(entry: TreeEntry) -> bool:
+    """Whether git would read attributes from this file."""
+    return entry.kind == "f" and entry.path.rpartition(b"/")[2] == b".gitattributes"
 
 
 def replace_files(git: Git, tree: str, oids: dict[bytes, str], *, objects: Path | None = None) -> str:
@@ -87,13 +107,14 @@ def replace_files(git: Git, tree: str, oids: dict[bytes, str], *, objects: Path 
     records = []
     for record in git.run("ls-tree", "-z", tree, objects=objects).split(b"\0"):
         facts, _, name = record.partition(b"\t")
-        mode, kind, oid = facts.split() if record else (b"", b"", b"")
-        if name in below and mode == TREE.encode():
-            oid = replace_files(git, oid.decode(), below[name], objects=objects).encode()
+        if name in below and facts.startswith(TREE.encode()):
+            made = replace_files(git, facts.split()[2].decode(), below[name], objects=objects)
+            records.append(b"%s tree %s\t%s" % (TREE.encode(), made.encode(), name))
         elif name in here:
-            oid = here[name].encode()
-        records += [b"%s %s %s\t%s\0" % (mode, kind, oid, name)] if record else []
-    return git.run("mktree", "-z", objects=objects, content=b"".join(records)).decode().strip()
+            records.append(b"%s blob %s\t%s" % (facts.split()[0], here[name].encode(), name))
+        else:
+            records.append(record)
+    return git.run("mktree", "-z", objects=objects, content=b"\0".join(records)).decode().strip()
 
 
 def _names(paths: Iterable[bytes]) -> tuple[str, ...]:
@@ -109,10 +130,15 @@ def _without_side(path: bytes, sides: tuple[str, str]) -> bytes:
 # --- What git answers ---------------------------------------------------------------------------------
 
 
-def _merge_tree(git: Git, tip: str, commit: str, objects: Path | None) -> _Answer:
-    settings = ("core.fsync=none",) if objects else ()
+def _merge_tree(git: Git, tip: str, commit: str, objects: Path | None, attributes: Path | None) -> _Answer:
     try:
-        raw = git.run("merge-tree", "--write-tree", "-z", "--messages", tip, commit, objects=objects, settings=settings)
+        raw = git.run(
+            *("merge-tree", "--write-tree", "-z", "--messages", tip, commit),
+            worktree=attributes,
+            git_dir=git.common,
+            objects=objects,
+            settings=("core.fsync=none",) if objects else (),
+        )
         return _parsed(raw, is_clean=True)
     except GitFailed as failure:
         if failure.facts["status"] != 1:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,12 +23,14 @@ from holdfast.fs.directory import failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
 from holdfast.locks.flock import descriptors_of_held
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _PROGRAM = "git"
 _OLDEST = (2, 38)
 _MOST_LINES = 8
 _MOST_WORDS = 4
+_MOST_AT_ONCE = 16
 _KEPT = tuple(
     f"GIT_{name}"
     for name in """
@@ -148,6 +151,34 @@ class Background(Generic[T]):
         for failure in self._failures:
             raise failure
         return self._found[0]
+
+
+def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The result of `work` for each item, in their order; several at once, because git uses one processor each.
+
+    The first failure is raised when all that had begun have ended; then no further one begins.
+    """
+    left, found = deque(enumerate(items)), dict[int, T]()
+
+    def drain() -> None:
+        while True:
+            try:
+                number, item = left.popleft()
+            except IndexError:
+                return
+            try:
+                found[number] = work(item)
+            except BaseException:
+                left.clear()
+                raise
+
+    workers = [Background(drain) for _ in range(min(len(items), _MOST_AT_ONCE, (os.cpu_count() or 1) + 1))]
+    for each in workers:
+        with each:
+            pass
+    for each in workers:
+        each.result()
+    return [found[number] for number in range(len(items))]
 
 
 def require_git() -> None:

@@ -25,7 +25,7 @@ from holdfast.git.program import Git
 Unmerged: TypeAlias = dict[int, tuple[str, str]]
 """The mode and object of each stage of a path that conflicts: 1 the common ancestor, 2 and 3 the sides."""
 
-_PLACE = "rr-cache"
+RESOLUTIONS = "rr-cache"
 _LARGEST = 64 << 20
 _SHA256 = 64
 _REGULAR = ("100644", "100755")
@@ -46,7 +46,7 @@ def resolve(git: Git, tree: str, unmerged: dict[bytes, Unmerged], *, objects: Pa
 
     `tree` has the conflict markers. A repository in which `git rerere` is switched off has no resolutions.
     """
-    place = git.common / _PLACE
+    place = git.common / RESOLUTIONS
     if not calls.is_directory(place) or not all(map(_can_resolve, unmerged.values())) or not _is_enabled(git):
         return None
     found = {}

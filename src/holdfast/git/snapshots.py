@@ -75,7 +75,7 @@ class GitCaptured(NamedTuple):
     pack: Path | None
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """The sum of the sizes, and the number of nested repositories, of the tree that the private index stands for."""
 
     tree: str
@@ -101,7 +101,7 @@ def capture(
     working, sums = start(source)
     text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
     for rounds_left in reversed(range(_MOST_ROUNDS)):
-        look, nested = _update(working)  # 1. new contents become objects in scratch
+        look, nested = take_changes(working)  # 1. new contents become objects in scratch
         if progress is not None:
             progress(len(look.changed), 0)
         if look.is_clean and sums is not None and sums.tree == parent_tree:
@@ -126,7 +126,7 @@ def capture(
     return GitCaptured(packed.commit, packed.tree, files, sums.bytes, left_out, changed, moved)
 
 
-def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
+def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
     """Make the working index; return the work tree with it, and what is known of its tree.
 
     A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
@@ -147,7 +147,7 @@ def git_dir_of(git: Git, top: Path) -> Path:
     return Path(found.git_dir if found else git.common)
 
 
-def _update(working: WorkTree) -> tuple[Look, list[bytes]]:
+def take_changes(working: WorkTree) -> tuple[Look, list[bytes]]:
     """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
     before = None
     while True:
@@ -160,7 +160,7 @@ def _update(working: WorkTree) -> tuple[Look, list[bytes]]:
             before = look
 
 
-def _unchanged(source: GitSource, working: WorkTree, sums: _Sums | None, tree: str, nested: list[bytes]) -> GitCaptured:
+def _unchanged(source: GitSource, working: WorkTree, sums: Sums | None, tree: str, nested: list[bytes]) -> GitCaptured:
     sums = publish_index(source, working, tree, sums)
     files = entry_count(source.index) - sums.links
     left_out = LeftOut(0, sums.links + len(nested), _names(nested))
@@ -382,7 +382,7 @@ def _identity(index: Path) -> list[int] | None:
     return status and [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
+def known_sums(git: Git, top: Path, index: Path) -> Sums | None:
     """What is known of the private index; None if it cannot be used.
 
     In a sparse checkout, it would keep files that are not checked out as they were at its first capture: only the
@@ -391,12 +391,12 @@ def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
     return None if entry_exists(git_dir_of(git, top) / "info" / "sparse-checkout") else _read_sums(index)
 
 
-def _read_sums(index: Path) -> _Sums | None:
+def _read_sums(index: Path) -> Sums | None:
     """What is known of the private index as it is; None if there is nothing, or only something about another one."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):
             case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)}:
-                return _Sums(tree, size, links) if identity == _identity(index) else None
+                return Sums(tree, size, links) if identity == _identity(index) else None
     except Failure:
         return None
     return None
@@ -407,8 +407,8 @@ Since: TypeAlias = tuple[str, list[Difference]]
 
 
 def publish_index(
-    source: GitSource, working: WorkTree, tree: str, known: _Sums | None, since: Since | None = None
-) -> _Sums:
+    source: GitSource, working: WorkTree, tree: str, known: Sums | None, since: Since | None = None
+) -> Sums:
     """Make the working index, which stands for `tree`, the private one; return the sums of that tree."""
     if known is None or known.tree != tree:
         known = _count(source, tree, known, since)
@@ -417,13 +417,13 @@ def publish_index(
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
+    record = {"index": _identity(working.index), **known._asdict()}  # not of one that another process puts there
     rename(working.index, source.index)
-    record = {"index": _identity(source.index), **known._asdict()}
     durable.replace(_sums_path(source.index), strictjson.encode(record))
     return known
 
 
-def _count(source: GitSource, tree: str, known: _Sums | None, since: Since | None) -> _Sums:
+def _count(source: GitSource, tree: str, known: Sums | None, since: Since | None) -> Sums:
     """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
@@ -434,8 +434,8 @@ def _count(source: GitSource, tree: str, known: _Sums | None, since: Since | Non
             changed = list(differences(git, known.tree, tree, objects=objects))
     if known is None or changed is None:
         found = list(entries(git, tree, objects=objects))
-        return _Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
+        return Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
     size = sizes(git, (oid for each in changed for oid in each.oids), objects=objects)
     total = sum(size.get(each.oids[1], 0) - size.get(each.oids[0], 0) for each in changed)
     links = sum((each.modes[1] == LINK) - (each.modes[0] == LINK) for each in changed)
-    return _Sums(tree, known.bytes + total, known.links + links)
+    return Sums(tree, known.bytes + total, known.links + links)
