@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from holdfast.fs import calls
-from holdfast.git import program
 from holdfast.git import landing as frozen
+from holdfast.git import program
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import State
 from holdfast.issues.tracker import Tracker

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.repository.landing_records import LandingState
-from proof import effort
 from tests.repository.landings import Project, Steps, die, ended, forked, stopped_at
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and kills")

@@ -57,7 +57,8 @@ def land(output: Output, **given: Any) -> None:
     nothing is touched: the work waits, and this command says for what.
 
     The issue is finished by the landing. While the work is queued, its claim does not expire. If the work conflicts,
-    the issue goes back to its agent, whose prompt then says which files conflict with what; the worktree stays as it is.
+    the issue goes back to its agent, whose prompt then says which files conflict with what. The worktree stays as it
+    is.
 
     If this command is killed, the work stays queued; the same command, or any other landing on the branch, goes on.
 
@@ -283,3 +284,27 @@ def retry(
         output.result(_record(landings, entry), [f"{entry.landing_id} is queued for {entry.branch}."])
     else:
         _conclude(output, landings, entry, wait)
+
+
+@group.command(short_help="Show the output of the check that an entry failed.")
+@click.argument("landing_id", metavar="ID")
+@in_repository
+def log(output: Output, *, landing_id: str, repo: str | None) -> None:
+    """Show the output of the last run of the checks for an entry, also while it goes on. Logs are kept on the machine
+    that ran the checks. Changes nothing.
+
+    \b
+    Example:
+      holdfast landing log 4f1c
+    """
+    from holdfast.repository.landing_checks import check_runs, read_log
+
+    repository = open_repository(repo)
+    entry = landings_of(repository, output, None).find(landing_id)
+    paths = repository.context.paths
+    run_id = entry.log or next((run.run_id for run in check_runs(paths) if run.landing_id == entry.landing_id), "")
+    if not run_id:
+        hint = "A batch has its log under the last of its entries: 'holdfast landing list --all'."
+        raise NotFound(f"there is no log of a check of {entry.landing_id} here", hint=hint, landing=entry.landing_id)
+    text = read_log(paths, run_id).decode(errors="replace")
+    output.result({"id": entry.landing_id, "run_id": run_id, "log": text}, text.splitlines())

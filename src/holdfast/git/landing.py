@@ -156,9 +156,11 @@ def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
             durable.sync_names(directory)
 
 
-def drop_candidate(git: Git, name: str) -> None:
-    with contextlib.suppress(GitFailed):
-        update_refs(git, f"delete {CANDIDATES}{name}\n")
+def drop_candidates(git: Git, name: str) -> None:
+    """Delete the references of candidates whose names begin with `name` and a slash."""
+    found = git.run("for-each-ref", "--format=%(refname)", f"{CANDIDATES}{name}/").decode().splitlines()
+    if found:
+        update_refs(git, "".join(f"delete {each}\n" for each in found))
 
 
 # --- The branch ---------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ compare-and-swap.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +27,12 @@ from holdfast.git.program import Author, Git
 from holdfast.issues import rules
 from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
-from holdfast.repository.context import MAIN, RepositoryContext
+from holdfast.repository import landing_plan
+from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.landing_changes import LandingChanges
+from holdfast.repository.landing_checks import CheckRun, LandingCheck, gate_checks, run_checks, target_checks
+from holdfast.repository.landing_plan import Candidate, LandingPlan
 from holdfast.repository.landing_records import (
     IntentEntry,
     Landing,
@@ -38,9 +43,13 @@ from holdfast.repository.landing_records import (
     in_order,
     new_landing_id,
 )
+from holdfast.repository.landing_tests import CandidateTests
 from holdfast.repository.payloads import in_use
+from holdfast.repository.repository import Repository
+from holdfast.repository.settings import Settings, read_settings
 
 _MOST_SUBJECTS = 3
+_LEASE_CHECK = 1.0  # seconds between two checks of the lease while candidates are tested
 Tell = Callable[[str], object]
 
 
@@ -136,13 +145,45 @@ def _others(git: Git, entry: Landing, tip: str, paths: Sequence[str]) -> Iterato
         yield from (f"{entry.branch} has: {line}" for line in found)
 
 
+class _Work:
+    """What a lander has built and tested on the current tip."""
+
+    def __init__(self, chain: Chain, tests: CandidateTests) -> None:
+        self.chain = chain
+        self.tests = tests
+        self.plan: LandingPlan | None = None
+
+    def begin(self, queue: Sequence[Landing], settings: Settings) -> None:
+        ids = [each.landing_id for each in queue]
+        batch, parallel = settings.batch or landing_plan.BATCH, settings.parallel or landing_plan.PARALLEL
+        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel)
+
+    def fit(self, queue: Iterable[str]) -> None:
+        assert self.plan is not None
+        self.plan = landing_plan.with_queue(self.plan, queue)
+
+    def restart(self, chain: Chain) -> None:
+        """The target is somewhere else: everything is built and tested anew."""
+        self.chain = chain
+        self.tests.keep(())
+        self.plan = landing_plan.on_new_tip(self.plan) if self.plan else None
+
+
+def _why(run: CheckRun | None) -> str:
+    """The command of a run that failed, for people."""
+    last = run.commands[-1] if run and run.commands else None
+    if last is None:
+        return "the checks could not run"
+    return f"'{last.command}' failed: {last.message or f'exit status {last.exit_status}'}"
+
+
 class Lander:
     """Works on the queue of one target, in the name of one lease."""
 
-    def __init__(
-        self, context: RepositoryContext, changes: LandingChanges, name: str, branch: str, *, batch: int, tell: Tell
-    ) -> None:
+    def __init__(self, repository: Repository, changes: LandingChanges, name: str, branch: str, *, tell: Tell) -> None:
+        context = repository.context
         assert isinstance(context.home, GitHome)
+        self._repository = repository
         self._context = context
         self._home = context.home
         self._git = context.home.git
@@ -150,30 +191,117 @@ class Lander:
         self._name = name
         self._target = Target(self._git, branch)
         self._branch = branch
-        self._batch = batch
         self._tell = tell
         self._author = landing.author_of(self._git)
         self._told = ""
+        self._runs: dict[Candidate, CheckRun] = {}  # the last failed run of each candidate
 
     # --- The queue ---------------------------------------------------------------------------------
 
     def work(self, lease: HeldLease, until: Callable[[], bool]) -> bool:
         """Work until the condition holds, or until nothing can be done; whether anything was done."""
         self.recover(lease)
-        chain: Chain | None = None
         did = False
-        while not until():
-            lease.check()
-            tip = self._target.tip()
-            if chain is None or chain.tip != tip:
-                chain = Chain(self._git, tip, self._author)
-            queue = self._queue(chain)
-            if not queue or not self._batch_of(lease, chain, queue):
-                break
-            did = True
+        with CandidateTests() as tests:
+            work = _Work(self._chain(), tests)
+            while not until() and self._go_on(lease, work):
+                did = True
         if did:
             self._sweep()
         return did
+
+    def _chain(self) -> Chain:
+        return Chain(self._git, self._target.tip(), self._author)
+
+    def _go_on(self, lease: HeldLease, work: _Work) -> bool:
+        """Take one step: build, test, publish, or give an entry its outcome; False if nothing can be done."""
+        lease.check()
+        if work.chain.tip != self._target.tip():
+            work.restart(self._chain())
+        queue = self._queue(work.chain)
+        if not queue:
+            return False
+        self._fit(work.chain, queue)
+        work.fit(each.landing_id for each in queue) if work.plan else work.begin(queue, self._settings())
+        assert work.plan is not None
+        decided = landing_plan.outcome(work.plan)
+        if decided.failed:
+            return self._fail(lease, work, decided.failed)
+        if decided.publish:
+            return self._publish(lease, work, decided)
+        return self._test(lease, work, queue)
+
+    def _settings(self) -> Settings:
+        return read_settings(self._repository.root)
+
+    def _test(self, lease: HeldLease, work: _Work, queue: list[Landing]) -> bool:
+        """Start the tests that the plan wants, and take in the next result."""
+        assert work.plan is not None
+        wanted = landing_plan.wanted(work.plan, work.tests.candidates())
+        work.tests.keep(wanted)
+        for candidate in wanted:
+            if candidate in work.tests.candidates():
+                continue
+            if self._extend(lease, work.chain, queue, len(candidate)):
+                return True  # the queue has changed
+            entries = work.chain.entries[: len(candidate)]
+            checks = self._checks(entries)
+            if not checks:
+                work.plan = landing_plan.with_result(work.plan, candidate, passed=True)
+                return True
+            commit = work.chain.tips[len(candidate) - 1]
+            landing.keep_candidate(self._git, f"{self._name}/{len(candidate)}", commit, [work.chain.tip])
+            work.tests.start(candidate, partial(self._run, commit, checks, entries[-1].landing_id))
+        found = work.tests.next(_LEASE_CHECK)
+        if found is not None:
+            work.plan = landing_plan.with_result(work.plan, found.candidate, passed=found.passed)
+            if found.run is not None and not found.passed:
+                self._runs[found.candidate] = found.run
+        return True
+
+    def _checks(self, entries: Sequence[Landing]) -> list[LandingCheck]:
+        issue_ids = [each.issue_id for each in entries if each.issue_id is not None and each.gates]
+        gates = gate_checks(self._changes.tracker, issue_ids) if issue_ids else []
+        return [*target_checks(self._repository), *gates]
+
+    def _run(
+        self, commit: str, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
+    ) -> CheckRun:
+        return run_checks(
+            self._repository, commit, checks, target=self._branch, landing_id=landing_id, cancelled=cancelled
+        )
+
+    def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:
+        """Give entries that fail alone their outcome."""
+        assert work.plan is not None
+        run = self._runs.get(failed)
+        for each in failed:
+            entry = self._changes.landing(each)
+            outcome = _failed(entry, work.chain.tip, _why(run))
+            self._decide(lease, msgspec.structs.replace(outcome, log=run.run_id if run else ""))
+        work.plan = landing_plan.with_failed(work.plan, failed)
+        return True
+
+    def _decide(self, lease: HeldLease, outcome: Landing) -> None:
+        with contextlib.suppress(Changed):
+            self._changes.decide(outcome, lease)
+            self._tell(f"{outcome.landing_id} {outcome.state.value}: {outcome.title}")
+
+    def _publish(self, lease: HeldLease, work: _Work, decided: landing_plan.Outcome) -> bool:
+        """Publish a candidate that has passed."""
+        assert work.plan is not None
+        length = len(decided.publish)
+        if len(work.chain.tips) < length:
+            work.restart(self._chain())
+            return True
+        tip = work.chain.tips[length - 1]
+        done = self.publish(lease, work.chain, length, decided.publish if decided.flaky else ())
+        if done and work.chain.tip == tip:
+            work.plan = landing_plan.published(work.plan, decided.publish)
+            work.tests.advance(decided.publish)
+        elif done:
+            work.restart(self._chain())
+        return done
 
     def _queue(self, chain: Chain) -> list[Landing]:
         target = self._changes.target(self._name)
@@ -187,14 +315,6 @@ class Lander:
         issue = transactions.lookup(issue_id)
         return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
 
-    def _batch_of(self, lease: HeldLease, chain: Chain, queue: list[Landing]) -> bool:
-        """Build and publish one batch; whether anything changed."""
-        self._fit(chain, queue)
-        decided = self._extend(lease, chain, queue, self._batch)
-        if not chain.entries:
-            return decided
-        return self.publish(lease, chain, len(chain.entries)) or decided
-
     def _fit(self, chain: Chain, queue: list[Landing]) -> None:
         """Forget what was built from entries that are not at the beginning of the queue any more."""
         same = 0
@@ -205,9 +325,9 @@ class Lander:
         chain.cut(same)
 
     def _extend(self, lease: HeldLease, chain: Chain, queue: list[Landing], length: int) -> bool:
-        """Build a candidate of this length, if so many merge; whether an entry got an outcome. An entry whose issue
-        depends on one that was left out is left out too."""
-        decided = False
+        """Build a candidate of this length, if so many merge; whether an entry was left out, which changes the queue.
+        An entry whose issue depends on one that was left out is left out too."""
+        changed = False
         out: set[str] = set()
         for entry in queue[len(chain.entries) :]:
             if len(chain.entries) >= length:
@@ -215,12 +335,11 @@ class Lander:
             if out and entry.issue_id and out & set(self._open(entry.issue_id)):
                 chain.deferred.add(entry.landing_id)
             elif (outcome := chain.extend(entry)) is not None:
-                self._changes.decide(outcome, lease)
-                self._tell(f"{entry.landing_id} {outcome.state.value}: {outcome.title}")
-                decided = True
-            if entry.issue_id and (not chain.entries or chain.entries[-1] is not entry):
-                out.add(entry.issue_id)
-        return decided
+                self._decide(lease, outcome)
+            if not chain.entries or chain.entries[-1] is not entry:
+                changed = True
+                out.update([entry.issue_id] if entry.issue_id else ())
+        return changed
 
     # --- Publishing --------------------------------------------------------------------------------
 
@@ -234,7 +353,7 @@ class Lander:
         new = chain.tips[length - 1]
         try:
             known = [chain.tip, *(entry.commit for entry in chain.entries[:length])]
-            landing.keep_candidate(self._git, self._name, new, known)
+            landing.keep_candidate(self._git, f"{self._name}/new", new, known)
         except GitFailed:  # pruned meanwhile
             chain.cut(0)
             return True
@@ -384,8 +503,9 @@ class Lander:
         found = landing.kept(self._git)
         queueing = {each.scratch_id for each in in_use(self._context.paths)}
         gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]
-        landing.forget(self._git, gone)
-        landing.drop_candidate(self._git, self._name)
+        with contextlib.suppress(GitFailed):  # another process deletes them too
+            landing.forget(self._git, gone)
+            landing.drop_candidates(self._git, self._name)
 
     def _is_over(self, landing_id: str) -> bool:
         try:

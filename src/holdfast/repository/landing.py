@@ -56,7 +56,6 @@ from holdfast.repository.landing_records import (
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 
-BATCH = 8
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0  # between two attempts while something is in the way: no event reports its end
 _LONGEST_TITLE = 200
 _MOST_NAMED = 5
@@ -215,9 +214,9 @@ class Landings:
         return None
 
     def _gates(self, issue: Issue) -> Iterator[str]:
-        """The open gates of an issue that a command decides."""
-        defined = self.changes.tracker.gates.all() if issue.open_gates() else {}
-        for key in issue.open_gates():
+        """The gates of an issue that a command decides: it decides on what lands, whatever it said before."""
+        defined = self.changes.tracker.gates.all() if issue.gates_required else {}
+        for key in issue.gates_required:
             if (gate := defined.get(key)) is not None and gate.checker is not None:
                 yield key
 
@@ -297,7 +296,7 @@ class Landings:
             return True
 
     def _lander(self, name: str, branch: str) -> Lander:
-        return Lander(self._context, self.changes, name, branch, batch=BATCH, tell=self._tell)
+        return Lander(self._repository, self.changes, name, branch, tell=self._tell)
 
     def _lease(self, entry: Landing, deadline: float) -> HeldLease | None:
         """The landing lease; None if the entry got its outcome first, or the time is up."""
