@@ -145,6 +145,7 @@ Gating.define: AlreadyExists NotInitialised
 Gating.require: NotFound NotInitialised TransitionRefused TooManyRetries
 Gating.judge: NotFound NotInitialised TransitionRefused Refused TooManyRetries
 Gating.are_approved: -
+Gating.require_approved: NotApproved
 Gating.approve: -
 Gating.check: NotApproved NotFound NotInitialised TransitionRefused Refused TooManyRetries
 Gating.runs: -

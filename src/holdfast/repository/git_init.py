@@ -35,6 +35,7 @@ from holdfast.repository.init import (
 )
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
+from holdfast.repository.scratch_worktrees import remove_unused, scratch_worktrees
 from holdfast.store.addresses import remember
 from holdfast.store.open import FILES, address_of, configure_store, is_in_files
 from holdfast.trees.walker import remove_tree
@@ -131,6 +132,8 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     made = home.stored()
     paths = tuple(Path(each.top) for _, each in home.paths.registrations() if each.top is not None)
     main = home.paths.payload(MAIN)
+    for scratch in scratch_worktrees(home.paths):
+        remove_unused(scratch)
     home.retire(repository.context, made)
     for each in commits.kept_packs(home.git):
         commits.drop_keep(home.git, each)

@@ -29,7 +29,7 @@ import msgspec
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import Corrupt, NotFound, Refused
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Closing, Directory, failing_to, make_directories, opened, write_all
+from holdfast.fs.directory import Closing, Directory, failing_to, io_failure, make_directories, opened, write_all
 from holdfast.fs.names import is_safe_name, printable, split_relative
 from holdfast.git import worktrees as linked
 from holdfast.git.program import without_repository
@@ -55,7 +55,7 @@ _RECORD, _LOG = ".json", ".log"
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW"))
 _READ = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 _ISSUE, _GATE = "HOLDFAST_ISSUE_ID", "HOLDFAST_GATE"
-_NOT_OURS = ("HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN", "HOLDFAST_WORKTREE", _ISSUE, _GATE)  # of the caller, perhaps
+_NOT_OURS = ("HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN", _ISSUE, _GATE)  # of the caller, perhaps
 
 
 class LandingCheck(NamedTuple):
@@ -240,6 +240,7 @@ class _Ongoing:
             **without_repository(kept),
             **worktree_variables(repository, self._place.name),
             "HOLDFAST_REPO": str(repository.root),
+            "HOLDFAST_WORKTREE": self._place.name,
             "HOLDFAST_LANDING": run.landing_id,
             "HOLDFAST_TARGET": run.target,
             "HOLDFAST_COMMIT": run.commit,
@@ -358,14 +359,13 @@ def read_log(paths: RepositoryPaths, run_id: str, *, offset: int = 0, limit: int
     try:
         with Directory.open(_place(paths)) as directory:
             name = run_id + _LOG
-            with (
-                failing_to("read", directory.where(name)),
-                opened(directory.at(name), _READ, dir_fd=directory.fd) as fd,
-            ):
+            with opened(directory.at(name), _READ, dir_fd=directory.fd) as fd:
                 calls.lseek(fd, offset, os.SEEK_SET)
                 return calls.read(fd, limit)
     except (NotFound, FileNotFoundError):
         raise missing from None
+    except OSError as error:
+        raise io_failure("read the log of", run_id, error) from error
 
 
 def _place(paths: RepositoryPaths) -> Path:
