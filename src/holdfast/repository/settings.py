@@ -21,12 +21,14 @@ from holdfast.store.model import StructCodec
 from holdfast.store.open import SETTINGS as SETTINGS
 
 SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
+ENFORCE_TOUCHES = "land.enforce_touches"
 COMMANDS = (SETUP, TEARDOWN)
 DESCRIPTIONS = {
     SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
     TEARDOWN: "Commands that are run in a worktree before it is removed.",
     PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
+    ENFORCE_TOUCHES: "Whether work that changes paths outside of those that its issue touches is refused: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 _MOST_BYTES = 1 << 20
@@ -45,12 +47,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copy: tuple[str, ...] = msgspec.field(name=COPY, default=())
     teardown: tuple[str, ...] = msgspec.field(name=TEARDOWN, default=())
     ports: Ports | None = msgspec.field(name=PORTS, default=None)
+    enforce_touches: bool = msgspec.field(name=ENFORCE_TOUCHES, default=False)
 
     def get(self, key: str) -> list[str]:
         """The value of a key as words; none if it is not set."""
         value: Any = getattr(self, _field(key))
         if isinstance(value, Ports):
             return [str(value.count), str(value.base)]
+        if isinstance(value, bool):
+            return ["true"] if value else []
         return list(value or ())
 
     def changed(self, key: str, values: Sequence[str]) -> Settings:
@@ -156,4 +161,16 @@ def _ports(values: Sequence[str]) -> Ports | None:
     return ports
 
 
-_PARSERS: dict[str, Any] = {SETUP: _commands, COPY: _patterns, TEARDOWN: _commands, PORTS: _ports}
+def _is_true(values: Sequence[str]) -> bool:
+    if list(values) not in ([], ["true"], ["false"]):
+        raise SettingInvalid(ENFORCE_TOUCHES, " ".join(values), "true or false")
+    return list(values) == ["true"]
+
+
+_PARSERS: dict[str, Any] = {
+    SETUP: _commands,
+    COPY: _patterns,
+    TEARDOWN: _commands,
+    PORTS: _ports,
+    ENFORCE_TOUCHES: _is_true,
+}
