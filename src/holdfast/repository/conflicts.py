@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Changed, Failure, GitFailed, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.git.contents import commit_tree, entries
 from holdfast.git.current import CurrentTree, known_tree, read_again, read_tree
 from holdfast.git.merging import is_attributes, merge, write_attributes
@@ -248,11 +248,13 @@ class _Search:
     @cached_property
     def _rules(self) -> str:
         """What decides a merge beside the two sides: settings, attributes, and recorded resolutions."""
-        common, resolutions = self._git.common, self._git.common / RESOLUTIONS
-        places = [common / "config", common / "info" / "attributes", resolutions]
-        if calls.is_directory(resolutions):
-            places += [resolutions / name for name in sorted(calls.listdir(resolutions))]
-        return _hash(self._attributes, *(_identity(each) for each in places))
+        common = self._git.common
+        stamps = (
+            *_stamps(common, ["config"]),
+            *_stamps(common / "info", ["attributes"]),
+            *_stamps(common / RESOLUTIONS),
+        )
+        return _hash(self._attributes, *stamps)
 
     @cached_property
     def _attributes(self) -> str:
@@ -364,12 +366,13 @@ def _ordered(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
 
 
-def _identity(path: Path) -> str:
-    try:
-        status = calls.stat(path)
-    except OSError:
-        return ""
-    return f"{path.name} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+def _stamps(place: Path, names: Sequence[str] | None = None) -> Iterator[str]:
+    """What tells whether entries of a directory, or those with these names, have changed."""
+    with contextlib.suppress(Failure), Directory.open(place) as directory:
+        for name in sorted(directory.names() if names is None else names):
+            status = directory.status(name)
+            if status is not None:
+                yield f"{name} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _hash(*texts: str) -> str:

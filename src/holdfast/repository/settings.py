@@ -28,7 +28,7 @@ DESCRIPTIONS = {
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
     TEARDOWN: "Commands that are run in a worktree before it is removed.",
     PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
-    ENFORCE_TOUCHES: "Whether work that changes paths outside of those that its issue touches is refused: 'true'.",
+    ENFORCE_TOUCHES: "Whether landing refuses work that changes other paths than its issue touches: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 _MOST_BYTES = 1 << 20
