@@ -229,6 +229,12 @@ class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
     hint = "Claim another issue: 'holdfast issue claim-next'. If this claim is yours, pass its exact id with --claim."
 
 
+class PathsInProgress(LockConflict, code="E_PATHS_IN_PROGRESS"):
+    """The issue touches paths that an issue in progress touches too."""
+
+    hint = "Claim another issue, or wait until that one is done. To claim it all the same: --ignore-touches."
+
+
 class Deadlock(LockConflict, code="E_DEADLOCK"):
     """A cycle of waits: each waiter holds what the next one needs. This wait gave up so that others can go on."""
 

@@ -15,7 +15,14 @@ from holdfast.cli import ACTOR, ISSUE_ID, LOCK_ID, PROMPT_FILE, REPO, TOKEN, WOR
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
-from holdfast.cli.options import consistency_option, into_option, store_address, ttl_option, wait_option
+from holdfast.cli.options import (
+    consistency_option,
+    ignore_touches_option,
+    into_option,
+    store_address,
+    ttl_option,
+    wait_option,
+)
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository, showing_output
 from holdfast.clock import format_duration
@@ -46,6 +53,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
+@ignore_touches_option
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")

@@ -7,6 +7,7 @@ deleting it costs only time.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.fs import durable
 from holdfast.git.look import WorkTree, start_index
@@ -23,20 +24,25 @@ def known_tree(git: Git, top: Path, index: Path) -> str | None:
     return known.tree if known is not None and WorkTree(git, top, index).look().is_clean else None
 
 
-def read_tree(source: GitSource, room: Path) -> str:
-    """The tree. Objects that it needs and the repository does not have are in `source.objects`; `room` is a directory
-    for the working copy of the index."""
+class CurrentTree(NamedTuple):
+    """A tree, and whether every object that it needs is in the repository or in the directory for new ones."""
+
+    tree: str
+    is_complete: bool
+
+
+def read_tree(source: GitSource, room: Path) -> CurrentTree:
+    """The tree. New objects are in `source.objects`, but not those of files that were read earlier. `room` is a
+    directory for the working copy of the index."""
     working, known = _started(source, room)
-    look, _ = take_changes(working)
-    if known is not None and look.is_clean:
-        return known.tree
+    take_changes(working)
     tree = working.write_tree()
     publish_index(source, working, tree, Sums(tree, 0, 0))  # nobody asks for sizes here
-    return tree
+    return CurrentTree(tree, is_complete=known is None)
 
 
 def read_again(source: GitSource, room: Path, head: str) -> str:
-    """Like `read_tree`, but everything that is not as in the commit `head` is read and written again."""
+    """The complete tree: everything that is not as in the commit `head` is read and written again."""
     working, _ = _started(source, room)
     take_changes(working)
     differing = working.run("diff-index", "--cached", "-z", "--name-only", "--no-renames", head, "--")

@@ -96,6 +96,7 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     context: dict[str, str] = {}
     documents: list[Any] = []
     labels: tuple[str, ...] = ()
+    touches: tuple[str, ...] = ()  # patterns of the paths that the work changes: see `scopes`
     created_at: str = ""
     updated_at: str = ""
 
@@ -160,7 +161,7 @@ class OpenCodec(Generic[Open]):
         """Known fields first, in their order, then the unknown ones."""
         what = f"a record of the type {self._kind.__name__}"
         try:
-            value = msgspec.to_builtins(record, str_keys=True)
+            value = self._fields(record)
             value |= {name: each for name, each in value.pop(UNKNOWN).items() if name not in self._known}
             content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
             msgspec.convert(msgspec.json.decode(content), self._kind)
@@ -171,6 +172,10 @@ class OpenCodec(Generic[Open]):
         if len(content) > self._limit:
             raise TooLarge(what, len(content), self._limit)
         return content
+
+    def _fields(self, record: Open) -> dict[str, Any]:
+        value: dict[str, Any] = msgspec.to_builtins(record, str_keys=True)
+        return value
 
     def decode(self, content: bytes, source: str) -> Open:
         try:
@@ -219,7 +224,7 @@ def _strict(content: bytes, source: str, limit: int) -> Any:
 
 
 _OLD_STATES = {"open": "backlog", "inprogress": "in_progress"}
-_NULLS = ("description", "dependencies", "gates_required", "gates_status", "context", "documents", "labels")
+_NULLS = ("description", "dependencies", "gates_required", "gates_status", "context", "documents", "labels", "touches")
 
 
 class IssueCodec(OpenCodec[Issue]):
@@ -227,6 +232,10 @@ class IssueCodec(OpenCodec[Issue]):
 
     def __init__(self) -> None:
         super().__init__(Issue)
+
+    def _fields(self, record: Issue) -> dict[str, Any]:
+        """An issue that declares no scope is written as other programs write it, which do not know the field."""
+        return {name: each for name, each in super()._fields(record).items() if name != "touches" or each}
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         value = super()._lenient(value)

@@ -162,6 +162,7 @@ def _task(issue: Issue, workplace: Workplace | None) -> list[str]:
 def _fields(issue: Issue) -> list[str]:
     named = [f"{name}: {value}" for name, value in issue.context.items()]
     labels = [f"labels: {', '.join(issue.labels)}"] if issue.labels else []
+    labels += [f"touches: {', '.join(issue.touches)}"] if issue.touches else []
     documents = [f"document: {each}" for each in issue.documents]
     return [line for each in (*labels, *named, *documents) for line in quoted(each)]
 

@@ -87,6 +87,7 @@ class AssignmentOptions(NamedTuple):
     )
     by: str = "agent run"  # the command or program that works, for other users to see
     client: Holder | None = None  # the agent for which this process, a server, takes the work
+    ignore_touches: bool = False  # whether the next issue may touch paths of one in progress
     cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
 
 
@@ -355,7 +356,7 @@ def take_work(
     if options.issue_id is not None:
         claimed = claims.claim(tracker.find_id(options.issue_id), request)
     else:
-        claimed = claims.take_next(request, wait=options.wait_for_issue)
+        claimed = claims.take_next(request, wait=options.wait_for_issue, ignore_touches=options.ignore_touches)
     with contextlib.ExitStack() as held:
         claim = HeldIssueClaim(claims, claimed.claim)
         with quietly():

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from holdfast.errors import Changed, Failure, GitFailed, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.git.contents import commit_tree, entries
-from holdfast.git.current import known_tree, read_again, read_tree
+from holdfast.git.current import CurrentTree, known_tree, read_again, read_tree
 from holdfast.git.merging import is_attributes, merge, write_attributes
 from holdfast.git.pairs import Pair, Touched, changes_between, merge_bases, trees_of
 from holdfast.git.program import side_by_side
@@ -32,9 +32,9 @@ from holdfast.repository.git_home import GitHome
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 
-T = TypeVar("T")
 _CLEAN: Found = ((), ())
 _MOST_ATTEMPTS = 3
+_OBJECTS = "objects"
 
 
 class WorktreeConflict(NamedTuple):
@@ -138,9 +138,9 @@ class _Search:
 
     def run(self) -> ConflictReport:
         with contextlib.ExitStack() as self._stack:
-            known = {each.git_id: each for each in registered(self._git)}
+            known = dict(self._known())
             self._places = {each.name: each for each in self._find_places(known)}
-            self._target = self._find_target(known.get(None))
+            self._target = self._find_target(known.get(MAIN))
             sides = self._read_sides()
             pairs = list(self._pairs(sides))
             results = self._judge(pairs)
@@ -155,30 +155,30 @@ class _Search:
 
     @cached_property
     def _room(self) -> Path:
-        """A directory in scratch. Only the thread of the caller may be the first to ask for it."""
-        return self._stack.enter_context(scratch(self._context, "conflicts")).path
-
-    @cached_property
-    def _objects(self) -> Path:
-        """Where new objects go."""
-        make_directories(self._room / "objects")
-        return self._room / "objects"
+        """A directory in scratch, with one for new objects. The first to ask for it is the thread of the caller."""
+        room = self._stack.enter_context(scratch(self._context, "conflicts")).path
+        make_directories(room / _OBJECTS)
+        return room
 
     # --- The sides ----------------------------------------------------------------------------------
 
-    def _find_places(self, known: dict[str | None, Registered]) -> list[_Place]:
+    def _known(self) -> Iterator[tuple[str, Registered]]:
+        """What git has registered, by the names of the worktrees."""
+        names = {Path(each.git_dir).name: name for name, each in self._home.paths.registrations()}
+        for each in registered(self._git):
+            name = MAIN if each.git_id is None else names.get(each.git_id)
+            if name is not None:
+                yield name, each
+
+    def _find_places(self, known: dict[str, Registered]) -> list[_Place]:
         """The worktrees that can be merged; the others are noted with a reason."""
-        paths = self._home.paths
-        names: dict[str | None, str] = {None: MAIN} if None in known else {}  # not that of a bare repository
-        names |= {Path(each.git_dir).name: name for name, each in paths.registrations()}
         found = []
-        for git_id, name in names.items():
-            here = known.get(git_id)
-            why = "git does not list it" if here is None else _why_not(here)
-            if here is None or here.head is None or why:
+        for name, here in known.items():
+            if here.head is None or not calls.is_directory(here.path):
+                why = "it has no commit yet" if here.head is None else "its directory is gone"
                 self._skipped.append(SkippedWorktree(name, why))
             else:
-                found.append(_Place(name, here.path, paths.caches / f"{git_id or MAIN}{LOOK}", here.head))
+                found.append(_Place(name, here.path, self._home.paths.caches / f"{name}{LOOK}", here.head))
         return sorted(found, key=lambda each: (each.name != MAIN, each.name))
 
     def _find_target(self, main: Registered | None) -> _Side:
@@ -189,24 +189,32 @@ class _Search:
     def _read_sides(self) -> list[_Side]:
         """Look at all worktrees; read those in which something has changed."""
         places = list(self._places.values())
-        trees = side_by_side(partial(_tried, lambda each: known_tree(self._git, each.top, each.look)), places)
-        changed = [place for place, tree in zip(places, trees, strict=True) if tree is None]
+        found = side_by_side(partial(_tried, self._known_tree), places)
+        changed = [place for place, tree in zip(places, found, strict=True) if tree is None]
         if changed:
-            sources = [self._source(each) for each in changed]
-            read = side_by_side(partial(_tried, lambda source: read_tree(source, self._room)), sources)
-            found = dict(zip(changed, read, strict=True))
-            trees = [found.get(place, tree) for place, tree in zip(places, trees, strict=True)]
+            room = self._room
+            read = dict(
+                zip(changed, side_by_side(partial(_tried, partial(self._read_tree, room)), changed), strict=True)
+            )
+            found = [read.get(place, tree) for place, tree in zip(places, found, strict=True)]
         sides = []
-        for place, tree in zip(places, trees, strict=True):
-            if isinstance(tree, str):
-                sides.append(_Side(place.name, place.head, tree))
+        for place, tree in zip(places, found, strict=True):
+            if isinstance(tree, CurrentTree):
+                sides.append(_Side(place.name, place.head, tree.tree))
+                self._missing |= set() if tree.is_complete else {place.name}
             else:
                 self._skipped.append(SkippedWorktree(place.name, tree.message if tree else "it cannot be read"))
-        self._missing = {each.name for each in sides} - {each.name for each in changed}
         return sides
 
+    def _known_tree(self, place: _Place) -> CurrentTree | None:
+        tree = known_tree(self._git, place.top, place.look)
+        return None if tree is None else CurrentTree(tree, is_complete=False)
+
+    def _read_tree(self, room: Path, place: _Place) -> CurrentTree:
+        return read_tree(self._source(place), room)
+
     def _source(self, place: _Place) -> GitSource:
-        return GitSource(self._git, place.top, place.look, self._objects)
+        return GitSource(self._git, place.top, place.look, self._room / _OBJECTS)
 
     def _pairs(self, sides: Sequence[_Side]) -> Iterator[tuple[_Side, _Side]]:
         """Every worktree with the target, and every two of them."""
@@ -240,11 +248,13 @@ class _Search:
     @cached_property
     def _rules(self) -> str:
         """What decides a merge beside the two sides: settings, attributes, and recorded resolutions."""
-        common, resolutions = self._git.common, self._git.common / RESOLUTIONS
-        places = [common / "config", common / "info" / "attributes", resolutions]
-        if calls.is_directory(resolutions):
-            places += [resolutions / name for name in sorted(calls.listdir(resolutions))]
-        return _hash(self._attributes, *(_identity(each) for each in places))
+        common = self._git.common
+        stamps = (
+            *_stamps(common, ["config"]),
+            *_stamps(common / "info", ["attributes"]),
+            *_stamps(common / RESOLUTIONS),
+        )
+        return _hash(self._attributes, *stamps)
 
     @cached_property
     def _attributes(self) -> str:
@@ -290,7 +300,7 @@ class _Search:
         found = {(base, side.tree): self._cache.changes((base, side.tree)) for base, side in wanted}
         missing = [(base, side) for base, side in wanted if found[base, side.tree] is None and base != side.tree]
         self._write_objects([side for _, side in missing])
-        objects = self._objects if missing else None
+        objects = self._room / _OBJECTS if missing else None
         for pair, changes in changes_between(self._git, [(base, side.tree) for base, side in missing], objects=objects):
             self._cache.put_changes(pair, changes)
             found[pair] = changes
@@ -317,7 +327,7 @@ class _Search:
         attributes = self._room / "attributes" if self._attributes else None
         if attributes is not None:
             write_attributes(self._git, self._target.head, attributes)
-        objects, commits = self._objects, {}
+        objects, commits = self._room / _OBJECTS, {}
         trees = self._trees(side.head for pair in pairs for side in pair)
         for side in {side for pair in pairs for side in pair}:
             is_committed = side.tree == trees[side.head]
@@ -332,18 +342,15 @@ class _Search:
                 if "unrelated histories" not in str(failure.facts["stderr"]):
                     raise
                 return (), ("they have no common ancestor",)
-            return (found.conflicts, found.messages) if found.tree is None else _CLEAN
+            if found.tree is not None:
+                return _CLEAN
+            one, other = ((commits[side], side.name) for side in pair)
+            return found.conflicts, tuple(each.replace(*one).replace(*other) for each in found.messages)
 
         return side_by_side(merged, pairs)
 
 
-def _why_not(worktree: Registered) -> str:
-    if worktree.head is None:
-        return "it has no commit yet"
-    return "its directory is gone" if not calls.is_directory(worktree.path) else ""
-
-
-def _tried(work: Callable[[T], str | None], item: T) -> str | Failure | None:
+def _tried(work: Callable[[_Place], CurrentTree | None], item: _Place) -> CurrentTree | Failure | None:
     try:
         return work(item)
     except Failure as failure:
@@ -359,12 +366,13 @@ def _ordered(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
 
 
-def _identity(path: Path) -> str:
-    try:
-        status = calls.stat(path)
-    except OSError:
-        return ""
-    return f"{path.name} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+def _stamps(place: Path, names: Sequence[str] | None = None) -> Iterator[str]:
+    """What tells whether entries of a directory, or those with these names, have changed."""
+    with contextlib.suppress(Failure), Directory.open(place) as directory:
+        for name in sorted(directory.names() if names is None else names):
+            status = directory.status(name)
+            if status is not None:
+                yield f"{name} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def _hash(*texts: str) -> str:

@@ -24,7 +24,7 @@ from holdfast.store.open import SETTINGS as SETTINGS
 
 SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
 CHECKS, CHECK_TIMEOUT, BATCH = "land.checks", "land.check_timeout", "land.batch"
-PARALLEL, INPUTS = "land.parallel", "land.inputs"
+PARALLEL, INPUTS, ENFORCE_TOUCHES = "land.parallel", "land.inputs", "land.enforce_touches"
 COMMANDS = (SETUP, TEARDOWN, CHECKS)
 DESCRIPTIONS = {
     SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
@@ -36,6 +36,7 @@ DESCRIPTIONS = {
     BATCH: "How many entries of the landing queue are tested together at first. [default: 8]",
     PARALLEL: "How many candidates are tested at the same time. [default: 1]",
     INPUTS: "Files, as patterns, whose change makes worktree.setup run again before checks. [default: lock files]",
+    ENFORCE_TOUCHES: "Whether landing refuses work that changes other paths than its issue touches: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 MOST_PARALLEL, MOST_IN_BATCH = 64, 1000
@@ -66,12 +67,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_BATCH)] | None = msgspec.field(name=BATCH, default=None)
     parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)] | None = msgspec.field(name=PARALLEL, default=None)
     inputs: tuple[str, ...] = msgspec.field(name=INPUTS, default=())
+    enforce_touches: bool = msgspec.field(name=ENFORCE_TOUCHES, default=False)
 
     def get(self, key: str) -> list[str]:
         """The value of a key as words; none if it is not set."""
         value: Any = getattr(self, _field(key))
         if isinstance(value, Ports):
             return [str(value.count), str(value.base)]
+        if isinstance(value, bool):
+            return ["true"] if value else []
         if isinstance(value, int | float):
             return [format_duration(value) if key == CHECK_TIMEOUT else str(value)]
         return list(value or ())
@@ -199,6 +203,12 @@ def _time_limit(values: Sequence[str]) -> float | None:
     return seconds
 
 
+def _is_true(values: Sequence[str]) -> bool:
+    if list(values) not in ([], ["true"], ["false"]):
+        raise SettingInvalid(ENFORCE_TOUCHES, " ".join(values), "true or false")
+    return list(values) == ["true"]
+
+
 _PARSERS: dict[str, Any] = {
     SETUP: _commands,
     COPY: _patterns,
@@ -209,4 +219,5 @@ _PARSERS: dict[str, Any] = {
     BATCH: partial(_number, BATCH, MOST_IN_BATCH),
     PARALLEL: partial(_number, PARALLEL, MOST_PARALLEL),
     INPUTS: _patterns,
+    ENFORCE_TOUCHES: _is_true,
 }
