@@ -95,7 +95,7 @@ class Project:
 
     def issue(self, title: str, *depends_on: str) -> str:
         tracker = self.landings().changes.tracker
-        return tracker.create(NewIssue(title=title, dependencies=depends_on)).id
+        return tracker.create(NewIssue(title=title, depends_on=depends_on)).id
 
     def queue(
         self,
@@ -211,6 +211,20 @@ class Steps:
         for name in NAMES:
             setattr(calls, name, self.around(getattr(calls, name)))
         FileStore.transact = self.transacting(FileStore.transact)  # type: ignore[method-assign]
+
+
+def steps_of(work: Callable[[], object], directory: Path, *, in_transactions: bool = True) -> int:
+    """How many steps the work has, in a child that does it undisturbed."""
+    noted = directory / "steps"
+
+    def counted() -> None:
+        steps = Steps(0, die, in_transactions=in_transactions)
+        steps.install()
+        work()
+        noted.write_text(str(steps.count))
+
+    assert ended(forked(counted)) == 0
+    return int(noted.read_text())
 
 
 def die() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from holdfast.git import worktrees as linked
 from holdfast.git.following import followers
 from holdfast.git.merging import merge
 from holdfast.issues.model import ClaimId, Issue
+from holdfast.issues.scopes import outside_scope
 from holdfast.leases.service import OWN_TTL, HeldLease
 from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.git_home import GitHome
@@ -55,6 +57,7 @@ from holdfast.repository.landing_records import (
 )
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
+from holdfast.repository.settings import read_settings
 
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0  # between two attempts while something is in the way: no event reports its end
 _LONGEST_TITLE = 200
@@ -156,6 +159,7 @@ class Landings:
         self._check_target(worktree, branch)
         author = frozen.author_of(self.git, path)
         commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
+        self._check_scope(issue, branch, commit)
         title = issue.title if issue else self._subject(commit)
         landing = Landing(
             landing_id=new_landing_id(),
@@ -181,6 +185,18 @@ class Landings:
                 if entry is None or entry.landing_id != landing.landing_id:
                     frozen.forget(self.git, [(landing.landing_id, commit)])
         return entry
+
+    def _check_scope(self, issue: Issue | None, branch: str, commit: str) -> None:
+        """Raise `Refused` if the work changes paths that its issue does not touch, and the project forbids that."""
+        if issue is None or not issue.touches or not read_settings(self._repository.root).enforce_touches:
+            return
+        words = "diff", "--name-only", "-z", "--no-renames", f"refs/heads/{branch}...{commit}"
+        changed = [os.fsdecode(each) for each in self.git.run(*words).split(b"\0") if each]
+        if outside := outside_scope(changed, issue.touches):
+            names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
+            message = f"the work changes paths that its issue {issue.id[:8]} does not touch: {names}"
+            hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
+            raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
     def _check_target(self, worktree: str, branch: str) -> None:
         linked.require_branch_name(self.git, branch)
