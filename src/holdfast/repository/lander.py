@@ -148,9 +148,10 @@ def _others(git: Git, entry: Landing, tip: str, paths: Sequence[str]) -> Iterato
 class _Work:
     """What a lander has built and tested on the current tip."""
 
-    def __init__(self, chain: Chain, tests: CandidateTests) -> None:
+    def __init__(self, chain: Chain, tests: CandidateTests, is_late: Callable[[], bool]) -> None:
         self.chain = chain
         self.tests = tests
+        self.is_late = is_late
         self.plan: LandingPlan | None = None
 
     def begin(self, queue: Sequence[Landing], settings: Settings) -> None:
@@ -198,12 +199,13 @@ class Lander:
 
     # --- The queue ---------------------------------------------------------------------------------
 
-    def work(self, lease: HeldLease, until: Callable[[], bool]) -> bool:
-        """Work until the condition holds, or until nothing can be done; whether anything was done."""
+    def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool] = lambda: False) -> bool:
+        """Work until the condition holds, or until nothing can be done; whether anything was done. Once it `is_late`,
+        tests are not waited for."""
         self.recover(lease)
         did = False
         with CandidateTests() as tests:
-            work = _Work(self._chain(), tests)
+            work = _Work(self._chain(), tests, is_late)
             while not until() and self._go_on(lease, work):
                 did = True
         if did:
@@ -228,7 +230,7 @@ class Lander:
         if decided.failed:
             return self._fail(lease, work, decided.failed)
         if decided.publish:
-            return self._publish(lease, work, decided)
+            return self._publish(lease, work, queue, decided)
         return self._test(lease, work, queue)
 
     def _settings(self) -> Settings:
@@ -252,6 +254,8 @@ class Lander:
             commit = work.chain.tips[len(candidate) - 1]
             landing.keep_candidate(self._git, f"{self._name}/{len(candidate)}", commit, [work.chain.tip])
             work.tests.start(candidate, partial(self._run, commit, checks, entries[-1].landing_id))
+        if work.is_late():
+            return False
         found = work.tests.next(_LEASE_CHECK)
         if found is not None:
             work.plan = landing_plan.with_result(work.plan, found.candidate, passed=found.passed)
@@ -287,13 +291,12 @@ class Lander:
             self._changes.decide(outcome, lease)
             self._tell(f"{outcome.landing_id} {outcome.state.value}: {outcome.title}")
 
-    def _publish(self, lease: HeldLease, work: _Work, decided: landing_plan.Outcome) -> bool:
+    def _publish(self, lease: HeldLease, work: _Work, queue: list[Landing], decided: landing_plan.Outcome) -> bool:
         """Publish a candidate that has passed."""
         assert work.plan is not None
         length = len(decided.publish)
-        if len(work.chain.tips) < length:
-            work.restart(self._chain())
-            return True
+        if self._extend(lease, work.chain, queue, length):
+            return True  # the queue has changed
         tip = work.chain.tips[length - 1]
         done = self.publish(lease, work.chain, length, decided.publish if decided.flaky else ())
         if done and work.chain.tip == tip:

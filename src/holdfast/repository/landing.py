@@ -277,37 +277,38 @@ class Landings:
         up; the entry stays queued."""
         deadline = math.inf if wait is None else time.monotonic() + wait
         entry = self.changes.landing(landing_id)
-        lander: Lander | None = None
 
-        def is_over() -> bool:
-            return not self.changes.landing(landing_id).is_open or time.monotonic() > deadline
+        def is_decided() -> bool:
+            return not self.changes.landing(landing_id).is_open
+
+        def left() -> float:
+            return deadline - time.monotonic()
 
         pause = _FIRST_PAUSE
         with self._context.store.watch(TARGETS.key(entry.target)) as watch:
-            while not is_over():
-                lander = lander or self._lander(entry.target, entry.branch)
+            lander = None if is_decided() else self._lander(entry.target, entry.branch)
+            while lander is not None and not is_decided():
                 lease = self._lease(entry, deadline)
-                did = lease is None or self._work(lander, lease, is_over)
+                did = lease is not None and self._work(lander, lease, is_decided, lambda: left() <= 0)
+                if left() <= 0 and not is_decided():
+                    raise self._pending(self.changes.landing(landing_id))
                 pause = _FIRST_PAUSE if did else min(2 * pause, _LAST_PAUSE)
-                if not did and not is_over():
-                    watch.wait(max(0.0, min(pause, deadline - time.monotonic())))
-        entry = self.changes.landing(landing_id)
-        if entry.is_open:
-            raise self._pending(entry)
-        return entry
+                if lease is not None and not did and not is_decided():
+                    watch.wait(max(0.0, min(pause, left())))
+        return self.changes.landing(landing_id)
 
     def work_off(self, branch: str | None = None) -> None:
         """Work off what is queued for a branch, or for all, as far as that is possible now."""
         for target in self.targets():
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
                 lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
-                self._work(self._lander(target.name, target.branch), lease, lambda: False)
+                self._work(self._lander(target.name, target.branch), lease, lambda: False, lambda: False)
 
-    def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool]) -> bool:
+    def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Work under a lease; whether anything was done, or another process has taken over."""
         try:
             with lease:
-                return lander.work(lease, until)
+                return lander.work(lease, until, is_late)
         except (LockNotHeld, LockExpired, FencingMismatch):
             return True
 
