@@ -1,4 +1,4 @@
-"""A checkout with a landing queue for tests: entries without worktrees, processes that die or stop at a step, a verdict.
+"""A landing queue for tests: entries without worktrees, processes that die or stop at a step, and a verdict.
 
 A *step* is the moment before or after a start of git, or before or after a call that changes a name: a link, a rename
 or an unlink. What happens between two of them leaves nothing behind that others could see.

@@ -18,6 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.issues.model import State
 from holdfast.issues.prompt import Ending, issue_prompt
+from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
 from holdfast.repository.landing import LandOptions, require_landed
@@ -33,7 +34,6 @@ from holdfast.repository.landing_records import (
 )
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import CHECKS, ENFORCE_TOUCHES, change
-from holdfast.issues.tracker import Update
 from tests.repository.landings import ACTOR, Project
 from tests.support.homes import git
 
@@ -55,10 +55,10 @@ def worktree(project: Project) -> Path:
     return repository.path("dev")
 
 
-def enqueue(project: Project, worktree: str, options: LandOptions = LandOptions()) -> Landing:
+def enqueue(project: Project, worktree: str, options: LandOptions | None = None) -> Landing:
     landings = project.landings()
     with landings._repository.lease(worktree) as lease:
-        return landings.enqueue(worktree, Proof.of(lease), options)
+        return landings.enqueue(worktree, Proof.of(lease), options or LandOptions())
 
 
 # --- Freezing ------------------------------------------------------------------------------------------
@@ -169,9 +169,7 @@ def test_targets_have_safe_names_that_differ() -> None:
     found = [target_name(each) for each in names] + [target_name("main", "origin")]
     assert len(set(found)) == len(found)
     for each in found:
-        Landing(
-            landing_id="x", target=each, branch="x", commit="0" * 40, sequence=1, queued_at="2024-01-01T00:00:00Z"
-        )
+        Landing(landing_id="x", target=each, branch="x", commit="0" * 40, sequence=1, queued_at="2024-01-01T00:00:00Z")
         assert len(f"landing-{each}") <= 128
 
 
@@ -186,7 +184,7 @@ def test_an_issue_is_finished_by_the_landing_and_not_before(project: Project) ->
     assert record is not None
     assert record.claim is not None
     assert record.claim.held_for == entry.landing_id
-    later = tracker.transactions.moment()._replace(now=tracker.store.now() + 1e6, boot=None)
+    later = tracker.transactions.moment()._replace(now=tracker.store.now() + 1e6, boot=1e9)
     assert not record.claim.may_be_taken(later)
     with pytest.raises(IssueClaimed):
         tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
@@ -261,7 +259,7 @@ def _broken_together(project: Project) -> bool:
     change(project.root, CHECKS, ["! { test -e one && test -e two; }"])
     project.queue(project.commit({"one": "1\n"}))
     landings = project.landings()
-    lander = landings._lander("trunk", "trunk")
+    lander = landings._lander("trunk")
     real = lander._publish
 
     def publish(*arguments: object) -> bool:
@@ -271,7 +269,7 @@ def _broken_together(project: Project) -> bool:
             git("commit", "-qm", "a person commits just then", at=project.top)
         return real(*arguments)  # type: ignore[arg-type]
 
-    lander._publish = publish  # type: ignore[method-assign]
+    lander._publish = publish  # type: ignore[method-assign,assignment]
     with leased(project) as lease:
         lander.work(lease, lambda: False)
     names = git("ls-tree", "--name-only", "trunk", at=project.top).split()
@@ -509,3 +507,90 @@ def test_a_lost_lease_cannot_begin_a_publish_nor_give_one_up(project: Project) -
     assert changes.finish("trunk", intent)
     assert not changes.finish("trunk", intent)
     assert project.entry(entry).state is LandingState.LANDED
+
+
+# --- Remotes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(project: Project) -> Path:
+    """A bare repository, `origin` of the project, with its branch."""
+    place = project.top.parent / "origin.git"
+    git("init", "-q", "--bare", "-b", "trunk", place)
+    git("remote", "add", "origin", place, at=project.top)
+    git("push", "-q", "origin", "trunk", at=project.top)
+    return place
+
+
+def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: Project, remote: Path) -> None:
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    assert git("rev-parse", f"refs/holdfast/landing/{entry.landing_id}", at=remote) == entry.commit
+    someone = project.commit({"pushed": "by somebody\n"})
+    git("push", "-q", "origin", f"{someone}:refs/heads/trunk", at=project.top)  # since the entry was queued
+    landed = require_landed(project.landings().wait(entry.landing_id))
+    assert git("rev-parse", "trunk", at=remote) == landed.landed_as == project.tip()
+    assert (project.top / "new").exists()
+    assert (project.top / "pushed").exists()
+    assert git("for-each-ref", "refs/holdfast", at=remote) == ""
+    project.verdict()
+
+
+def test_a_push_that_comes_between_is_not_overwritten(
+    project: Project, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.git import transfer
+
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    real = transfer.push_branch
+    between: list[str] = []
+
+    def push_branch(*arguments: object, **options: object) -> None:
+        if not between:
+            between.append(project.commit({"pushed": "just then\n"}))
+            git("push", "-q", "origin", f"{between[0]}:refs/heads/trunk", at=project.top)
+        real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transfer, "push_branch", push_branch)
+    require_landed(project.landings().wait(entry.landing_id))
+    assert {"new", "pushed"} <= set(git("ls-tree", "--name-only", "trunk", at=remote).split())
+    project.verdict()
+
+
+def test_another_machine_lands_what_this_one_has_queued(project: Project, remote: Path) -> None:
+    """The commit is not in the repository that lands: it comes from the remote."""
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    project.landings()._repository.remove_worktree("dev")
+    git("update-ref", "-d", f"refs/holdfast/landing/{entry.landing_id}", at=project.top)
+    git("for-each-ref", "refs/holdfast/snapshots", at=project.top)
+    for name in git("for-each-ref", "--format=%(refname)", "refs/heads/hf", "refs/holdfast", at=project.top).split():
+        git("update-ref", "-d", name, at=project.top)
+    git("reflog", "expire", "--expire=now", "--all", at=project.top)
+    git("gc", "-q", "--prune=now", at=project.top)
+    with pytest.raises(AssertionError):
+        git("cat-file", "-e", entry.commit, at=project.top)
+    require_landed(project.landings().wait(entry.landing_id))
+    assert (project.top / "new").exists()
+
+
+def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Path) -> None:
+    hook = remote / "hooks/update"
+    hook.write_text('#!/bin/sh\ntest "$1" != refs/heads/trunk || { echo protected >&2; exit 1; }\n')
+    hook.chmod(0o755)
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    before = git("rev-parse", "trunk", at=remote)
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    with pytest.raises(LandingPending, match="protected"):
+        project.landings().wait(entry.landing_id, wait=0.1)
+    landings = project.landings()
+    with landings._repository.lease("dev") as lease:
+        beside, commit = landings.push_beside("dev", Proof.of(lease), LandOptions(remote="origin"))
+    assert git("rev-parse", "trunk", at=remote) == before
+    assert git("rev-parse", beside, at=remote) == commit
+    assert "new" in git("ls-tree", "--name-only", beside, at=remote).split()

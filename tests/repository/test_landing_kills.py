@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.git import landing as frozen
-from holdfast.repository.lander import Lander
-from holdfast.repository.landing_changes import LandingChanges
-from holdfast.repository.landing_records import Landing, LandingState, LandingStyle
+from holdfast.repository.landing_publish import Publisher
+from holdfast.repository.landing_records import LandingState, LandingStyle
 from proof import effort
 from tests.repository.landings import Project, Steps, die, ended, forked, steps_of, stopped_at
 from tests.support.homes import git
@@ -149,7 +148,8 @@ def test_a_late_swap_of_a_void_intent_is_recognised(project: Project) -> None:
     before = project.tip("integration")
 
     def land() -> None:
-        real, stopped = frozen.swap, []
+        real = frozen.swap
+        stopped: list[bool] = []
 
         def swap(*arguments: Any) -> bool:
             if not stopped:
@@ -169,9 +169,9 @@ def test_a_late_swap_of_a_void_intent_is_recognised(project: Project) -> None:
         git("update-ref", "refs/heads/integration", other, at=project.top)
         project.end_lease("integration")
         landings = project.landings()
-        lander = landings._lander("integration", "integration")
+        lander = landings._lander("integration")
         with landings._repository.lease(name="landing-integration") as lease:
-            lander.recover(lease)
+            lander.publisher.recover(lease)
         target = landings.changes.target("integration")
         assert target is not None
         assert target.intent is None
@@ -193,39 +193,27 @@ def moves_without_comparing() -> None:
         git_.run("update-ref", f"refs/heads/{branch}", new, worktree=worktree)
         return True
 
-    frozen.swap = swap
+    frozen.swap = swap  # type: ignore[assignment]
 
 
 def finishes_before_the_branch_moves() -> None:
-    real = Lander._swap
+    real = Publisher._swap
 
-    def swap(self: Lander, intent: Any) -> bool:
+    def swap(self: Publisher, intent: Any) -> bool:
         self._finish(intent)
         return real(self, intent)
 
-    Lander._swap = swap  # type: ignore[method-assign]
+    Publisher._swap = swap  # type: ignore[method-assign]
 
 
 def forgets_that_the_branch_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the lander that comes next: an intent is given up although it was carried out."""
 
-    def recover(self: Lander, lease: Any, intent: Any) -> None:
+    def recover(self: Publisher, lease: Any, intent: Any) -> None:
         self._changes.give_up(self._name, intent, lease, "")
 
-    monkeypatch.setattr(Lander, "_recover_intent", recover)
-    monkeypatch.setattr(Lander, "_recover_void", lambda self, target: None)
-
-
-def lands_what_has_landed() -> None:
-    """The state of the entries is not compared in transaction 1."""
-    real = LandingChanges._entry
-
-    def entry(self: LandingChanges, draft: Any, landing_id: str) -> Landing:
-        import msgspec
-
-        return msgspec.structs.replace(real(self, draft, landing_id), state=LandingState.QUEUED)
-
-    LandingChanges._entry = entry  # type: ignore[method-assign]
+    monkeypatch.setattr(Publisher, "_recover_intent", recover)
+    monkeypatch.setattr(Publisher, "_recover_void", lambda self, target: None)
 
 
 def all_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from holdfast.repository import landing
-from holdfast.repository.landing_records import LandingState
+from holdfast.repository.landing_records import Landing, LandingState
 from holdfast.repository.settings import CHECKS, change
 from proof import effort
 from tests.repository.landings import Project, ended, forked
@@ -67,6 +68,10 @@ class Branches:
         assert {each.name for each in (project.top / "good").iterdir()} == {str(number) for number in range(15)}
 
 
+def wait_for(project: Project, entry: Landing) -> None:
+    project.landings().wait(entry.landing_id)
+
+
 def test_landers_that_are_killed_at_random_land_everything_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landing, "OWN_TTL", 1.0)
     for number in range(effort.rounds(200, least=1)):
@@ -77,7 +82,7 @@ def test_landers_that_are_killed_at_random_land_everything_once(scratch: Path, m
         entries = [*branches.good, *branches.bad, *branches.conflicting]
         for _ in range(3):
             waited_for = [chance.choice(entries) for _ in range(LANDERS)]
-            children = [forked(lambda each=each: project.landings().wait(each.landing_id)) for each in waited_for]
+            children = [forked(partial(wait_for, project, each)) for each in waited_for]
             for child in chance.sample(children, LANDERS - 2):
                 time.sleep(chance.random() * 0.3)  # the moment of the kill is what is random
                 with contextlib.suppress(ProcessLookupError):
@@ -189,7 +194,8 @@ def test_a_person_who_works_in_the_main_checkout_loses_nothing(scratch: Path) ->
     finally:
         stop.touch()
         assert ended(lander) == 0
-    person.commit("the rest")
+    person.git("add", "person")
+    person.git("commit", "-q", "--allow-empty", "-m", "the rest")
     project.landings().work_off()
     person.check()
     landed = [each for each in entries if project.entry(each).state is LandingState.LANDED]

@@ -264,7 +264,7 @@ def _landing(
 
     landings = landings_of(repository, output, actor)
     landings.require_issues()
-    return landings, LandOptions(branch=branch or landings.default_branch())
+    return landings, LandOptions(branch=branch or landings.default_branch(), remote=landings.default_remote())
 
 
 def _not_landed(entry: Landing, record: dict[str, Any]) -> CommandFailed:

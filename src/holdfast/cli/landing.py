@@ -25,6 +25,7 @@ from holdfast.cli.repository import OpenedRepository, open_repository, open_work
 from holdfast.errors import NotFound, UsageFailure
 
 if TYPE_CHECKING:
+    from holdfast.repository.context import Proof
     from holdfast.repository.landing import Landings, LandOptions, Preview
     from holdfast.repository.landing_records import Landing
     from holdfast.repository.repository import Repository
@@ -39,6 +40,14 @@ _actor_option = options.actor_option("human:USER")
 @click.option("--issue", "issue_id", metavar="ID", help="The issue that the landing finishes.")
 @click.option("--style", type=click.Choice(["merge", "squash"]), default="merge", show_default=True)
 @priority_option
+@click.option(
+    "--push",
+    metavar="REMOTE",
+    is_flag=False,
+    flag_value="origin",
+    help="Land on the branch of this remote, which decides.  [default without a name: origin; else land.push]",
+)
+@click.option("--via-branch", is_flag=True, help="Push the merged work as a branch of its own, for a pull request.")
 @wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
 @click.option("--no-wait", is_flag=True, help="Queue the work, and leave the landing to others.")
 @click.option("--all", "everything", is_flag=True, help="Work off what is queued, and queue nothing.")
@@ -60,6 +69,9 @@ def land(output: Output, **given: Any) -> None:
     the issue goes back to its agent, whose prompt then says which files conflict with what. The worktree stays as it
     is.
 
+    With --push, the branch of a remote decides: it is fetched, and pushed with an exact lease on its tip; the branch
+    here follows if it can. If the remote does not allow that, --via-branch pushes a branch beside it instead.
+
     If this command is killed, the work stays queued; the same command, or any other landing on the branch, goes on.
 
     \b
@@ -67,6 +79,7 @@ def land(output: Output, **given: Any) -> None:
       holdfast land
       holdfast land issue-4f1c2a9b --into integration --style squash
       holdfast land 4f1c --no-wait
+      holdfast land --push origin
       holdfast land --all
     """
     repo, work, actor = given.pop("repo"), given.pop("work"), given.pop("actor")
@@ -80,11 +93,21 @@ def land(output: Output, **given: Any) -> None:
         _show_preview(output, opened.worktree, landings.preview(opened.worktree, how))
         return
     with proven(opened, given["lock_id"], "land") as proof:
+        if given["via_branch"]:
+            _push_beside(output, landings, opened.worktree, proof, how)
+            return
         entry = landings.enqueue(opened.worktree, proof, how)
     if given["no_wait"]:
         output.result(_record(landings, entry), [f"{entry.landing_id} is queued for {entry.branch}."])
         return
     _conclude(output, landings, entry, given["wait"])
+
+
+def _push_beside(output: Output, landings: Landings, worktree: str, proof: Proof | None, how: LandOptions) -> None:
+    branch, commit = landings.push_beside(worktree, proof, how)
+    target, remote = how.branch or landings.default_branch(), how.remote or "origin"
+    record = {"branch": branch, "commit": commit, "into": target, "remote": remote}
+    output.result(record, [f"{branch} is on {remote}. Open a pull request from {branch} to {target}."])
 
 
 def _conclude(output: Output, landings: Landings, entry: Landing, wait: float | None) -> None:
@@ -141,6 +164,7 @@ def _options(landings: Landings, given: dict[str, Any], worktree: str, issue_id:
         claim=claim_for(issue, given["claim_text"]) if issue else None,
         style=LandingStyle(given["style"]),
         priority=given["priority"],
+        remote=given["push"] or landings.default_remote(),
     )
 
 

@@ -34,16 +34,19 @@ from holdfast.errors import (
 )
 from holdfast.fs.names import shortened
 from holdfast.git import landing as frozen
+from holdfast.git import transfer
 from holdfast.git import worktrees as linked
 from holdfast.git.following import followers
 from holdfast.git.merging import merge
 from holdfast.issues.model import ClaimId, Issue
 from holdfast.issues.scopes import outside_scope
 from holdfast.leases.service import OWN_TTL, HeldLease
-from holdfast.repository.context import MAIN, Proof
+from holdfast.repository.context import MAIN, Proof, check_early
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.lander import Lander, Tell
+from holdfast.repository.lander import Lander
+from holdfast.repository.landing_candidates import FETCHED
 from holdfast.repository.landing_changes import LandingChanges, NewLanding
+from holdfast.repository.landing_publish import Tell
 from holdfast.repository.landing_records import (
     LANDINGS,
     TARGETS,
@@ -73,6 +76,7 @@ class LandOptions(NamedTuple):
     claim: ClaimId | None = None
     style: LandingStyle = LandingStyle.MERGE
     priority: int = 0
+    remote: str | None = None  # the remote whose branch decides; None: the branch here
 
 
 class Preview(NamedTuple):
@@ -146,6 +150,10 @@ class Landings:
             raise Refused(f"no branch is checked out in {MAIN}", hint="Name the branch to land on: --into BRANCH.")
         return found
 
+    def default_remote(self) -> str | None:
+        """The remote of the setting `land.push`."""
+        return read_settings(self._repository.root).push
+
     # --- Queueing ----------------------------------------------------------------------------------
 
     def enqueue(self, worktree: str, proof: Proof | None, options: LandOptions) -> Landing:
@@ -156,14 +164,14 @@ class Landings:
         """
         path, branch = self._repository.path(worktree), options.branch or self.default_branch()
         issue = self._issue(worktree, options.issue_id)
-        self._check_target(worktree, branch)
+        self._check_target(worktree, branch, options.remote)
         author = frozen.author_of(self.git, path)
         commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
         self._check_scope(issue, branch, commit)
         title = issue.title if issue else self._subject(commit)
         landing = Landing(
             landing_id=new_landing_id(),
-            target=target_name(branch),
+            target=target_name(branch, options.remote or ""),
             branch=branch,
             commit=commit,
             sequence=0,
@@ -178,9 +186,12 @@ class Landings:
         )
         with scratch(self._context, "land", scratch_id=landing.landing_id):
             frozen.keep(self.git, landing.landing_id, commit)
+            if options.remote is not None:
+                ref = f"{frozen.FROZEN}{landing.landing_id}"
+                transfer.push_ref(self.git, self._remote(options.remote), ref, commit)
             entry = None
             try:
-                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof))
+                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof, options.remote or ""))
             finally:
                 if entry is None or entry.landing_id != landing.landing_id:
                     frozen.forget(self.git, [(landing.landing_id, commit)])
@@ -198,9 +209,34 @@ class Landings:
             hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
             raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
-    def _check_target(self, worktree: str, branch: str) -> None:
+    def _remote(self, name: str) -> transfer.Remote:
+        return transfer.remote_named(self.git, name, self._repository.path(MAIN))
+
+    def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
+        """For a branch that may not be pushed to: push the work, merged with its tip, as a branch of its own. The name
+        of that branch, and its commit. Nothing is queued, and the issue stays as it is."""
+        branch, path = options.branch or self.default_branch(), self._repository.path(worktree)
+        check_early(self._context, worktree, proof)
+        issue = self._issue(worktree, options.issue_id)
+        author = frozen.author_of(self.git, path)
+        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
+        self._check_scope(issue, branch, commit)
+        remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
+        tip = transfer.fetch_branch(self.git, remote, branch, f"{FETCHED}{target_name(branch, remote.name)}")
+        addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
+        added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, author)
+        if added.tip is None:
+            conflicts = added.merged.conflicts
+            message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
+            raise LandingConflict(message, branch=branch, against=tip, conflicts=list(conflicts))
+        transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
+        return beside, added.tip
+
+    def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
         linked.require_branch_name(self.git, branch)
-        if frozen.tip_of(self.git, branch) is None:
+        if remote is not None:
+            self._remote(remote)
+        elif frozen.tip_of(self.git, branch) is None:
             hint = f"Create it: 'git branch {branch}'. Or name another one: --into."
             raise NotFound(f"there is no branch {branch}", hint=hint, branch=branch)
         if linked.current_branch(self.git, self._repository.path(worktree)) == branch:
@@ -286,7 +322,7 @@ class Landings:
 
         pause = _FIRST_PAUSE
         with self._context.store.watch(TARGETS.key(entry.target)) as watch:
-            lander = None if is_decided() else self._lander(entry.target, entry.branch)
+            lander = None if is_decided() else self._lander(entry.target)
             while lander is not None and not is_decided():
                 lease = self._lease(entry, deadline)
                 did = lease is not None and self._work(lander, lease, is_decided, lambda: left() <= 0)
@@ -302,7 +338,7 @@ class Landings:
         for target in self.targets():
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
                 lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
-                self._work(self._lander(target.name, target.branch), lease, lambda: False, lambda: False)
+                self._work(self._lander(target.name), lease, lambda: False, lambda: False)
 
     def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Work under a lease; whether anything was done, or another process has taken over."""
@@ -312,8 +348,11 @@ class Landings:
         except (LockNotHeld, LockExpired, FencingMismatch):
             return True
 
-    def _lander(self, name: str, branch: str) -> Lander:
-        return Lander(self._repository, self.changes, name, branch, tell=self._tell)
+    def _lander(self, name: str) -> Lander:
+        target = self.changes.target(name)
+        if target is None:
+            raise NotFound(f"nothing was ever queued for {name}", target=name)
+        return Lander(self._repository, self.changes, target, tell=self._tell)
 
     def _lease(self, entry: Landing, deadline: float) -> HeldLease | None:
         """The landing lease; None if the entry got its outcome first, or the time is up."""

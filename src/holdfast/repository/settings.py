@@ -25,6 +25,7 @@ from holdfast.store.open import SETTINGS as SETTINGS
 SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
 CHECKS, CHECK_TIMEOUT, BATCH = "land.checks", "land.check_timeout", "land.batch"
 PARALLEL, INPUTS, ENFORCE_TOUCHES = "land.parallel", "land.inputs", "land.enforce_touches"
+PUSH = "land.push"
 COMMANDS = (SETUP, TEARDOWN, CHECKS)
 DESCRIPTIONS = {
     SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
@@ -36,6 +37,7 @@ DESCRIPTIONS = {
     BATCH: "How many entries of the landing queue are tested together at first. [default: 8]",
     PARALLEL: "How many candidates are tested at the same time. [default: 1]",
     INPUTS: "Files, as patterns, whose change makes worktree.setup run again before checks. [default: lock files]",
+    PUSH: "The remote whose branch work lands on, such as 'origin'. [default: the branch here]",
     ENFORCE_TOUCHES: "Whether landing refuses work that changes other paths than its issue touches: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
@@ -67,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_BATCH)] | None = msgspec.field(name=BATCH, default=None)
     parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)] | None = msgspec.field(name=PARALLEL, default=None)
     inputs: tuple[str, ...] = msgspec.field(name=INPUTS, default=())
+    push: str | None = msgspec.field(name=PUSH, default=None)
     enforce_touches: bool = msgspec.field(name=ENFORCE_TOUCHES, default=False)
 
     def get(self, key: str) -> list[str]:
@@ -78,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return ["true"] if value else []
         if isinstance(value, int | float):
             return [format_duration(value) if key == CHECK_TIMEOUT else str(value)]
-        return list(value or ())
+        return [value] if isinstance(value, str) else list(value or ())
 
     def changed(self, key: str, values: Sequence[str]) -> Settings:
         """The settings with another value; without `values`, with the default."""
@@ -203,6 +206,12 @@ def _time_limit(values: Sequence[str]) -> float | None:
     return seconds
 
 
+def _remote(values: Sequence[str]) -> str | None:
+    if len(values) > 1:
+        raise SettingInvalid(PUSH, " ".join(values), "the name of one remote")
+    return checked_text(values[0], what="remote") if values else None
+
+
 def _is_true(values: Sequence[str]) -> bool:
     if list(values) not in ([], ["true"], ["false"]):
         raise SettingInvalid(ENFORCE_TOUCHES, " ".join(values), "true or false")
@@ -219,5 +228,6 @@ _PARSERS: dict[str, Any] = {
     BATCH: partial(_number, BATCH, MOST_IN_BATCH),
     PARALLEL: partial(_number, PARALLEL, MOST_PARALLEL),
     INPUTS: _patterns,
+    PUSH: _remote,
     ENFORCE_TOUCHES: _is_true,
 }
