@@ -161,6 +161,7 @@ DIRT = {
     "a change of the same size and time": "touch -r a /tmp/$$; printf b > a; touch -r /tmp/$$ a; rm /tmp/$$",
     "a staged change": "echo staged > a; touch s; git add a s",
     "a change that git is told to ignore": "git update-index --assume-unchanged a; echo hidden > a",
+    "a change that git is told to skip": "git update-index --skip-worktree a; echo hidden > a",
     "a file outside of a sparse checkout": "git sparse-checkout set src",
     "a commit": "echo more > a; git -c user.name=x -c user.email=x@x commit -qam more",
     "another branch": "git -c advice.detachedHead=false checkout -q HEAD~1",
@@ -178,12 +179,52 @@ DIRT = {
 def test_a_check_that_writes_does_not_affect_the_next_run(repository: Repository, top: Path, dirt: str) -> None:
     commit(top, a="newer")
     assert run(repository, f"mkdir cache; touch x.o cache/y; {DIRT[dirt]}").passed
-    made = run(repository, "git status --porcelain --untracked-files=all; git diff HEAD; cat a; echo; ls -A")
+    require_clean(repository, only_root="cannot be read" in dirt)
 
-    lines = log_of(repository, made).splitlines()[1:-1]
+
+def require_clean(repository: Repository, *, only_root: bool = False) -> None:
+    own = "test ! -e $(git rev-parse --git-dir)/rebase-merge"
+    made = run(repository, "git status --porcelain --untracked-files=all; git diff HEAD; cat a; echo; ls -A", own)
+
+    assert made.passed
+    lines = log_of(repository, made).splitlines()[1:-3]
     kept = [each for each in lines if each in ("cache", "x.o")]
-    assert kept == ["cache", "x.o"] or "cannot be read" in dirt  # only root can clean that up
+    assert kept == ["cache", "x.o"] or only_root  # others can only empty the worktree
     assert [each for each in lines if each not in kept] == ["newer", ".git", ".gitignore", "a", "src", "uv.lock"]
+
+
+@pytest.mark.parametrize("fault", ["new files", "a change that git is told to skip", "a rebase"])
+def test_a_worktree_that_is_not_reset_is_found(
+    repository: Repository, top: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Planted: files are not cleaned up, the index of the commands is used, their git directory stays."""
+    commit(top, a="newer")
+    assert run(repository, f"mkdir cache; touch x.o cache/y; {DIRT[fault]}").passed
+    used = place(repository)
+    match fault:
+        case "new files":
+            monkeypatch.setattr(ScratchWorktree, "check_out", lambda self, commit: self._connect(commit))
+        case "a rebase":
+            monkeypatch.setattr(ScratchWorktree, "_connect", lambda self, commit: None)
+        case _:
+            (used.records / "index").unlink()
+            (used.git_dir / "index").rename(used.records / "index")
+    with pytest.raises(AssertionError):
+        require_clean(repository)
+
+
+def test_a_commit_that_cannot_be_checked_out_fails_alone(repository: Repository, top: Path) -> None:
+    good = git("rev-parse", "HEAD", at=top)
+    git("config", "filter.broken.clean", "cat", at=top)
+    git("config", "filter.broken.smudge", "false", at=top)
+    git("config", "filter.broken.required", "true", at=top)
+    bad = commit(top, **{".gitattributes": "a filter=broken\n"})
+    made = run(repository, "echo never", commit=bad)
+
+    assert (made.passed, len(made.commands)) == (False, 1)
+    assert "smudge filter broken failed" in str(made.commands[0].message)
+    assert "smudge filter broken failed" in log_of(repository, made)
+    assert run(repository, "git diff --quiet HEAD && test -e src/b", commit=good).passed
 
 
 def test_the_setup_runs_once_until_its_commands_or_inputs_change(repository: Repository, top: Path) -> None:
@@ -302,6 +343,18 @@ def test_the_next_run_ends_what_a_killed_one_has_left(repository: Repository, to
     assert not is_alive(left)
     assert [each.number for each in scratch_worktrees(repository.context.paths)] == [1]
     assert not list(repository.examine())
+
+
+def test_a_process_that_is_left_is_found(
+    repository: Repository, top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the next run looks for no process."""
+    left = killed_runner(top, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScratchWorktree, "end_processes", lambda self: None)
+        run(repository, "true")
+        assert is_alive(left)
+    os.kill(left, signal.SIGKILL)
 
 
 def test_the_doctor_removes_what_a_killed_run_has_left(repository: Repository, top: Path, tmp_path: Path) -> None:

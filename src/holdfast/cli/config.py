@@ -15,8 +15,8 @@ _KEYS = "\n".join(f"  {key:18}  {text}" for key, text in settings.DESCRIPTIONS.i
 group = Group(
     "config",
     help=f"""\
-Settings of a repository: how new worktrees become ready to work, and what must pass before work lands. They are in
-{settings.SETTINGS} at the root of the repository, never in a worktree.
+Settings of a repository: how new worktrees become ready to work, and what must pass before work lands. They are
+in {settings.SETTINGS} at the root of the repository, never in a worktree.
 
 \b
 {_KEYS}
@@ -31,8 +31,8 @@ Patterns match files and directories of main. Nothing is replaced, and no link i
 repository, have one in common.
 
 Checks run one after the other, in a shell, on the commit that is to land: in a scratch worktree beside the others,
-which git does not list and which is kept for the next run. It is prepared like a new worktree, again only if the setup, a
-copied file or an input has changed. Before each run, tracked files are those of the commit, files that git does not
+which git does not list and which is kept for the next run. It is prepared like a new worktree, again only if the setup,
+a copied file or an input has changed. Before each run, tracked files are those of the commit, files that git does not
 ignore are gone, and ignored files stay. HOLDFAST_LANDING, HOLDFAST_TARGET and HOLDFAST_COMMIT say what is checked. When
 a command ends, or its time is up, its descendants are ended too.
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from holdfast.clock import format_duration, format_instant
-from holdfast.errors import Corrupt, NotFound, Refused
+from holdfast.errors import Corrupt, GitFailed, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Closing, Directory, failing_to, io_failure, make_directories, opened, write_all
 from holdfast.fs.names import is_safe_name, printable, split_relative
@@ -190,21 +190,40 @@ class _Ongoing:
     def carry_out(self, settings: Settings, purpose: str, checks: Sequence[LandingCheck]) -> CheckRun:
         """Check out, prepare, run the commands; return the record as it was written last."""
         began = time.monotonic()
-        if not self._place.is_prepared(purpose):
-            self._place.empty()
-        self._place.check_out(self._files.run.commit)
-        setup = [LandingCheck(Checker(each, TIME_LIMIT, None, {})) for each in settings.setup]
         environment = self._environment()
-        passed = True
-        if not self._place.is_prepared(purpose):
-            copy_files(self._repository, settings, self._place.path)
-            passed = self._all_pass(setup, environment)
-            if passed:
-                self._place.note(prepared=purpose)
-        passed = passed and self._all_pass(checks, environment)
+        passed = (
+            self._checks_out(purpose)
+            and self._is_prepared(settings, purpose, environment)
+            and self._all_pass(checks, environment)
+        )
         is_cancelled = not passed and self._cancelled.is_set()
         seconds = time.monotonic() - began
         return self._files.note(passed=None if is_cancelled else passed, cancelled=is_cancelled, seconds=seconds)
+
+    def _checks_out(self, purpose: str) -> bool:
+        """Check the commit out. One that git cannot check out fails, like one that does not pass: others go on."""
+        if not self._place.is_prepared(purpose):
+            self._place.empty()
+        commit = self._files.run.commit
+        try:
+            self._place.check_out(commit)
+        except GitFailed as failure:
+            self._files.write_end(f"{failure.message}\n".encode("utf-8", "backslashreplace"))
+            ended = CommandRun(command=f"git checkout {commit}", passed=False, seconds=0.0, message=failure.message)
+            self._files.note(commands=(ended,))
+            return False
+        return True
+
+    def _is_prepared(self, settings: Settings, purpose: str, environment: Mapping[str, str]) -> bool:
+        """Prepare the worktree, unless it is prepared."""
+        if self._place.is_prepared(purpose):
+            return True
+        copy_files(self._repository, settings, self._place.path)
+        setup = [LandingCheck(Checker(each, TIME_LIMIT, None, {})) for each in settings.setup]
+        passed = self._all_pass(setup, environment)
+        if passed:
+            self._place.note(prepared=purpose)
+        return passed
 
     def _all_pass(self, checks: Sequence[LandingCheck], environment: Mapping[str, str]) -> bool:
         return all(self._passes(each, environment) for each in checks)
