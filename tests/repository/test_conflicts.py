@@ -231,12 +231,19 @@ def test_a_cache_that_is_deleted_damaged_or_planted_costs_only_time(repository: 
         b"[" * 10_000,
         json.dumps({**content, "schema_version": 2}).encode(),
         json.dumps({**content, "trees": dict.fromkeys(content["trees"], "--upload-pack=touch planted")}).encode(),
+        json.dumps(
+            {**content, "trees": dict.fromkeys(content["trees"], "1" * 40), "merges": {}, "changes": {}}
+        ).encode(),
         json.dumps({**content, "merges": {key: [["\ud800"], ["\u4e00"]] for key in content["merges"]}}).encode(),
         json.dumps({**content, "changes": {key: {"\u4e00": "A"} for key in content["changes"]}, "merges": {}}).encode(),
     ]
     for each in planted:
         durable.replace(caches / CONFLICTS, each)
         assert find_conflicts(repository).conflicts == expected.conflicts
+    for path in caches.glob("*.sums"):
+        path.write_text(path.read_text().replace('"tree":"', '"tree":"--help '))
+    durable.remove(caches / CONFLICTS)
+    assert find_conflicts(repository).conflicts == expected.conflicts
     for path in caches.iterdir():
         path.write_bytes(b"damaged")
     assert find_conflicts(repository).conflicts == expected.conflicts

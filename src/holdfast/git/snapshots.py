@@ -40,7 +40,7 @@ _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
 _SHA256 = 64
-_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
+_OBJECT = re.compile("[0-9a-f]{40,64}")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
@@ -395,7 +395,9 @@ def _read_sums(index: Path) -> Sums | None:
     """What is known of the private index as it is; None if there is nothing, or only something about another one."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):
-            case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)}:
+            case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)} if (
+                _OBJECT.fullmatch(tree)
+            ):
                 return Sums(tree, size, links) if identity == _identity(index) else None
     except Failure:
         return None

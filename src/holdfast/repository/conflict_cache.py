@@ -61,8 +61,12 @@ class ConflictCache:
         try:
             found = _CODEC.decode(durable.read(directory / CONFLICTS, limit=_MOST_BYTES), CONFLICTS)
         except Failure:
-            found = Remembered()
-        return cls(directory, found if found.schema_version == 1 else Remembered())
+            return cls.empty(directory)
+        return cls(directory, found) if found.schema_version == 1 else cls.empty(directory)
+
+    @classmethod
+    def empty(cls, directory: Path) -> ConflictCache:
+        return cls(directory, Remembered())
 
     def save(self, looks: Collection[str]) -> None:
         """Keep the content for the next search, and of the indexes only those with these names. That this fails is no

@@ -33,7 +33,7 @@ from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 
 _CLEAN: Found = ((), ())
-_MOST_ATTEMPTS = 3
+_MOST_RETRIES = 2
 _OBJECTS = "objects"
 
 
@@ -116,21 +116,24 @@ def find_conflicts(repository: Repository, *, into: str | None = None, only: str
         raise Refused("conflicts are found by merging, and this repository is not a git checkout", hint=hint)
     if only is not None:
         repository.config(only)
-    for left in reversed(range(_MOST_ATTEMPTS)):
+    make_directories(home.paths.caches)
+    cache = ConflictCache.read(home.paths.caches)
+    for _ in range(_MOST_RETRIES):
         try:
-            return _Search(repository.context, home, into, only).run()
+            return _Search(repository.context, home, cache, into, only).run()
         except Changed:  # between the look at a worktree and a merge
-            if not left:
-                raise
-    raise AssertionError
+            continue
+        except GitFailed:  # perhaps the cache names objects that do not exist any more
+            cache = ConflictCache.empty(home.paths.caches)
+    return _Search(repository.context, home, cache, into, only).run()
 
 
 class _Search:
-    def __init__(self, context: RepositoryContext, home: GitHome, into: str | None, only: str | None) -> None:
+    def __init__(
+        self, context: RepositoryContext, home: GitHome, cache: ConflictCache, into: str | None, only: str | None
+    ) -> None:
         self._context, self._home, self._git = context, home, home.git
-        self._into, self._only = into, only
-        make_directories(home.paths.caches)
-        self._cache = ConflictCache.read(home.paths.caches)
+        self._cache, self._into, self._only = cache, into, only
         self._skipped: list[SkippedWorktree] = []
         self._places: dict[str, _Place] = {}
         self._missing: set[str] = set()  # worktrees whose uncommitted objects are not in scratch
@@ -192,11 +195,9 @@ class _Search:
         found = side_by_side(partial(_tried, self._known_tree), places)
         changed = [place for place, tree in zip(places, found, strict=True) if tree is None]
         if changed:
-            room = self._room
-            read = dict(
-                zip(changed, side_by_side(partial(_tried, partial(self._read_tree, room)), changed), strict=True)
-            )
-            found = [read.get(place, tree) for place, tree in zip(places, found, strict=True)]
+            read = side_by_side(partial(_tried, partial(self._read_tree, self._room)), changed)
+            by_place = dict(zip(changed, read, strict=True))
+            found = [by_place.get(place, tree) for place, tree in zip(places, found, strict=True)]
         sides = []
         for place, tree in zip(places, found, strict=True):
             if isinstance(tree, CurrentTree):
