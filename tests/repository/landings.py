@@ -78,7 +78,7 @@ class Project:
     def commit(self, changes: dict[str, str | None], *, on: str | None = None) -> str:
         """A commit with other contents of files (None: without the file), made without a checkout."""
         self._number += 1
-        environment = {"GIT_INDEX_FILE": str(self.root / f"test-index-{os.getpid()}-{self._number}")}
+        index = self.root / f"test-index-{os.getpid()}-{self._number}"
         parent = on or self.tip()
         lines = b""
         for path, content in changes.items():
@@ -87,10 +87,10 @@ class Project:
             else:
                 oid = _run(self.top, "hash-object", "-w", "--stdin", content=content.encode())
                 lines += f"100644 {oid}\t{path}\n".encode()
-        _run(self.top, "read-tree", parent, **environment)
-        _run(self.top, "update-index", "--index-info", content=lines, **environment)
-        tree = _run(self.top, "write-tree", **environment)
-        os.unlink(environment["GIT_INDEX_FILE"])
+        _run(self.top, "read-tree", parent, index=index)
+        _run(self.top, "update-index", "--index-info", content=lines, index=index)
+        tree = _run(self.top, "write-tree", index=index)
+        index.unlink()
         return _run(self.top, "commit-tree", "-p", parent, "-m", f"work {self._number}", tree)
 
     def issue(self, title: str, *depends_on: str) -> str:
@@ -163,7 +163,8 @@ class Project:
         assert not list((self.root / ".jvs/index").glob("landing-*"))
 
 
-def _run(top: Path, *words: str, content: bytes = b"", **variables: str) -> str:
+def _run(top: Path, *words: str, content: bytes = b"", index: Path | None = None) -> str:
+    variables = {"GIT_INDEX_FILE": str(index)} if index else {}
     done = subprocess.run(["git", *words], cwd=top, env=os.environ | variables, input=content, capture_output=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.decode().strip()
