@@ -14,4 +14,5 @@ SUITES = {
     "ledger": "bench.ledger",
     "servers": "bench.servers",
     "git": "bench.git",
+    "conflicts": "bench.conflicts",
 }

@@ -122,13 +122,13 @@ class Match:
         sync_tree(self.ours.top)
         actions = {OURS: ours, THEIRS: theirs}
         order = rotated([*actions], len(done))
-        found = interleave({side: partial(_cost, actions[side]) for side in order}, 1)
+        found = interleave({side: partial(cost_of, actions[side]) for side in order}, 1)
         self.report.note_failures(name, found.failures)
         if not found.failures:
             done.append((found.series[OURS][0], found.series[THEIRS][0]))
 
 
-def _cost(action: Action) -> Cost:
+def cost_of(action: Action) -> Cost:
     started, used = perf_counter(), sum(os.times()[:4])
     action()
     return Cost(perf_counter() - started, sum(os.times()[:4]) - used)
@@ -211,16 +211,22 @@ def judge(match: Match, size: Size) -> None:
 
 def run(*, quick: bool) -> Report:
     """Run the whole suite; its directories are removed after the report."""
-    report, size = Report(), QUICK if quick else FULL
+    size = QUICK if quick else FULL
+    return measured_in_scratch("git", lambda *given: judge(run_all(given[0], size, *given[1:]), size))
+
+
+def measured_in_scratch(suite: str, measure: Callable[[list[str], Path, Report], object]) -> Report:
+    """The report of a suite that gets the command line, and a directory that is removed after the report."""
+    report = Report()
     program = holdfast_command(report)
     if program is None or shutil.which("git") is None:
-        report.notes.append("git: it needs git and the command line")
+        report.notes.append(f"{suite}: it needs git and the command line")
         return report
     rubbish: list[Path] = []
     report.afterwards.append(lambda: remove_all(rubbish))
     try:
         with scratch(rubbish) as top:
-            judge(run_all(program, size, top, report), size)
+            measure(program, top, report)
     except BaseException:  # there will be no report
         remove_all(rubbish)
         raise

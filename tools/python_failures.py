@@ -145,6 +145,7 @@ Gating.define: AlreadyExists NotInitialised
 Gating.require: NotFound NotInitialised TransitionRefused TooManyRetries
 Gating.judge: NotFound NotInitialised TransitionRefused Refused TooManyRetries
 Gating.are_approved: -
+Gating.require_approved: NotApproved
 Gating.approve: -
 Gating.check: NotApproved NotFound NotInitialised TransitionRefused Refused TooManyRetries
 Gating.runs: -
@@ -159,6 +160,7 @@ Assignment.prompt: NotFound Corrupt
 Assignment.prompt_file: NotFound Corrupt
 Assignment.succeed: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable TransitionRefused DirectoryReplaced
     TooManyRetries
+Assignment.land: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable Refused DirectoryReplaced TooManyRetries
 Assignment.fail: LockNotHeld LockExpired FencingMismatch ConsistencyUnavailable DirectoryReplaced TooManyRetries
 Assignment.put_back: LockNotHeld LockExpired FencingMismatch TooManyRetries
 Assignment.remove_worktree: LockConflict InUse Refused ConsistencyUnavailable FencingMismatch LockExpired

@@ -144,6 +144,7 @@ def parse_instant(text: str) -> float:
     return instant.timestamp() + leap
 
 
+LONGEST_COMMAND = 24 * 3600.0  # how long a command that decides something may take
 LONGEST_DURATION = 36_500 * 86_400.0  # a hundred years: the instant at its end can be written
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _PART = r"(\d+(?:\.\d+)?)(ms|us|µs|μs|ns|s|m|h|d)"  # not compiled here: most commands parse no duration

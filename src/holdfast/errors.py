@@ -229,6 +229,12 @@ class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
     hint = "Claim another issue: 'holdfast issue claim-next'. If this claim is yours, pass its exact id with --claim."
 
 
+class PathsInProgress(LockConflict, code="E_PATHS_IN_PROGRESS"):
+    """The issue touches paths that an issue in progress touches too."""
+
+    hint = "Claim another issue, or wait until that one is done. To claim it all the same: --ignore-touches."
+
+
 class Deadlock(LockConflict, code="E_DEADLOCK"):
     """A cycle of waits: each waiter holds what the next one needs. This wait gave up so that others can go on."""
 
@@ -367,6 +373,36 @@ class GateFailed(Failure, code="E_GATE_FAILED"):
     """The checker of a gate ran and did not pass."""
 
     hint = "Read the checker's output, fix the problem, and check again."
+
+
+class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
+    """A branch cannot move, because the checkout that has it checked out cannot follow. Nothing was touched."""
+
+    hint = "Finish what is under way there. To land without touching this checkout, use another branch: --into."
+
+
+class LandingConflict(Failure, code="E_LANDING_CONFLICT", exit_status=ExitStatus.CONFLICT):
+    """Work did not land, because it conflicts with what is on the branch. The worktree is as it was."""
+
+    hint = "Merge the branch into the worktree, resolve the conflicts, commit, and land again: 'holdfast land'."
+
+
+class LandingFailed(Failure, code="E_LANDING_FAILED"):
+    """Work did not land, because a check failed on the merged result. The worktree is as it was."""
+
+    hint = "'holdfast landing log ID' shows the output of the check. Repair the work, and land again: 'holdfast land'."
+
+
+class LandingWithdrawn(Failure, code="E_LANDING_WITHDRAWN", exit_status=ExitStatus.CONFLICT):
+    """Work did not land, because it was withdrawn from the queue, or its issue belongs to somebody else by now."""
+
+    hint = "'holdfast landing show ID' says why. To queue it again: 'holdfast landing retry ID'."
+
+
+class LandingPending(Failure, code="E_LANDING_PENDING", exit_status=ExitStatus.TIMED_OUT, retryable=True):
+    """Work is still queued to land when the time to wait is up. It stays in the queue."""
+
+    hint = "Wait for it again with the same command, or let another process land it: 'holdfast land --all'."
 
 
 class PathEscape(Refused, code="E_PATH_ESCAPE"):
@@ -522,6 +558,7 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 class GitFailed(Failure, code="E_GIT_FAILED"):
     """A command of git failed."""
 
+    output = b""  # its standard output, which is the answer where git answers with an exit status
     hint = "The message of git says why. With --json, `command` and `stderr` have the rest."
 
 

@@ -50,6 +50,28 @@ def add_issue(root: Path, title: str = "Work") -> str:
     return str(data(holdfast("issue", "create", title, "--json", cwd=root))["id"])
 
 
+def test_settings_of_landing_are_checked(root: Path) -> None:
+    configure(root, "land.checks", "make lint", "make test")
+    configure(root, "land.check_timeout", "1h30m")
+    configure(root, "land.batch", "4")
+    configure(root, "land.parallel", "2")
+    configure(root, "land.inputs", "**/deps.txt", "tool/*.lock")
+
+    assert data(holdfast("config", "list", "--json", cwd=root))["settings"] == {
+        "land.checks": ["make lint", "make test"],
+        "land.check_timeout": ["1h30m"],
+        "land.batch": ["4"],
+        "land.parallel": ["2"],
+        "land.inputs": ["**/deps.txt", "tool/*.lock"],
+    }
+    wrong = {"batch": ["0"], "parallel": ["65"], "check_timeout": ["25h"], "checks": [" "], "inputs": ["../x"]}
+    for key, values in {**wrong, "batch ": ["1"]}.items():
+        assert holdfast("config", "set", f"land.{key}", *values, cwd=root).returncode != 0, key
+    for values in (["1", "2"], ["-1"], ["x"], ["9" * 30]):
+        assert error(holdfast("config", "set", "--json", "land.batch", "--", *values, cwd=root)), values
+    assert holdfast("config", "unset", "land.batch", cwd=root).stdout == "land.batch is unset\n"
+
+
 def test_settings_are_set_shown_and_removed(root: Path) -> None:
     configure(root, "worktree.setup", "uv sync", "npm ci")
     configure(root, "worktree.ports", "10")

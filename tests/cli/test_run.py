@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import child
 from holdfast.clock import parse_instant
 from holdfast.leases.rules import LeaseKeys
+from holdfast.locks.process_tree import Mark, ProcessTree
 from holdfast.repository.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,
@@ -262,14 +262,14 @@ def test_a_process_that_the_first_scan_missed_is_ended_all_the_same(
         assert left_behind.stdout is not None
         pid = int(left_behind.stdout.readline())
         left_behind.wait()
-        scan, scans = child.ProcessTree._find, count()
+        scan, scans = ProcessTree._find, count()
 
-        def missing_it(self: child.ProcessTree) -> None:
+        def missing_it(self: ProcessTree) -> None:
             if next(scans) > 0:
                 scan(self)
 
-        monkeypatch.setattr(child.ProcessTree, "_find", missing_it)
-        child.ProcessTree(left_behind, child.Mark("HOLDFAST_TEST_MARK", str(tmp_path), tmp_path)).end(10.0)
+        monkeypatch.setattr(ProcessTree, "_find", missing_it)
+        ProcessTree(left_behind, Mark("HOLDFAST_TEST_MARK", str(tmp_path), tmp_path)).end(10.0)
         assert is_gone(pid)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from holdfast.issues.gates import MOST_OUTPUT, Definition, run_checker
+from holdfast.errors import Refused
+from holdfast.issues.gates import MOST_OUTPUT, Definition, Watched, run_checker
 from holdfast.issues.model import Checker, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
@@ -66,6 +68,40 @@ def test_long_output_is_truncated_to_its_end(tmp_path: Path) -> None:
 
     assert outcome.stdout.endswith("x\n\\xffend")
     assert outcome.stdout.startswith(f"[{1000004 - MOST_OUTPUT} bytes left out]\n")
+
+
+def test_a_timeout_kills_descendants_that_left_the_process_group(tmp_path: Path) -> None:
+    command = "setsid sh -c 'echo $$ > child; sleep 1000' & sleep 1000"
+    outcome = run_checker(checker(command, timeout=1.0), tmp_path, dict(os.environ))
+
+    assert outcome.message == "killed after 1s"
+    assert not is_running(int((tmp_path / "child").read_text()))
+
+
+def test_others_see_the_output_as_it_comes_and_can_cancel(tmp_path: Path) -> None:
+    cancelled, blocks = threading.Event(), list[bytes]()
+
+    def log(block: bytes) -> None:
+        blocks.append(block)
+        cancelled.set()
+
+    began = checker("echo one >&2; sleep 1000")
+    outcome = run_checker(began, tmp_path, dict(os.environ), Watched(log, cancelled))
+
+    assert (outcome.passed, outcome.exit_code, outcome.message) == (False, None, "cancelled")
+    assert b"".join(blocks) == b"one\n"
+    assert (outcome.stdout, outcome.stderr) == ("one\n", "")
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_command(tmp_path: Path) -> None:
+    def log(block: bytes) -> None:
+        raise Refused("no log")
+
+    with pytest.raises(Refused, match="no log"):
+        run_checker(
+            checker("yes | head -c 1000000; touch done"), tmp_path, dict(os.environ), Watched(log, threading.Event())
+        )
+    assert (tmp_path / "done").exists()
 
 
 def is_running(pid: int) -> bool:

@@ -63,6 +63,13 @@ def test_changes_of_different_fields_are_all_kept() -> None:
     assert found.unknown == {"theirs": {"p": 3, "q": 2}}
 
 
+def test_the_paths_that_an_issue_touches_are_merged_as_a_set() -> None:
+    old = issue(touches=("src", "docs"))
+    early, late = issue(touches=("src", "docs", "tests")), issue(LATE, touches=("docs", "README.md"))
+
+    assert sorted(both_ways(old, early, late).touches) == ["README.md", "docs", "tests"]
+
+
 def test_of_two_values_the_later_stands_and_the_other_is_kept() -> None:
     early, late = issue(title="early", context={"k": "e"}), issue(LATE, title="late", context={"k": "l"})
 

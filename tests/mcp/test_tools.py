@@ -228,13 +228,11 @@ async def work(agent: Agent, repo: Path) -> None:
     assert (released["state"], released["snapshot_id"], released["sequence"]) == ("ready", None, None)
     assert (await agent.failure("finish_work", outcome="perhaps"))["code"] == "E_USAGE"
 
-    added = await agent("add_work", title="Third", depends_on=[second["id"][:8]], labels=["area:parser"])
+    more = {"labels": ["area:parser"], "touches": ["src/parser/**"]}
+    added = await agent("add_work", title="Third", depends_on=[second["id"][:8]], **more)
     shown = command(repo, "issue", "show", added["id"])
-    assert (shown["title"], shown["blocked_by"], shown["labels"]) == (
-        "Third",
-        [second["id"]],
-        ["area:parser"],
-    )
+    assert (shown["title"], shown["blocked_by"]) == ("Third", [second["id"]])
+    assert {name: shown[name] for name in more} == more
     assert (await agent.failure("add_work", title="x" * 201))["code"] == "E_USAGE"
     await agent("claim_next_work")
     await agent("finish_work", outcome="done")

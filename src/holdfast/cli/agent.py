@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -14,12 +15,20 @@ from holdfast.cli import ACTOR, ISSUE_ID, LOCK_ID, PROMPT_FILE, REPO, TOKEN, WOR
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
-from holdfast.cli.options import consistency_option, store_address, ttl_option, wait_option
+from holdfast.cli.options import (
+    consistency_option,
+    ignore_touches_option,
+    into_option,
+    store_address,
+    ttl_option,
+    wait_option,
+)
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository, showing_output
 from holdfast.clock import format_duration
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.leases.service import COMMAND_TTL
+from holdfast.locks.process_tree import Mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
     from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import Assignment, Outcome
+    from holdfast.repository.landing import Landings, LandOptions
+    from holdfast.repository.landing_records import Landing
     from holdfast.repository.repository import Repository
 
 SHELLS = frozenset(["sh", "ash", "bash", "dash", "fish", "ksh", "zsh"])
@@ -42,6 +53,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
+@ignore_touches_option
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--isolated", is_flag=True, help="Create the worktree as a clone, for an agent in a sandbox.")
 @consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
@@ -54,6 +66,8 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
     "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
 )
+@click.option("--land", is_flag=True, help="Land the work on a branch; the landing finishes the issue.")
+@into_option
 @click.option("--no-chdir", is_flag=True, help="Run COMMAND in the current directory, not in the worktree.")
 @click.option(
     "--remove-worktree",
@@ -63,7 +77,16 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @writing_options
 @click.pass_obj
 def run(
-    output: Output, /, *, take_next: bool, no_chdir: bool, remove_worktree: bool, command: tuple[str, ...], **given: Any
+    output: Output,
+    /,
+    *,
+    take_next: bool,
+    land: bool,
+    into: str | None,
+    no_chdir: bool,
+    remove_worktree: bool,
+    command: tuple[str, ...],
+    **given: Any,
 ) -> int:
     """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
@@ -78,6 +101,9 @@ def run(
     taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
     stays in the worktree, and the status says why.
 
+    In a git checkout, a warning says if the worktree conflicts already with another one, or with the branch that work
+    lands on ('holdfast conflicts').
+
     A new worktree is set up first ('holdfast config'). If that fails, COMMAND is not started, the issue goes back to
     the queue, and the next attempt repeats the setup.
 
@@ -86,6 +112,10 @@ def run(
     and its work is not published. If the command itself finishes or releases the issue ('holdfast issue finish'), that
     outcome stands. Exits with the status of the command, or with 3 if there is nothing to do.
 
+    With --land, the work of a command that succeeds is committed and queued for a branch ('holdfast land'), and the
+    issue is done when it has landed, not before. If it conflicts or fails a check, the issue goes back to the queue,
+    and the prompt of the next attempt says why (status 4 or 1).
+
     The worktree stays when the issue is done, so that you can review the work and bring it into main. Remove it then
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
     for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
@@ -93,10 +123,12 @@ def run(
     \b
     Examples:
       holdfast agent run --next -- claude -p '{prompt}'
+      holdfast agent run --next --land -- ./my-agent
       holdfast agent run --issue 4f1c --gate tests -- make check
       while holdfast agent run --next --wait forever -- ./my-agent; do :; done
     """
     from holdfast.cli import child
+    from holdfast.issues.prompt import Ending
     from holdfast.issues.reading import unreadable_issues_to_json
     from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
 
@@ -109,18 +141,22 @@ def run(
         raise click.UsageError("--remove-worktree is for an issue's own worktree, not for --worktree.")
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
+    landing = _landing(repository, output, actor, into) if land else None
+    if into is not None and not land:
+        raise click.UsageError("--into is for --land.")
     with tracking(repo or str(repository.root), actor) as tracker:
         ledger = _ledger(repository.root)
         work = take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals)
         with showing_output(), work as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
+            _warn_of_conflicts(output, repository, assignment.lease.worktree)
             try:
-                with assignment.prompt_file() as (prompt, path):
+                with assignment.prompt_file(Ending.LANDING if land else Ending.COMMAND) as (prompt, path):
                     variables = environment | _variables(assignment, repository) | {PROMPT_FILE: str(path)}
                     told = tuple(_filled(command, assignment, prompt))
                     ended = _run_command(told, assignment, variables, options.ttl, chdir=not no_chdir)
-                outcome = _concluded(assignment, ended)
+                outcome = _concluded(assignment, ended, landing)
                 kept = _remove_worktree(assignment, outcome, output) if remove_worktree else "not requested"
             except (LockNotHeld, LockExpired, FencingMismatch) as failure:
                 raise CommandFailed(failure, advice=LOST) from failure
@@ -130,10 +166,24 @@ def run(
         _tell(output, _conclusion(outcome))
         if outcome.warning is not None:
             output.warning(outcome.warning)
+        if outcome.landing is not None and not outcome.succeeded:
+            raise _not_landed(outcome.landing, record)
         if outcome.not_saved is not None and ended.exit_status == 0:
             raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
         output.result(record)
     return child.end_like(ended)
+
+
+def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
+    """Warn if the worktree conflicts with others already. A search that fails must not keep the agent from working."""
+    if not repository.context.home.has_branches:
+        return
+    from holdfast.cli.conflicts import conflict_line
+    from holdfast.repository.conflicts import find_conflicts
+
+    with contextlib.suppress(Failure):
+        for each in find_conflicts(repository, only=worktree).of(worktree):
+            output.warning(f"{conflict_line(each)}. See 'holdfast conflicts --worktree {worktree}'.")
 
 
 def _refuse_texts_as_code(command: tuple[str, ...]) -> None:
@@ -162,7 +212,7 @@ def _run_command(
         check=child.Periodic(min(1.0, ttl / 10), assignment.check),
         environment=environment,
         directory=assignment.path if chdir else None,
-        mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
+        mark=Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
     )
 
 
@@ -198,14 +248,41 @@ def _name(issue: Issue) -> str:
 def _conclusion(outcome: Outcome) -> str:
     state = outcome.issue.state.value
     became = f"is {state}" if outcome.succeeded or state != "ready" else "is back in the queue"
+    if outcome.landing is not None and outcome.landing.is_open:
+        became = f"is queued to land on {outcome.landing.branch}"
     saved = f"; saved as the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
     if outcome.not_saved is not None and not outcome.succeeded:  # a success fails with this error
         saved = f"; no snapshot of the work was taken: {outcome.not_saved.message}"
     return f"{_name(outcome.issue)} {became}{saved}"
 
 
-def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
+def _landing(
+    repository: Repository, output: Output, actor: str | None, branch: str | None
+) -> tuple[Landings, LandOptions]:
+    """The queue to land in. Whatever would keep the work from landing is refused before it begins."""
+    from holdfast.cli.landing import landings_of
+    from holdfast.repository.landing import LandOptions
+
+    landings = landings_of(repository, output, actor)
+    landings.require_issues()
+    return landings, LandOptions(branch=branch or landings.default_branch(), remote=landings.default_remote())
+
+
+def _not_landed(entry: Landing, record: dict[str, Any]) -> CommandFailed:
+    from holdfast.repository.landing import require_landed
+
+    try:
+        require_landed(entry)
+    except Failure as failure:
+        failure.facts = {**record, **failure.facts}
+        return CommandFailed(failure, advice=f"The issue is back in the queue, with this reason. {failure.hint}")
+    raise AssertionError("it has landed")
+
+
+def _concluded(assignment: Assignment, ended: CommandExit, landing: tuple[Landings, LandOptions] | None) -> Outcome:
     assignment.lease.check()  # the lease may have been lost at the very end
+    if ended.exit_status == 0 and landing is not None:
+        return assignment.land(*landing)
     if ended.exit_status == 0:
         return assignment.succeed()
     how = ended.signal_name or f"exit status {ended.exit_status}"

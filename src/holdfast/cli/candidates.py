@@ -176,6 +176,8 @@ _OF_NAMES: dict[str, Source] = {
     "lock_id": _below(".jvs", _leases),
     "snapshot": _SNAPSHOTS,
     "pin_id": _below(".jvs", _fields(".jvs/pins", "reason")),
+    "landing_id": _below(".jvs", _fields(".jvs/landings", "title")),
+    "work": _WORKTREES,
     **dict.fromkeys(("issue_id", "depends_on"), _ISSUES),
     **dict.fromkeys(("gate", "gates", "keys"), _GATES),
     "repo_id": _repositories,

@@ -15,8 +15,8 @@ _KEYS = "\n".join(f"  {key:18}  {text}" for key, text in settings.DESCRIPTIONS.i
 group = Group(
     "config",
     help=f"""\
-Settings of a repository: how new worktrees become ready to work. They are in {settings.SETTINGS}
-at the root of the repository, never in a worktree.
+Settings of a repository: how new worktrees become ready to work, and what must pass before work lands. They are
+in {settings.SETTINGS} at the root of the repository, never in a worktree.
 
 \b
 {_KEYS}
@@ -33,12 +33,25 @@ Patterns match files and directories of main. Nothing is replaced, and no link i
 (the first) and HOLDFAST_PORTS (all) of 'run', 'agent run' and these commands. No two worktrees of yours, in whatever
 repository, have one in common.
 
+Checks run one after the other, in a shell, on the commit that is to land: in a scratch worktree beside the others,
+which git does not list and which is kept for the next run. It is prepared like a new worktree, again only if the setup,
+a copied file or an input has changed. Before each run, tracked files are those of the commit, files that git does not
+ignore are gone, and ignored files stay. HOLDFAST_LANDING, HOLDFAST_TARGET and HOLDFAST_COMMIT say what is checked. When
+a command ends, or its time is up, its descendants are ended too.
+
+Entries of the landing queue are tested together, in batches of land.batch, or of a quarter of a longer queue. A batch
+that passes doubles the next, up to eight times land.batch; an entry that fails halves it. A batch that fails is tested
+once more, and then in halves. With a batch of 1, every entry is tested by itself. Up to land.parallel candidates are
+tested at the same time, each on top of the one before, in as many scratch worktrees.
+
 \b
 Example:
   holdfast config set worktree.setup 'uv sync' 'npm ci'
   holdfast config set worktree.copy .env
   holdfast config set worktree.ports 10
   holdfast config set worktree.directory ../agents
+  holdfast config set land.checks 'make lint' 'make test'
+  holdfast config set land.check_timeout 20m
 """,
 )
 _key_argument = click.argument("key")

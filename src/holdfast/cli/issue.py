@@ -116,6 +116,7 @@ def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) 
 @click.option("--depends-on", metavar="ID", multiple=True, help="Wait for this issue. Repeatable.")
 @click.option("--gate", "gates", metavar="KEY", multiple=True, help="Require this gate. Repeatable.")
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Add a label. Repeatable.")
+@click.option("--touches", metavar="GLOB", multiple=True, help="The work changes these paths. Repeatable.")
 @click.option("--assignee", metavar="KIND:NAME", help="Reserve the issue for this assignee.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
 @field_option(*ISSUE_FIELDS, "skipped_dependencies")
@@ -127,8 +128,11 @@ def create(
     """Create an issue. It is ready at once, unless it depends on unfinished issues.
 
     With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
-    "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by which other issues of the batch
-    may depend on it. Up to 250 issues are created, all or none.
+    "priority", "depends_on", "gates", "labels", "touches", "context", "assignee", and a "key" by which other issues of
+    the batch may depend on it. Up to 250 issues are created, all or none.
+
+    With --touches, 'claim-next' does not hand it out while an issue that touches the same paths is in progress.
+    Patterns are relative to the top of the repository: 'src/*.py', '**/test_*.py', or a directory with all in it.
 
     \b
     Examples:
@@ -245,6 +249,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--assignee", metavar="KIND:NAME", help="Set the assignee; 'none' removes it.")
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Add a label.")
 @click.option("--remove-label", "remove_labels", metavar="LABEL", multiple=True, help="Remove a label.")
+@click.option("--touches", metavar="GLOB", multiple=True, help="Set the paths that the work changes; 'none': unknown.")
 @click.option("--context", metavar="KEY=VALUE", multiple=True, help="Set a key; 'KEY=' removes it.")
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Increment a number in the context.")
 @click.option("--if-version", metavar="VERSION", help="Fail unless the issue has this version (see 'show').")
@@ -287,6 +292,7 @@ def _change(given: dict[str, Any]) -> Update:
         state=State(given["state"]) if given["state"] else None,
         assignee=KEEP if assignee is None else None if assignee == "none" else assignee,
         add_labels=given["labels"],
+        touches=None if not given["touches"] else () if given["touches"] == ("none",) else given["touches"],
         context=dict(_pair(each) for each in given["context"]),
         increments=dict(_increment(each) for each in given["increment"]),
     )

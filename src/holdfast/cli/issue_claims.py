@@ -16,6 +16,7 @@ from holdfast.cli.options import (
     Command,
     field_option,
     given_back,
+    ignore_touches_option,
     print_record,
     purpose_option,
     ttl_option,
@@ -71,6 +72,7 @@ def claim(
 
 @click.command()
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label.")
+@ignore_touches_option
 @wait_option(
     "While any issue is unfinished, how long to wait for a ready one",
     default_text="do not wait; fail with status 3",
@@ -80,13 +82,21 @@ def claim(
 @view.writing_options
 @click.pass_obj
 def claim_next(
-    output: Output, /, *, labels: tuple[str, ...], wait: float | None, field: str | None, **request: Any
+    output: Output,
+    /,
+    *,
+    labels: tuple[str, ...],
+    ignore_touches: bool,
+    wait: float | None,
+    field: str | None,
+    **request: Any,
 ) -> None:
     """Claim the most urgent ready issue; among equals, the one unchanged for longest.
 
     An issue whose claim has expired counts as ready. If another agent claims it first, or another program keeps it
     locked, the next issue is claimed.
-    Broken issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
+    Broken issues are named and left out, and so are issues that wait for them. An issue that touches the same paths as
+    one in progress ('issue create --touches') is left out too. Status 3 if no issue is ready.
 
     \b
     Example:
@@ -98,7 +108,12 @@ def claim_next(
     query = Query(labels=labels)
     with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
-        claimed = tracker.claims.take_next(requested, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
+        claimed = tracker.claims.take_next(
+            requested,
+            wanted=lambda issue: query.fits(issue, issue.state),
+            wait=wait,
+            ignore_touches=ignore_touches,
+        )
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
         _print_claimed(output, tracker, claimed, field, record)
         view.warn_of_broken(output, claimed.broken)
@@ -196,6 +211,7 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
 @click.command(cls=RunCommand)
 @click.argument("issue_id", metavar="[ID]", required=False)
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
+@ignore_touches_option
 @click.option(
     "--then",
     metavar="ACTION",
@@ -208,7 +224,15 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
 @view.writing_options
 @click.pass_obj
 def work(
-    output: Output, /, *, issue_id: str | None, take_next: bool, then: str, command: tuple[str, ...], **request: Any
+    output: Output,
+    /,
+    *,
+    issue_id: str | None,
+    take_next: bool,
+    ignore_touches: bool,
+    then: str,
+    command: tuple[str, ...],
+    **request: Any,
 ) -> int:
     """Claim the issue ID, run COMMAND under the claim, then finish or release the issue.
 
@@ -231,7 +255,10 @@ def work(
         request["behalf_of"] = calling_agent()  # the claim outlives this process
     with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested, claims = tracker.claims.request(**request), tracker.claims
-        claimed = claims.claim(tracker.find_id(issue_id), requested) if issue_id else claims.take_next(requested)
+        if issue_id:
+            claimed = claims.claim(tracker.find_id(issue_id), requested)
+        else:
+            claimed = claims.take_next(requested, ignore_touches=ignore_touches)
         view.warn_of_broken(output, claimed.broken)
         held_claim = ClaimId.parse(claimed.claim.claim_id)
         os.environ.update({view.CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})

@@ -143,6 +143,8 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"  assignee      {record['assignee'] or '-'}"
     if record["labels"]:
         yield f"  labels        {', '.join(record['labels'])}"
+    if record["touches"]:
+        yield f"  touches       {', '.join(record['touches'])}"
     titles = {"dependencies": "depends on", "blocked_by": "waits for", "dependents": "needed by"}
     for name, title in titles.items():
         if record[name]:

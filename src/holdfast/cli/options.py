@@ -84,12 +84,18 @@ def dry_run_option(help: str) -> Callable[[Command], Command]:
     return click.option("--dry-run", is_flag=True, help=help)
 
 
+ignore_touches_option = click.option(
+    "--ignore-touches", is_flag=True, help="Also claim an issue that touches the same paths as one in progress."
+)
 json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs.")
 repo_option = repo_option_for(f"The repository.  [default: {REPO}, else the one around the current directory]")
 worktree_option = click.option(
     "--worktree",
     metavar="NAME",
     help=f"The worktree.  [default: {WORKTREE}, else the one around the current directory, else main]",
+)
+into_option = click.option(
+    "--into", metavar="BRANCH", help="The branch to land on.  [default: the one checked out in the main checkout]"
 )
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
@@ -168,7 +174,7 @@ def parse_size(text: str, *, setting: str = "size") -> int:
 
 
 ISSUE_FIELDS = (
-    *("id", "short_id", "title", "state", "priority", "assignee", "labels", "dependencies"),
+    *("id", "short_id", "title", "state", "priority", "assignee", "labels", "touches", "dependencies"),
     *("gates_required", "created_at", "updated_at"),
 )
 SNAPSHOT_FIELDS = (

@@ -29,6 +29,7 @@ from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound, UsageFa
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import COMMAND_TTL, HeldLease
+from holdfast.locks.process_tree import Mark
 from holdfast.repository.context import Consistency, Isolation
 from holdfast.repository.repository import Repository
 
@@ -172,7 +173,7 @@ def _run(
     check = mark = None
     if lease is not None:
         check = child.Periodic(min(CHECK_EVERY, options.ttl / 10), lease.check)
-        mark = None if directory is None else child.Mark(LOCK_ID, lease.lock_id, directory)
+        mark = None if directory is None else Mark(LOCK_ID, lease.lock_id, directory)
     where = None if options.no_chdir else directory
     try:
         ended = child.run(command, check=check, environment=environment, directory=where, mark=mark)

@@ -24,8 +24,8 @@ from holdfast.errors import UsageFailure
 @click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
 @with_output
 def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bool) -> None:
-    """Show the store that a repository names, its setup and teardown commands and the commands of its gates, and
-    approve them on this machine.
+    """Show the store that a repository names, its setup and teardown commands, the checks that work must pass before
+    it lands and the commands of its gates, and approve them on this machine.
 
     A repository from elsewhere may name a stranger's server, and commands that would run with your rights. Until you
     approve them, Holdfast contacts no store and runs no command that a repository names. The store that you name with

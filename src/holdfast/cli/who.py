@@ -35,15 +35,17 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repository locks, file locks.
 
     For each, it shows when it was acquired and when it expires, whether the holder is alive, the purpose, the waiters,
-    and whether and how it can be reclaimed safely. Waiters for file locks and repository locks have no order. Takes no
-    lock and changes nothing.
+    and whether and how it can be reclaimed safely. Waiters for file locks and repository locks have no order. Then come
+    the worktrees of a git checkout that conflict with others ('holdfast conflicts'). Takes no lock and changes nothing.
 
     \b
     Examples:
       holdfast who
       holdfast who --json | jq '.data.holdings[] | select(.reclaim.safe)'
     """
-    overview = _overview(repo, data_dir)
+    from holdfast.repository.overview import with_conflicts
+
+    overview = with_conflicts(_overview(repo, data_dir))
     if output.as_json:
         output.result(overview.as_record())
         return
@@ -52,6 +54,8 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
         show_table(output, COLUMNS, _rows(overview))
     else:
         output.text("\n".join(_held_lines(overview, width)))
+    for line in _conflict_lines(overview):
+        output.line(line)
     for line in _problem_lines(overview):
         output.diagnostic(line)
 
@@ -144,6 +148,17 @@ def _block(row: Sequence[str], width: int) -> Iterator[str]:
 def _fits(overview: Overview, width: int) -> bool:
     rows = [[printable(cell) for cell in row] for row in _rows(overview)]
     return max(map(len, plain_table(COLUMNS, rows))) <= width
+
+
+def _conflict_lines(overview: Overview) -> Iterator[str]:
+    """A line for each worktree that conflicts with others."""
+    found: dict[str, dict[str, None]] = {}
+    for each in overview.conflicts:
+        found.setdefault(each.worktree, {})[each.other] = None
+        if not each.with_target:
+            found.setdefault(each.other, {})[each.worktree] = None
+    for worktree, others in sorted(found.items()):
+        yield f"{worktree} conflicts with {', '.join(others)}: holdfast conflicts --worktree {worktree}"
 
 
 def _problem_lines(overview: Overview) -> list[str]:

@@ -134,6 +134,13 @@ def _no_path(path: bytes) -> NotFound:
     return NotFound(f"there is no {where} in the snapshot", path=where)
 
 
+def commit_tree(git: Git, tree: str, parents: Iterable[str], *, objects: Path | None = None) -> str:
+    """A commit of a tree that nothing refers to. With `objects`, the repository has no trace of it."""
+    after = [option for parent in parents for option in ("-p", parent)]
+    settings = ("core.fsync=none",) if objects else ()
+    return git.run("commit-tree", tree, *after, "-m", "a tree", objects=objects, settings=settings).decode().strip()
+
+
 # --- Export -------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, rename
 from holdfast.git.checkout import CLONE_OF, is_worktree_of, leads_back
 from holdfast.git.contents import sizes
-from holdfast.git.look import copy_file
+from holdfast.git.look import copy_with_time
 from holdfast.git.program import Git
 from holdfast.git.snapshots import SHA256_LENGTH, make_git_dir
 from holdfast.git.transfer import fetch_from
@@ -50,7 +50,7 @@ def isolate(git: Git, top: Path) -> None:
     with synced(top):
         options = ("--quiet", "--shared", "--no-checkout", "--no-tags", f"--branch={branch}", *_carried(git))
         git.run("clone", *options, "--", os.fspath(git.common), os.fspath(draft))
-        copy_file(Path(found.git_dir) / "index", draft / ".git" / "index")
+        copy_with_time(Path(found.git_dir) / "index", draft / ".git" / "index")
         durable.create(draft / ".git" / CLONE_OF, os.fsencode(found.git_dir) + b"\n")
     durable.remove(top / ".git")
     with failing_to("create", top / ".git"):
@@ -229,7 +229,7 @@ def _copy_loose(git: Git, objects: Directory, target: Path) -> None:
             found += [first + name for name in directory.names() if _LOOSE_REST.fullmatch(name)]
     for oid in sorted(set(found) - sizes(git, found).keys()):
         make_directories(target / oid[:2])
-        copy_file(objects.path / oid[:2] / oid[2:], target / oid[:2] / oid[2:])
+        copy_with_time(objects.path / oid[:2] / oid[2:], target / oid[:2] / oid[2:])
 
 
 def _copy_packs(git: Git, objects: Directory, target: Path) -> None:
@@ -240,5 +240,5 @@ def _copy_packs(git: Git, objects: Directory, target: Path) -> None:
     except NotFound:
         return
     for name in names:
-        copy_file(objects.path / "pack" / name, target / name)
+        copy_with_time(objects.path / "pack" / name, target / name)
         git.run("index-pack", os.fspath(target / name), settings=("core.fsync=none",))

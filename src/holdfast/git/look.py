@@ -164,9 +164,9 @@ def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
     """
     if _link(known, tree.index):  # git replaces an index, and never writes into one
         return
-    if copy_file(known, tree.index):
+    if copy_with_time(known, tree.index):
         return
-    if copy_file(user_index, tree.index):
+    if copy_with_time(user_index, tree.index):
         _look_at_everything(tree)
     else:
         tree.run("read-tree", "--empty")
@@ -202,7 +202,7 @@ def _link(known: Path, target: Path) -> bool:
     return True
 
 
-def copy_file(source: Path, target: Path) -> bool:
+def copy_with_time(source: Path, target: Path) -> bool:
     """Copy a regular file with its time; False if there is none, or something else."""
     with failing_to("copy", source), Directory.open(source.parent) as here, Directory.open(target.parent) as there:
         try:

@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
@@ -23,6 +24,7 @@ from holdfast.git.checkout import is_worktree_of, main_checkout
 from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_sound
 from holdfast.locks.flock import descriptors_of_held
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _PROGRAM = "git"
@@ -32,6 +34,7 @@ _WAITED = -1  # in place of an exit status
 _PIPE = "fatal: a named pipe is in place of one of its files ('find . -type p' lists them)"
 _LOOK = 1.0  # seconds between two looks at what a git that takes long is doing
 _MOST_WORDS = 4
+_MOST_AT_ONCE = 16
 _KEPT = tuple(
     f"GIT_{name}"
     for name in """
@@ -57,6 +60,20 @@ _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": st
 with the GNU C library. Other systems ignore it."""
 
 
+class Author(NamedTuple):
+    """The author and committer of a commit."""
+
+    name: str
+    email: str
+
+    def variables(self) -> dict[str, str]:
+        roles, fields = ("AUTHOR", "COMMITTER"), (("NAME", self.name), ("EMAIL", self.email))
+        return {f"GIT_{role}_{field}": value for role in roles for field, value in fields}
+
+
+HOLDFAST = Author("Holdfast", "holdfast@localhost")
+
+
 class Git(NamedTuple):
     """One repository, by its common directory."""
 
@@ -77,11 +94,13 @@ class Git(NamedTuple):
         content: bytes | None = None,
         hooks: bool = False,
         settings: tuple[str, ...] = (),
+        author: Author | None = None,
     ) -> bytes:
         """The standard output of a command of git; raises `GitFailed` if that does not succeed.
 
         With a `worktree`, in it and with its own git directory, or with `git_dir`. With `objects`, new objects go to
-        this directory, and the repository's are found too unless the directory is to be used `alone`.
+        this directory, and the repository's are found too unless the directory is to be used `alone`. Commits are
+        Holdfast's own, unless there is an `author`.
         """
         require_git()
         _require_trust(self.common)
@@ -91,7 +110,7 @@ class Git(NamedTuple):
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
         for each in {self.common, own or self.common}:
             require_sound(each)
-        variables = {"GIT_DIR": os.fspath(own or self.common)}
+        variables = {"GIT_DIR": os.fspath(own or self.common), **(author or HOLDFAST).variables()}
         if worktree is not None:
             variables["GIT_WORK_TREE"] = os.fspath(worktree)
         if index is not None:
@@ -143,6 +162,34 @@ class Background(Generic[T]):
         return self._found[0]
 
 
+def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The result of `work` for each item, in their order; several at once, because git uses one processor each.
+
+    The first failure is raised when all that had begun have ended; then no further one begins.
+    """
+    left, found = deque(enumerate(items)), dict[int, T]()
+
+    def drain() -> None:
+        while True:
+            try:
+                number, item = left.popleft()
+            except IndexError:
+                return
+            try:
+                found[number] = work(item)
+            except BaseException:
+                left.clear()
+                raise
+
+    workers = [Background(drain) for _ in range(min(len(items), _MOST_AT_ONCE, (os.cpu_count() or 1) + 1))]
+    for each in workers:
+        with each:
+            pass
+    for each in workers:
+        each.result()
+    return [found[number] for number in range(len(items))]
+
+
 def require_git() -> None:
     """Raise `GitUnavailable` unless git is installed, in a version that Holdfast can use. Checked once per process."""
     if why := _why_unavailable():
@@ -190,12 +237,14 @@ def _git_dir_of(worktree: Path, common: Path) -> Path:
     return Path(found.git_dir)
 
 
+def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that tell git which repository to use."""
+    return {name: value for name, value in environment.items() if not name.startswith("GIT_") or name in _KEPT}
+
+
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
-    ours = {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}  # not LC_ALL, which the user's filters may depend on
-    for role in ("AUTHOR", "COMMITTER"):
-        ours |= {f"GIT_{role}_NAME": "Holdfast", f"GIT_{role}_EMAIL": "holdfast@localhost"}
-    return _MEMORY | kept | ours
+    # not LC_ALL, which the user's filters may depend on
+    return _MEMORY | without_repository(os.environ) | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}
 
 
 def _quoted(path: str) -> str:
@@ -236,7 +285,9 @@ def _output(
             running.kill()
             raise
     if running.returncode:
-        raise _failed(arguments, running.returncode, os.fsdecode(said))
+        failure = _failed(arguments, running.returncode, os.fsdecode(said))
+        failure.output = output
+        raise failure
     return output
 
 

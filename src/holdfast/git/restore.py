@@ -56,7 +56,7 @@ class _Combined:
         self._work, self._look, self._staged = work, look, staged
         self._nested = {path.rstrip(b"/") for path in look.nested if work.has_commit(path)}
         doubtful = [path for path, seen in look.changed.items() if path in staged or _may_be_mode_only(seen)]
-        self._known = dict(_hashes(work, doubtful))
+        self._known = dict(hashes(work, doubtful))
 
     def paths(self) -> list[bytes]:
         return sorted({*self._look.changed, *self._look.removed, *self._staged, *self._nested})
@@ -78,7 +78,7 @@ class _Combined:
         if path in self._look.removed:
             return NONE, UNKNOWN
         if path in self._look.changed:
-            now = self._look.changed[path].mode_now or _mode_now(_where(self._work.top, path))
+            now = self._look.changed[path].mode_now or mode_now(_where(self._work.top, path))
             return now, self._known.get(path, UNKNOWN)
         if path in self._nested:
             return LINK, UNKNOWN
@@ -89,7 +89,7 @@ def _may_be_mode_only(seen: Indexed) -> bool:
     return seen.mode != seen.mode_now and seen.mode.startswith("100") and seen.mode_now.startswith("100")
 
 
-def _mode_now(where: str) -> str:
+def mode_now(where: str) -> str:
     """The mode of a new file, as git writes it; that of nothing if it is gone."""
     try:
         mode = calls.stat(where, follow_symlinks=False).st_mode
@@ -100,11 +100,11 @@ def _mode_now(where: str) -> str:
     return "100755" if mode & stat.S_IXUSR else "100644"
 
 
-def _hashes(work: WorkTree, paths: list[bytes]) -> Iterator[tuple[bytes, str]]:
+def hashes(work: WorkTree, paths: list[bytes]) -> Iterator[tuple[bytes, str]]:
     """The names that git would give to the contents of these files; a file that is gone meanwhile has none."""
     files = []
     for path in paths:
-        mode = _mode_now(_where(work.top, path))
+        mode = mode_now(_where(work.top, path))
         if mode == "120000":
             target = os.fsencode(calls.readlink(_where(work.top, path)))
             yield path, work.git.run("hash-object", "--stdin", content=target).decode().strip()
@@ -133,7 +133,7 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
         working.run("read-tree", "-m", "-i", from_tree)  # keeps what it knows of files that are the same
         working.refresh()
     found = list(differences(source.git, from_tree, to_tree, objects=source.objects))
-    _require_room(source.top, found)
+    require_room(source.top, found)
     with Background(lambda: sums_of(source, to_tree, sums, (from_tree, found))) as counted:
         _switch(working, from_tree, to_tree)
         publish_index(source, working, counted.result())
@@ -158,7 +158,7 @@ def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
             ) from again
 
 
-def require_room(git: Git, top: Path, from_tree: str, to_tree: str, path: bytes | None = None) -> None:
+def require_no_ignored(git: Git, top: Path, from_tree: str, to_tree: str, path: bytes | None = None) -> None:
     """Raise `Refused` if `restore` would, as far as an ignored file is the reason. What else is in the way may have
     appeared since `from_tree` was captured, or not be worth keeping: `restore` itself decides about that."""
     found = [each for each in differences(git, from_tree, to_tree) if path is None or _is_below(each.path, path)]
@@ -180,7 +180,7 @@ def _is_below(path: bytes, above: bytes) -> bool:
     return (path + b"/").startswith(above.rstrip(b"/") + b"/")
 
 
-def _require_room(top: Path, found: list[Difference]) -> None:
+def require_room(top: Path, found: list[Difference]) -> None:
     """Raise `Refused` if a file that is not in the old tree is in the way: git itself would replace an ignored one."""
     _refuse(top, _in_the_way(top, found))
 
@@ -196,21 +196,22 @@ def _in_the_way(top: Path, found: list[Difference]) -> list[bytes]:
 
 def _refuse(top: Path, in_the_way: list[bytes]) -> None:
     if in_the_way:
-        names = ", ".join(shown(os.fsdecode(path)) for path in in_the_way[:_MOST_NAMED])
-        message = f"files in {top} are in the way, nothing was restored: {names}"
-        raise Refused(message, hint="Move them away, and try again.", path=str(top), in_the_way=len(in_the_way))
+        names = [shown(os.fsdecode(path)) for path in in_the_way[:_MOST_NAMED]]
+        message = f"files in {top} are in the way, nothing was written: {', '.join(names)}"
+        facts = {"path": str(top), "in_the_way": len(in_the_way), "files": names}
+        raise Refused(message, hint="Move them away, and try again.", **facts)
 
 
 def _is_no_directory(top: Path, path: bytes) -> bool:
     where = _where(top, path)
-    return _mode_now(where) != NONE and not calls.is_directory(where)
+    return mode_now(where) != NONE and not calls.is_directory(where)
 
 
 def _others(top: Path, path: bytes, ours: set[bytes]) -> Iterator[bytes]:
     """Every file at or below `path` that is not ours."""
     where = _where(top, path)
     if not calls.is_directory(where):
-        if path not in ours and _mode_now(where) != NONE:
+        if path not in ours and mode_now(where) != NONE:
             yield path
         return
     for name in calls.listdir(where):

@@ -43,7 +43,7 @@ _MOST_ROUNDS = 6
 _MOST_NAMED = 5
 _KEEP = "holdfast "
 SHA256_LENGTH = 64  # of an object's name in a repository of that kind
-_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
+_OBJECT = re.compile("[0-9a-f]{40,64}")
 _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pack, a new one
 
 
@@ -77,7 +77,7 @@ class GitCaptured(NamedTuple):
     pack: Path | None
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """The sum of the sizes, and the number of nested repositories, of the tree that the private index stands for."""
 
     tree: str
@@ -107,7 +107,7 @@ def capture(
         return _unchanged(source, working, sums, [])
     with Background(working.ignored) as ignored:
         for rounds_left in reversed(range(_MOST_ROUNDS)):
-            look, nested = _update(working, look)  # 1. new contents become objects in scratch
+            look, nested = take_changes(working, look)  # 1. new contents become objects in scratch
             if progress is not None:
                 progress(len(look.changed), 0)
             try:
@@ -133,7 +133,7 @@ def capture(
     return GitCaptured(packed.commit, packed.tree, files, counted.bytes, left_out, changed, moved)
 
 
-def start(source: GitSource) -> tuple[WorkTree, _Sums | None]:
+def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
     """Make the working index; return the work tree with it, and what is known of its tree.
 
     A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
@@ -154,7 +154,7 @@ def git_dir_of(git: Git, top: Path) -> Path:
     return Path(found.git_dir if found else git.common)
 
 
-def _update(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
+def take_changes(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
     """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
     before = None
     while True:
@@ -166,7 +166,7 @@ def _update(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
             before, look = look, working.look(keep=True)
 
 
-def _unchanged(source: GitSource, working: WorkTree, sums: _Sums, nested: list[bytes]) -> GitCaptured:
+def _unchanged(source: GitSource, working: WorkTree, sums: Sums, nested: list[bytes]) -> GitCaptured:
     publish_index(source, working, sums)
     files = entry_count(source.index) - sums.links
     left_out = LeftOut(0, sums.links + len(nested), _names(nested))
@@ -395,7 +395,7 @@ def _identity(index: Path) -> list[int] | None:
     return status and [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
+def known_sums(git: Git, top: Path, index: Path) -> Sums | None:
     """What is known of the private index; None if it cannot be used.
 
     In a sparse checkout, it would keep files that are not checked out as they were at its first capture: only the
@@ -404,12 +404,14 @@ def known_sums(git: Git, top: Path, index: Path) -> _Sums | None:
     return None if entry_exists(git_dir_of(git, top) / "info" / "sparse-checkout") else _read_sums(index)
 
 
-def _read_sums(index: Path) -> _Sums | None:
+def _read_sums(index: Path) -> Sums | None:
     """What is known of the private index as it is; None if there is nothing, or only something about another one."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):
-            case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)}:
-                return _Sums(tree, size, links) if identity == _identity(index) else None
+            case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)} if (
+                _OBJECT.fullmatch(tree)
+            ):
+                return Sums(tree, size, links) if identity == _identity(index) else None
     except Failure:
         return None
     return None
@@ -419,19 +421,19 @@ Since: TypeAlias = tuple[str, list[Difference]]
 """A tree, and the differences from it."""
 
 
-def publish_index(source: GitSource, working: WorkTree, sums: _Sums) -> None:
+def publish_index(source: GitSource, working: WorkTree, sums: Sums) -> None:
     """Make the working index the private one; `sums` are those of its tree."""
     if _identity(working.index) == _identity(source.index):
         return  # git learned nothing new
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
+    record = {"index": _identity(working.index), **sums._asdict()}  # not of one that another process puts there
     rename(working.index, source.index)
-    record = {"index": _identity(source.index), **sums._asdict()}
     durable.replace(_sums_path(source.index), strictjson.encode(record))
 
 
-def sums_of(source: GitSource, tree: str, known: _Sums | None, since: Since) -> _Sums:
+def sums_of(source: GitSource, tree: str, known: Sums | None, since: Since) -> Sums:
     """The sums of a tree, from those that are known and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
@@ -444,8 +446,8 @@ def sums_of(source: GitSource, tree: str, known: _Sums | None, since: Since) -> 
             changed = list(differences(git, known.tree, tree, objects=objects))
     if known is None or changed is None:
         found = list(entries(git, tree, objects=objects))
-        return _Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
+        return Sums(tree, sum(each.size for each in found), sum(each.mode == LINK for each in found))
     size = sizes(git, (oid for each in changed for oid in each.oids), objects=objects)
     total = sum(size.get(each.oids[1], 0) - size.get(each.oids[0], 0) for each in changed)
     links = sum((each.modes[1] == LINK) - (each.modes[0] == LINK) for each in changed)
-    return _Sums(tree, known.bytes + total, known.links + links)
+    return Sums(tree, known.bytes + total, known.links + links)

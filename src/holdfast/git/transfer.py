@@ -128,6 +128,37 @@ def fetch_from(git: Git, source: Path, wanted: Mapping[str, str]) -> None:
         durable.sync_names(directory)
 
 
+# --- Branches that work lands on -----------------------------------------------------------------------
+
+
+def fetch_branch(git: Git, remote: Remote, branch: str, ref: str) -> str:
+    """Fetch a branch of a remote to a reference of ours; its commit. Raises `NotFound` if there is no such branch."""
+    words = "fetch", "--quiet", *_FETCH, "--", remote.alias, f"+refs/heads/{branch}:{ref}"
+    try:
+        _ask(git, remote, *words)
+    except GitFailed as failure:
+        if "couldn't find remote ref" in str(failure.facts["stderr"]):
+            raise NotFound(f"{remote.name} has no branch {branch}", branch=branch, remote=remote.name) from failure
+        raise
+    return git.run("rev-parse", "--verify", ref).decode().strip()
+
+
+def push_branch(git: Git, remote: Remote, branch: str, commit: str, *, expected: str) -> None:
+    """Move a branch of a remote from exactly `expected` ("": it must not exist) to a commit; else raise `GitFailed`."""
+    lease = f"--force-with-lease=refs/heads/{branch}:{expected}"
+    _ask(git, remote, "push", "--quiet", *_PUSH, lease, "--", remote.alias, f"{commit}:refs/heads/{branch}")
+
+
+def push_ref(git: Git, remote: Remote, ref: str, commit: str) -> None:
+    """Give a remote a reference of ours, or with an empty commit, delete it there."""
+    _ask(git, remote, "push", "--quiet", *_PUSH, "--force", "--", remote.alias, f"{commit}:{ref}")
+
+
+def fetch_ref(git: Git, remote: Remote, ref: str) -> None:
+    """Fetch a reference of ours from a remote, under the same name."""
+    _ask(git, remote, "fetch", "--quiet", *_FETCH, "--", remote.alias, f"+{ref}:{ref}")
+
+
 def incoming(git: Git) -> dict[str, dict[str, str]]:
     """The fetched tags, by place and id."""
     found: dict[str, dict[str, str]] = {}

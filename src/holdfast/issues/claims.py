@@ -7,22 +7,35 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Blocked, Corrupt, IssueClaimed, LockNotHeld, LockTimeout, NotFound, TransitionRefused
+from holdfast.errors import (
+    Blocked,
+    Corrupt,
+    IssueClaimed,
+    LockNotHeld,
+    LockTimeout,
+    NotFound,
+    PathsInProgress,
+    TransitionRefused,
+)
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
-from holdfast.issues.reading import Broken, IssueSet
+from holdfast.issues.reading import SHORT, Broken, IssueSet
+from holdfast.issues.scopes import overlapping
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
 MOST_LOCKED = 5  # after as many locked issues, `claim_next` gives up: each has cost the lock timeout
+MOST_BESIDE = 50  # the most issues with the same paths that a claim names
+MOST_TOLD = 3  # the most issues whose paths a message tells
 POLL = 2.0  # how often a waiter for work checks whether a claim has expired: no event reports that
 
 
@@ -33,6 +46,15 @@ class Claimed(NamedTuple):
     claim: IssueClaim
     taken_over_from: str | None = None
     broken: tuple[Broken, ...] = ()
+
+
+class _Search(NamedTuple):
+    """A search for work: the issues that count, and those that were left out because of the paths that they touch; None
+    if paths do not matter."""
+
+    request: rules.IssueClaimRequest
+    wanted: Callable[[Issue], bool]
+    skipped: dict[str, PathsInProgress] | None
 
 
 class Claiming:
@@ -68,14 +90,17 @@ class Claiming:
         *,
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
+        ignore_touches: bool = False,
     ) -> Claimed | None:
         """Claim the most urgent ready issue, or return None. Among equals, the one unchanged for longest is first.
 
         Issues that others claim first are skipped, and so are those whose lock another program keeps for too long:
-        `LockTimeout` only if nothing else is left, or after `MOST_LOCKED` of them. `wait` is the time limit in
-        seconds (None: no limit) for a ready issue, while any issue is unfinished. Unreadable issues are not waited for.
+        `LockTimeout` only if nothing else is left, or after `MOST_LOCKED` of them. Unless `ignore_touches`, issues that
+        touch the paths of one in progress are skipped too; of two that are claimed at once, one. `wait` is the time
+        limit in seconds (None: no limit) for a ready issue, while any issue is unfinished. Unreadable issues are not
+        waited for.
         """
-        return self._claim_next(request, wanted, wait)[0]
+        return self._claim_next(_Search(request, wanted, None if ignore_touches else {}), wait)[0]
 
     def take_next(
         self,
@@ -83,40 +108,46 @@ class Claiming:
         *,
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
+        ignore_touches: bool = False,
     ) -> Claimed:
-        """Like `claim_next`, but raise `NotFound`, which names unreadable issues, if none is ready."""
-        found, seen = self._claim_next(request, wanted, wait)
+        """Like `claim_next`, but raise `NotFound` if none is ready. It names unreadable issues, and those that were
+        skipped for the paths that they touch."""
+        search = _Search(request, wanted, None if ignore_touches else {})
+        found, seen = self._claim_next(search, wait)
         if found is None:
-            raise _nothing_ready(seen.broken)
+            raise _nothing_ready(seen.broken, list((search.skipped or {}).values()))
         return found
 
-    def _claim_next(
-        self, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool], wait: float | None
-    ) -> tuple[Claimed | None, IssueSet]:
-        store = self._transactions.store
+    def _claim_next(self, search: _Search, wait: float | None) -> tuple[Claimed | None, IssueSet]:
+        store, wanted = self._transactions.store, search.wanted
         seen = self._transactions.snapshot()
-        found = self._claim_first(seen, request, wanted)
+        found = self._claim_first(seen, search)
         if found is not None or wait == 0.0:
             return found, seen
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
                 seen = self._transactions.snapshot()  # newer than the watch: nothing is missed
-                found = self._claim_first(seen, request, wanted)
+                found = self._claim_first(seen, search)
                 left = deadline - time.monotonic()
                 unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
                 if found is not None or left <= 0 or not unfinished:
                     return found, seen
                 watch.wait(min(left, POLL))
 
-    def _claim_first(
-        self, seen: IssueSet, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool]
-    ) -> Claimed | None:
+    def _claim_first(self, seen: IssueSet, search: _Search) -> Claimed | None:
         locked: dict[str, LockTimeout] = {}
-        for issue in filter(wanted, seen.ready(request.assignee)):
+        if search.skipped is not None:
+            search.skipped.clear()
+        for issue in filter(search.wanted, seen.ready(search.request.assignee)):
             with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
                 try:
-                    return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
+                    beside = [] if search.skipped is None else _beside(seen, issue)
+                    claimed = self._transactions.retrying(partial(self._claim, issue.id, search.request, beside))
+                    return claimed._replace(broken=tuple(seen.broken))
+                except PathsInProgress as failure:
+                    assert search.skipped is not None
+                    search.skipped[issue.id] = failure
                 except LockTimeout as failure:
                     if failure.path in locked:  # not the lock of one issue, but one that every claim needs
                         raise
@@ -163,11 +194,20 @@ class Claiming:
         """Seconds until a claim expires for its holder."""
         return claim.time_left(self._transactions.moment(), for_others=False)
 
-    def _claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
+    def _claim(self, issue_id: str, request: rules.IssueClaimRequest, beside: Sequence[Issue] = ()) -> Claimed:
+        """Claim an issue. `beside` are issues that touch the same paths, and were not in progress when they were read:
+        the transaction names them, so of two that are claimed at once, one is refused."""
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
+        for each in beside:
+            if each.id not in seen.issues:
+                seen.add(each.id, each)
 
         def body(draft: Draft) -> Claimed:
             issue, before = draft.issue(issue_id), draft.claim(issue_id)
+            for each in beside:
+                now = draft.lookup(each.id)
+                if now is not None and now != each:
+                    _refuse_overlap(issue, now)
             record = rules.grant(issue, before, draft.moment, request, draft.lookup)
             assert record.claim is not None
             taken_over = before.claim.assignee if before and before.claim else None
@@ -197,8 +237,43 @@ class Claiming:
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
 
-def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
+def _beside(seen: IssueSet, issue: Issue) -> list[Issue]:
+    """The unfinished issues that touch paths of this one; raises `PathsInProgress` if somebody works on one of them."""
+    if not issue.touches:
+        return []
+    others = [each for each in seen if each.touches and each.id != issue.id and each.state not in rules.FINISHED]
+    for each in others:
+        if each.state is State.IN_PROGRESS and not seen.is_abandoned(each):
+            _refuse_overlap(issue, each)
+    waiting = sorted(others, key=lambda each: -each.priority.rank)
+    return [each for each in waiting if overlapping(issue.touches, each.touches) is not None][:MOST_BESIDE]
+
+
+def _refuse_overlap(issue: Issue, other: Issue) -> None:
+    """Raise `PathsInProgress` if somebody works on the other issue, and it touches paths of this one."""
+    found = overlapping(issue.touches, other.touches) if other.state is State.IN_PROGRESS else None
+    if found is None:
+        return
+    both = found[0] if found[0] == found[1] else " and ".join(found)
+    raise PathsInProgress(
+        f"{issue.id[:SHORT]} ({issue.title}) touches {both}, like {other.id[:SHORT]}, which "
+        f"{other.assignee or 'somebody'} works on",
+        issue_id=issue.id,
+        touches=found[0],
+        in_progress=other.id,
+        assignee=other.assignee,
+    )
+
+
+def _nothing_ready(broken: Sequence[Broken], skipped: Sequence[PathsInProgress]) -> NotFound:
     hint = "'holdfast blocked' shows what waits for what, 'holdfast who' what others work on."
+    if skipped:
+        left = f"; and {len(skipped) - MOST_TOLD} more" if len(skipped) > MOST_TOLD else ""
+        reasons = "; ".join(each.message for each in skipped[:MOST_TOLD]) + left
+        message = f"no issue is ready to be worked on beside those in progress: {reasons}"
+        more: dict[str, object] = {"broken": [each.as_record() for each in broken]} if broken else {}
+        hint = "Wait until these are done ('--wait'). To claim one of them all the same: --ignore-touches."
+        return NotFound(message, hint=hint, skipped=[each.facts for each in skipped], **more)
     if not broken:
         return NotFound("no issue is ready to be worked on", hint=hint)
     paths = ", ".join(each.path for each in broken)

@@ -16,6 +16,7 @@ from holdfast.issues.gates import check_defined
 from holdfast.issues.index import plan_index_change
 from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, ISSUES, Issue, Priority, State, without_repeats
 from holdfast.issues.rules import find_path, in_order
+from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
@@ -31,6 +32,7 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     depends_on: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    touches: tuple[str, ...] = ()
     context: dict[str, str] = {}
     assignee: str | None = None
     key: str | None = None
@@ -45,6 +47,7 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
             dependencies=without_repeats(depends_on),
             labels=model.checked_labels(self.labels),
+            touches=checked_touches(self.touches),
             context=model.checked_context(self.context),
         )
         return rules.with_gates(issue, self.gates)
@@ -80,6 +83,7 @@ class Creating:
             model.checked_title(each.title)
             model.checked_description(each.description)
             model.checked_labels(each.labels)
+            checked_touches(each.touches)
             model.checked_context(each.context)
         if len({each.id for each in issues}) != len(issues):
             raise UsageFailure("the import contains an issue twice")

@@ -46,7 +46,7 @@ def read_batch(text: bytes, source: str) -> list[NewIssue]:
     except msgspec.ValidationError as error:
         raise UsageFailure(
             f"{source} is not a batch of issues: {error}",
-            hint='Each has a "title", and may have description, priority, depends_on, gates, labels, '
+            hint='Each has a "title", and may have description, priority, depends_on, gates, labels, touches, '
             "context, assignee, and a key that others in the batch depend on.",
         ) from None
 

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant
+from holdfast.clock import LONGEST_COMMAND, format_duration, format_instant
 from holdfast.errors import AlreadyExists, Failure, NotFound, SettingInvalid, TransitionRefused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory
@@ -24,6 +24,7 @@ from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, printable, safe
 from holdfast.issues import model, rules
 from holdfast.issues.model import GATE_RUNS, GATES, Checker, Gate, GateRun, GateStatus, Issue, Registry
 from holdfast.issues.transactions import Draft, Transactions, check_dependents
+from holdfast.locks.process_tree import ProcessTree
 from holdfast.store.model import Key
 
 AUTO, MANUAL = "auto", "manual"
@@ -89,8 +90,8 @@ class Gating:
         model.checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
-        if not 0 < definition.timeout <= LONGEST_TIMEOUT:
-            expected = f"a duration above 0s and of {format_duration(LONGEST_TIMEOUT)} at most"
+        if not 0 < definition.timeout <= LONGEST_COMMAND:
+            expected = f"a duration above 0s and of {format_duration(LONGEST_COMMAND)} at most"
             raise SettingInvalid("timeout", format_duration(definition.timeout), expected)
 
         def refuse_existing(known: Iterable[str]) -> None:
@@ -117,6 +118,13 @@ class Gating:
         from holdfast.store.approvals import are_approved  # loaded late: few commands need it
 
         return are_approved(self._directory, [each.as_text() for each in checkers])
+
+    def require_approved(self, gate: str, checker: Checker) -> None:
+        """Raise `NotApproved` unless the user has approved the checker of a gate on this machine."""
+        from holdfast.store.approvals import require_command
+
+        shown = f"gate {gate}, {printable(checker.command)!r},"
+        require_command(self._directory, checker.as_text(), shown, gate=gate, command=checker.command)
 
     def approve(self, checkers: Iterable[Checker]) -> None:
         """Approve these checkers, exactly as they are, for this user on this machine."""
@@ -165,10 +173,7 @@ class Gating:
                 hint=f"Decide it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
             )
         rules.check_changeable(issue, "its gates can no longer change")
-        from holdfast.store.approvals import require_command
-
-        shown = f"the command of gate {gate}, {printable(defined.checker.command)!r},"
-        require_command(self._directory, defined.checker.as_text(), shown, gate=gate, command=defined.checker.command)
+        self.require_approved(gate, defined.checker)
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
         place = self._directory if self._checked is None else self._checked()
@@ -230,8 +235,8 @@ def check_defined(draft: Draft, gates: Iterable[str]) -> None:
             raise NotFound(f"gate {gate} does not exist", gate=gate, hint=hint)
 
 
-LONGEST_TIMEOUT = 24 * 3600.0
 MOST_OUTPUT = 256 << 10  # how many bytes of each output stream are kept, from its end
+_CANCEL_WITHIN = 0.1  # seconds
 _LAST_WORDS = 2.0  # how long to wait for the output of a process that left the process group
 
 
@@ -246,8 +251,18 @@ class CheckerResult(NamedTuple):
     seconds: float
 
 
-def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) -> CheckerResult:
-    """Run a checker to its end or its time limit."""
+class Watched(NamedTuple):
+    """How others take part in a checker: `log` gets all of its output, standard error included, in blocks as they
+    arrive, and setting `cancelled` ends it."""
+
+    log: Callable[[bytes], None]
+    cancelled: threading.Event
+
+
+def run_checker(
+    checker: Checker, root: Path, environment: Mapping[str, str], watched: Watched | None = None
+) -> CheckerResult:
+    """Run a checker to its end or its time limit. Its descendants end with it."""
     directory = root
     if checker.working_dir:
         try:
@@ -264,28 +279,39 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
             env={**environment, **checker.env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if watched else subprocess.PIPE,
             start_new_session=sys.platform != "win32",
         )
     except (OSError, ValueError) as error:
         return CheckerResult(False, None, f"not started: {getattr(error, 'strerror', error)}", "", "", 0.0)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    outputs = [_Output(process.stdout), _Output(process.stderr)]
-    message = None
+    log = watched.log if watched else None
+    outputs = [_Output(each, log) for each in (process.stdout, process.stderr) if each is not None]
+    message = "the caller failed"
     try:
-        process.wait(checker.timeout)
-    except subprocess.TimeoutExpired:
-        message = f"killed after {format_duration(checker.timeout)}"
+        message = _wait(process, checker.timeout, watched.cancelled if watched else None)
     finally:
+        if message:
+            ProcessTree(process).kill()
         _kill_group(process)
     seconds = time.monotonic() - began
-    stdout, stderr = (each.text() for each in outputs)
+    stdout, stderr = [*(each.text() for each in outputs), ""][:2]
     code = process.returncode
-    if message is None and code < 0:
+    if not message and code < 0:
         message = f"ended by signal {-code}"
-    own = code if message is None else None
-    return CheckerResult(own == 0, own, message, stdout, stderr, seconds)
+    own = code if not message else None
+    return CheckerResult(own == 0, own, message or None, stdout, stderr, seconds)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float, cancelled: threading.Event | None) -> str:
+    """Wait for the end of a process; return the reason why it is to be killed, or nothing if it has ended."""
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(left if cancelled is None else min(left, _CANCEL_WITHIN))
+            return ""
+        if cancelled is not None and cancelled.is_set():
+            return "cancelled"
+    return f"killed after {format_duration(timeout)}"
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -300,8 +326,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 class _Output:
     """Reads one output stream in the background and keeps its end."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._kept, self._dropped = stream, b"", 0
+    def __init__(self, stream: IO[bytes], log: Callable[[bytes], None] | None) -> None:
+        self._stream, self._kept, self._dropped, self._log = stream, b"", 0, log
+        self._failure: Failure | None = None
         self._reader = threading.Thread(target=self._read, name="holdfast-checker", daemon=True)
         self._reader.start()
 
@@ -311,10 +338,21 @@ class _Output:
                 kept = self._kept + block
                 self._dropped += max(0, len(kept) - MOST_OUTPUT)
                 self._kept = kept[-MOST_OUTPUT:]
+                self._write(block)
+
+    def _write(self, block: bytes) -> None:
+        if self._log is not None and self._failure is None:
+            try:
+                self._log(block)
+            except Failure as failure:  # the command must not wait for a reader
+                self._failure = failure
 
     def text(self) -> str:
+        """The end of the output; raises the failure of the log, if it had one."""
         self._reader.join(_LAST_WORDS)
         if not self._reader.is_alive():
             self._stream.close()
+        if self._failure is not None:
+            raise self._failure
         text = self._kept.decode("utf-8", "backslashreplace")
         return f"[{self._dropped} bytes left out]\n{text}" if self._dropped else text

@@ -13,11 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark, Deadline, TimedRight
+from holdfast.clock import BootMark, Deadline, Now, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES, Family, Instant, Key, Stream, StructCodec
+from holdfast.store.model import MOST_BYTES, Family, Instant, Key, SafeName, Stream, StructCodec
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
@@ -96,6 +96,7 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     context: dict[str, str] = {}
     documents: list[Any] = []
     labels: tuple[str, ...] = ()
+    touches: tuple[str, ...] = ()  # patterns of the paths that the work changes: see `scopes`
     created_at: str = ""
     updated_at: str = ""
 
@@ -160,7 +161,7 @@ class OpenCodec(Generic[Open]):
         """Known fields first, in their order, then the unknown ones."""
         what = f"a record of the type {self._kind.__name__}"
         try:
-            value = msgspec.to_builtins(record, str_keys=True)
+            value = self._fields(record)
             value |= {name: each for name, each in value.pop(UNKNOWN).items() if name not in self._known}
             content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
             msgspec.convert(msgspec.json.decode(content), self._kind)
@@ -171,6 +172,10 @@ class OpenCodec(Generic[Open]):
         if len(content) > self._limit:
             raise TooLarge(what, len(content), self._limit)
         return content
+
+    def _fields(self, record: Open) -> dict[str, Any]:
+        value: dict[str, Any] = msgspec.to_builtins(record, str_keys=True)
+        return value
 
     def decode(self, content: bytes, source: str) -> Open:
         try:
@@ -219,7 +224,7 @@ def _strict(content: bytes, source: str, limit: int) -> Any:
 
 
 _OLD_STATES = {"open": "backlog", "inprogress": "in_progress"}
-_NULLS = ("description", "dependencies", "gates_required", "gates_status", "context", "documents", "labels")
+_NULLS = ("description", "dependencies", "gates_required", "gates_status", "context", "documents", "labels", "touches")
 
 
 class IssueCodec(OpenCodec[Issue]):
@@ -227,6 +232,10 @@ class IssueCodec(OpenCodec[Issue]):
 
     def __init__(self) -> None:
         super().__init__(Issue)
+
+    def _fields(self, record: Issue) -> dict[str, Any]:
+        """An issue that declares no scope is written as other programs write it, which do not know the field."""
+        return {name: each for name, each in super()._fields(record).items() if name != "touches" or each}
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         value = super()._lenient(value)
@@ -354,7 +363,7 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     """A timed reservation of an issue. `claim_id` is `<issue>.<token>.<random>` and is never reused.
 
     The claim expires at `expires_at` by the store's clock; on the same boot of one machine at `boot_expires_at`, which
-    setting a clock cannot move.
+    setting a clock cannot move. While it is held for a landing, it does not expire.
     """
 
     claim_id: str
@@ -367,9 +376,13 @@ class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = ""
     holder: dict[str, str] = msgspec.field(default_factory=dict)  # if known; see `locks.identity.described`
     boot_expires_at: BootMark | None = None
+    held_for: SafeName | msgspec.UnsetType = msgspec.UNSET  # the landing that the finished work is queued for
 
     def deadline(self) -> Deadline:
         return Deadline(self.expires_at, self.boot_expires_at)
+
+    def time_left(self, now: Now | float, *, for_others: bool) -> float:
+        return super().time_left(now, for_others=for_others) if self.held_for is msgspec.UNSET else self.ttl
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +391,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     issue_id: str
     token: int
     claim: IssueClaim | None = None
+    returned_by: SafeName | msgspec.UnsetType = msgspec.UNSET  # the last landing that gave the issue back
 
 
 class ClaimId(NamedTuple):

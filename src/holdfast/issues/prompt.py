@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from holdfast.fs.names import counted, printable, shortened
 from holdfast.issues.model import Gate, GateStatus, Issue, State
 from holdfast.issues.reading import SHORT
@@ -29,6 +31,7 @@ class Ending(StrEnum):
     """How an agent reports the outcome of its work."""
 
     COMMAND = "command"  # 'agent run' runs it: the exit status
+    LANDING = "landing"  # the same, and its work lands on a branch
     SESSION = "session"  # it runs commands of its own
     TOOL = "tool"  # it calls a tool of the MCP server
 
@@ -159,6 +162,7 @@ def _task(issue: Issue, workplace: Workplace | None) -> list[str]:
 def _fields(issue: Issue) -> list[str]:
     named = [f"{name}: {value}" for name, value in issue.context.items()]
     labels = [f"labels: {', '.join(issue.labels)}"] if issue.labels else []
+    labels += [f"touches: {', '.join(issue.touches)}"] if issue.touches else []
     documents = [f"document: {each}" for each in issue.documents]
     return [line for each in (*labels, *named, *documents) for line in quoted(each)]
 
@@ -180,7 +184,8 @@ def _attempts(tracker: Tracker, issue: Issue) -> Iterator[str]:
     """How earlier claims ended. A first claim has nothing before it, and needs no look at all events."""
     record = tracker.claims.state(issue.id)
     current = record.claim.token if record is not None and record.claim is not None else None
-    if record is None or (current is not None and current <= 1):
+    is_first = record is None or (current is not None and current <= 1)
+    if record is None or (is_first and record.returned_by is UNSET):
         return
     found = []
     for _, event in tracker.events():
@@ -191,6 +196,10 @@ def _attempts(tracker: Tracker, issue: Issue) -> Iterator[str]:
             found.append((event.timestamp, facts.get("assignee"), "released it", facts.get("reason")))
         elif event.type == "issue_claimed" and facts.get("taken_over_from"):
             found.append((event.timestamp, facts["taken_over_from"], "did not finish: the claim expired", None))
+        elif event.type == "issue_not_landed":
+            found.append(
+                (event.timestamp, "the landing", f"{facts.get('outcome')}, it was given back", facts.get("reason"))
+            )
         elif event.type == "gate_failed":
             found.append((event.timestamp, facts.get("updated_by"), f"failed the gate {facts.get('gate_key')}", None))
     for at, who, what, reason in found[-MOST_ATTEMPTS:]:
@@ -224,9 +233,10 @@ def _ending(issue: Issue, ending: Ending) -> list[str]:
     release = f"'holdfast issue release {short} --reason \"WHY\"'"
     done = "the issue is done" if not issue.open_gates() else "the issue waits for its gates, and is then done"
     saved = "The files stay in the worktree, for the next attempt."
-    if ending is Ending.COMMAND:
+    if ending in (Ending.COMMAND, Ending.LANDING):
+        lands = "a snapshot" if ending is Ending.COMMAND else "a commit and lands on the branch"
         return [
-            f"Success: exit with status 0. What you wrote becomes a snapshot, and {done}.",
+            f"Success: exit with status 0. What you wrote becomes {lands}, and {done}.",
             f"Failure: run {release}, or exit with another status. The issue goes back to the queue. {saved}",
             "If you are stopped, another agent may have the work: nothing more of yours is published.",
         ]

@@ -343,6 +343,7 @@ def issue_summary_to_json(issue: Issue, state: State) -> dict[str, Any]:
         "priority": issue.priority.value,
         "assignee": issue.assignee,
         "labels": list(issue.labels),
+        "touches": list(issue.touches),
         "dependencies": list(issue.dependencies),
         "gates_required": list(issue.gates_required),
         "created_at": issue.created_at,

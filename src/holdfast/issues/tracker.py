@@ -27,6 +27,7 @@ from holdfast.issues.gates import Gating
 from holdfast.issues.index import plan_index_change
 from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, INDEX, ISSUES, ClaimId, Issue, IssueEvent, Priority, State
 from holdfast.issues.reading import TOLERANT_INDEX, IssueSet, find_ids
+from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Document, Entry, Key, Store
@@ -69,6 +70,7 @@ class Update(NamedTuple):
     assignee: str | Literal[Keep.KEEP] | None = KEEP
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
+    touches: tuple[str, ...] | None = None
     context: Mapping[str, str | None] = {}
     increments: Mapping[str, int] = {}  # added to numbers in the context; a missing one starts at 0
 
@@ -87,6 +89,7 @@ class Update(NamedTuple):
             priority=issue.priority if self.priority is None else self.priority,
             assignee=None if assignee is None else checked_actor(assignee, "assignee"),
             labels=model.without_repeats(labels),
+            touches=issue.touches if self.touches is None else checked_touches(self.touches),
             context=model.checked_context(context),
         )
 

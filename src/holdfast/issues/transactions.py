@@ -63,6 +63,7 @@ class Draft:
         self._issues: dict[str, Issue | None] = {}
         self._others: dict[Key[Any], object] = {}
         self._events: list[model.IssueEvent] = []
+        self._appends: list[Append] = []
         self._announced: set[str] = set()
 
     # --- Issues ------------------------------------------------------------------------------------
@@ -171,6 +172,10 @@ class Draft:
         event = model.IssueEvent(type=type_, id=number, issue_id=issue_id, timestamp=self.at, unknown=known)
         self._events.append(event)
 
+    def append(self, entry: Append) -> None:
+        """Add an entry of another stream, which the transaction names."""
+        self._appends.append(entry)
+
     def changes(self) -> list[Change]:
         for issue_id, issue in self._issues.items():
             before = self.view.get(ISSUES.key(issue_id))
@@ -178,7 +183,7 @@ class Draft:
                 self._tell_state(before.state, issue)
         documents = {ISSUES.key(issue_id): issue for issue_id, issue in self._issues.items()} | self._others
         made = [change for key, record in documents.items() if (change := self._change(key, record)) is not None]
-        return [*made, *(Append(EVENTS, event) for event in self._events)]
+        return [*made, *(Append(EVENTS, event) for event in self._events), *self._appends]
 
     def _tell_state(self, before: State, issue: Issue) -> None:
         if before is not issue.state:
@@ -406,9 +411,9 @@ class Transactions:
         *,
         issues: Iterable[str] = (),
         seen: Seen | None = None,
-        also: Iterable[Key[Any]] = (),
+        also: Iterable[Key[Any] | Stream[Any]] = (),
     ) -> Result:
-        """Run one decision on the named issues and documents, and commit its draft."""
+        """Run one decision on the named issues, documents and streams, and commit its draft."""
         named = list(dict.fromkeys(issues))
         seen = seen or Seen({}, {})
         seed, evidence = uuid.uuid4().int, seen.issues

@@ -83,6 +83,7 @@ class ClaimNextWork(Arguments):
     issue: Annotated[Name | None, _about("The id of an issue. Default: the most urgent ready one.")] = None
     worktree: Annotated[Name | None, _about("The worktree. Default: one for the issue, created from main.")] = None
     gate: Annotated[Name | None, _about("The gate that this work decides: passed if done, else failed.")] = None
+    ignore_touches: Annotated[bool, _about("Also claim work on the same paths as work in progress.")] = False
     ttl: Annotated[Duration, _about("How soon the work returns to the queue if this server dies.")] = KEPT
     wait: Annotated[Duration, _about("How long to wait for the worktree.")] = "10s"
 
@@ -114,6 +115,9 @@ class AddWork(Arguments):
         list[Name], Meta(max_length=100, description="The ids of the issues that must be done first.")
     ] = []
     labels: Annotated[list[Name], Meta(max_length=50)] = []
+    touches: Annotated[
+        list[Text], Meta(max_length=100, description="Patterns of the paths that the work changes, such as src/*.py.")
+    ] = []
 
 
 Checked = TypeVar("Checked", bound=Arguments)

@@ -245,6 +245,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
         ttl=parse_duration(given.ttl, setting="ttl"),
         wait=parse_duration(given.wait, setting="wait"),
         by=call.client,
+        ignore_touches=given.ignore_touches,
         client=project.settings.client,
         cancelled=call.cancelled,
     )
@@ -304,6 +305,7 @@ def add_work(call: Call, given: arguments.AddWork) -> Record:
         priority=Priority(given.priority),
         depends_on=tuple(map(tracker.find_id, given.depends_on)),
         labels=tuple(given.labels),
+        touches=tuple(given.touches),
     )
     [created] = tracker.create_all([new])
     return reading.created_issues_to_json(created)

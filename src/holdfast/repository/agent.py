@@ -28,13 +28,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import (
     AlreadyExists,
     ConsistencyUnavailable,
     Failure,
     FencingMismatch,
+    LandingPending,
     LockExpired,
     LockNotHeld,
     Refused,
@@ -58,6 +59,10 @@ from holdfast.repository.preparation import check_setup, prepare
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed
+
+if TYPE_CHECKING:
+    from holdfast.repository.landing import Landings, LandOptions
+    from holdfast.repository.landing_records import Landing
 
 LONGEST_NOTE = 200
 MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
@@ -83,13 +88,15 @@ class AssignmentOptions(NamedTuple):
     )
     by: str = "agent run"  # the command or program that works, for other users to see
     client: Holder | None = None  # the agent for which this process, a server, takes the work
+    ignore_touches: bool = False  # whether the next issue may touch paths of one in progress
     cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
 
 
 class Outcome(NamedTuple):
     """The result of an assignment; `sequence` is the number of its ledger event, if there is one. If no snapshot could
     be taken, `not_saved` says why: the work counts nevertheless, and stays in the worktree. `warning` says that
-    something kept writing while the snapshot was taken."""
+    something kept writing while the snapshot was taken. Work that is still queued to land has succeeded: whoever lands
+    it finishes the issue."""
 
     issue: Issue
     succeeded: bool
@@ -97,6 +104,7 @@ class Outcome(NamedTuple):
     sequence: int | None
     not_saved: Failure | None = None
     warning: str | None = None
+    landing: Landing | None = None  # if the work was to land
 
 
 class _Saved(NamedTuple):
@@ -150,10 +158,10 @@ class Assignment:
         return issue_prompt(self._tracker, self.issue.id, ending=ending, workplace=place).text
 
     @contextlib.contextmanager
-    def prompt_file(self) -> Iterator[tuple[str, Path]]:
+    def prompt_file(self, ending: Ending = Ending.COMMAND) -> Iterator[tuple[str, Path]]:
         """The prompt for a command, and a file that has it while the block runs: private, and in no snapshot. One that
         a kill leaves is replaced by the next attempt in the worktree."""
-        prompt, caches = self.prompt(Ending.COMMAND), self._repository.context.paths.caches
+        prompt, caches = self.prompt(ending), self._repository.context.paths.caches
         make_directories(caches)
         path = caches / f"{self.lease.worktree}.prompt"
         durable.replace(path, f"{prompt}\n".encode(), mode=0o600)
@@ -181,6 +189,32 @@ class Assignment:
             with contextlib.suppress(Failure):  # the last gate may have just passed
                 issue = self._tracker.claims.release(issue.id, self.claim.id, reason="it waits for its gates")
         self.outcome = Outcome(issue, True, saved.snapshot_id, sequence, saved.failure, saved.warning)
+        return self.outcome
+
+    def land(self, landings: Landings, options: LandOptions, *, wait: float | None = None) -> Outcome:
+        """Record the work, queue it to land, and wait for the outcome. Only the landing finishes the issue.
+
+        If the work does not land, the issue goes back to the queue, with the reason for its next agent. If the agent
+        itself has already finished or released the issue, that outcome stands.
+        """
+        from holdfast.repository.landing_changes import explained
+
+        if self._ended_without_successor() is not None:
+            return self.succeed()
+        self.claim.renew()
+        saved = self._save("done")
+        sequence = self._record("work_done", saved, {}, ours=True)
+        self._decide_gate(GateStatus.PASSED)
+        how = options._replace(issue_id=self.issue.id, claim=self.claim.id)
+        entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
+        with contextlib.suppress(LandingPending):
+            entry = landings.wait(entry.landing_id, wait=wait)
+        issue = self._tracker.issue(self.issue.id)
+        succeeded = entry.is_open or entry.landed_as is not None
+        if not succeeded:
+            with contextlib.suppress(Failure):  # the claim was lost, or the issue is finished
+                issue = self._tracker.claims.release(issue.id, self.claim.id, reason=explained(entry))
+        self.outcome = Outcome(issue, succeeded, saved.snapshot_id, sequence, saved.failure, saved.warning, entry)
         return self.outcome
 
     def fail(self, reason: str, **facts: object) -> Outcome:
@@ -323,7 +357,7 @@ def take_work(
     if options.issue_id is not None:
         claimed = claims.claim(tracker.find_id(options.issue_id), request)
     else:
-        claimed = claims.take_next(request, wait=options.wait_for_issue)
+        claimed = claims.take_next(request, wait=options.wait_for_issue, ignore_touches=options.ignore_touches)
     with contextlib.ExitStack() as held:
         claim = HeldIssueClaim(claims, claimed.claim)
         with quietly():
@@ -396,6 +430,8 @@ def _save_if_changed(
 
 
 def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
+    from holdfast.repository.landing_records import landing_to_json
+
     return {
         "issue_id": outcome.issue.id,
         "state": outcome.issue.state.value,
@@ -407,6 +443,7 @@ def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
         "not_saved": outcome.not_saved.as_record() if outcome.not_saved else None,
         "warning": outcome.warning,
         "sequence": outcome.sequence,
+        "landing": landing_to_json(outcome.landing) if outcome.landing else None,
         "taken_over_from": assignment.taken_over_from,
     }
 

@@ -19,7 +19,7 @@ from holdfast.fs.names import counted, is_draft_name
 from holdfast.leases.rules import NAMED_LEASES, WAITER_TTL, WORKTREE_LEASES, LeaseKeys, LeaseWaiter
 from holdfast.leases.service import LeaseService, LeaseState
 from holdfast.locks.identity import Liveness, liveness
-from holdfast.repository import payloads
+from holdfast.repository import payloads, scratch_worktrees
 from holdfast.repository.context import OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
 from holdfast.repository.doctor import Examination, status_of
 from holdfast.repository.gc import collector_locked, end_dead_runs, open_runs
@@ -54,6 +54,9 @@ def scratches(examination: Examination) -> Iterator[Finding]:
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         message = f"{each.path} was left by {holder}, which is gone"
         yield findings.of("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
+    for place in scratch_worktrees.abandoned(context.paths):
+        message = f"{place.path} was left by the checks of a process that is gone"
+        yield findings.of("scratch-abandoned", place.name, message, partial(scratch_worktrees.remove_unused, place))
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:

@@ -199,6 +199,7 @@ class RepositoryPaths:
         self.scratch = private / "tmp"  # unfinished trees, each in a scratch directory of its own
         self.caches = private / "cache"  # can be deleted at any time
         self.guards = private / "guards"
+        self.checks = private / "checks"  # runs of checks with their logs, and the records of scratch worktrees
         self.reserve = Reserve(private / "reserve", caches=self.caches)  # freed when the disk is full
 
     @property

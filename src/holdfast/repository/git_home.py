@@ -25,7 +25,7 @@ from holdfast.git import worktrees as linked
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
 from holdfast.git.program import Git
-from holdfast.git.restore import require_room, restore, unsaved
+from holdfast.git.restore import require_no_ignored, restore, unsaved
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
@@ -483,7 +483,7 @@ class GitHome(Home):
                 isolate(self.git, path)
         if not is_missing and (before := self._before(context, worktree)) is not None:
             only = None if how.path is None else os.fsencode(how.path)
-            require_room(self.git, path, self.tree(before), self.tree(commit), only)  # before a head is published
+            require_no_ignored(self.git, path, self.tree(before), self.tree(commit), only)  # before a head is published
         durable.replace(room.path / _COMMIT, commit.encode())
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         facts["keeps"] = how.keep and not is_missing

@@ -37,6 +37,7 @@ from holdfast.repository.init import (
 )
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
+from holdfast.repository.scratch_worktrees import remove_unused, scratch_worktrees
 from holdfast.store.addresses import remember
 from holdfast.store.open import FILES, address_of, configure_store, is_in_files
 from holdfast.trees.walker import remove_tree
@@ -137,6 +138,8 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     made = home.stored()
     paths = tuple(Path(each.top) for _, each in home.paths.registrations() if each.top is not None)
     main = home.paths.payload(MAIN)
+    for scratch in scratch_worktrees(home.paths):
+        remove_unused(scratch)
     for path in paths:
         with contextlib.suppress(Refused):  # its commits stay in the clone
             fetch_work(home.paths, home.git, path)

@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
@@ -29,13 +29,16 @@ from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
-from holdfast.repository.locating import find_records, git_home_of
+from holdfast.repository.locating import find_records, git_home_of, is_git_home
 from holdfast.repository.opening import open_ledger, tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
 from holdfast.store.model import ServerVersion, Unreadable
 from holdfast.store.open import address_of, open_store
+
+if TYPE_CHECKING:
+    from holdfast.repository.conflicts import WorktreeConflict
 
 LEDGER, META_FILE = "ledger", "meta.json"
 MARKS = (".jvs", ".jit", LEDGER, ".holdfast")  # a workspace has one of these
@@ -55,6 +58,7 @@ class Overview(NamedTuple):
     at: str
     holdings: tuple[Holding, ...]
     troubles: tuple[UnreadableKind, ...]
+    conflicts: tuple[WorktreeConflict, ...] = ()
 
     def as_record(self) -> dict[str, object]:
         """The overview as JSON values."""
@@ -63,6 +67,7 @@ class Overview(NamedTuple):
             "at": self.at,
             "holdings": [each.as_record() for each in self.holdings],
             "troubles": [each._asdict() for each in self.troubles],
+            "conflicts": [each.as_record() for each in self.conflicts],
         }
 
 
@@ -128,6 +133,21 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
+
+
+def with_conflicts(overview: Overview) -> Overview:
+    """The overview with the conflicts of worktrees, if these are worktrees of git. They take a look at every file."""
+    if not is_git_home(str(overview.root)):
+        return overview
+    from holdfast.repository.conflicts import find_conflicts
+
+    try:
+        with Repository(overview.root) as repository:
+            return overview._replace(conflicts=find_conflicts(repository).conflicts)
+    except NotFound:  # before the first commit
+        return overview
+    except Failure as failure:
+        return overview._replace(troubles=(*overview.troubles, UnreadableKind("conflict", failure.message)))
 
 
 def _tracker_of(root: Path) -> Path:

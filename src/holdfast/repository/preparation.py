@@ -25,6 +25,7 @@ from holdfast.fs.names import printable, split_relative
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN, WORKTREES, Isolation, settled_config, worktree_keys
 from holdfast.repository.payloads import RESERVED
+from holdfast.repository.scratch_worktrees import is_scratch_name, scratch_worktrees
 from holdfast.repository.settings import (
     LAST_PORT,
     SETUP,
@@ -69,12 +70,7 @@ def prepare(repository: Repository, worktree: str, lease: HeldLease | None) -> P
     if not _is_unprepared(repository, worktree, settings):
         return None
     require_approved(repository.root, settings, SETUP)
-    copied = 0
-    if settings.copy:
-        with Directory.open(repository.path(MAIN)) as source, Directory.open(repository.path(worktree)) as target:
-            others = _places_of_others(repository)
-            found = (path for each in settings.copy for path in _below(source, split_relative(each), "", others))
-            copied = sum(_copy(source, target, path) for path in found)
+    copied = copy_files(repository, settings, repository.path(worktree))
     _run_all(repository, worktree, lease, settings.setup, SetupFailed)
     _mark(repository, worktree)
     return Preparation(copied, settings.setup)
@@ -114,7 +110,8 @@ def worktree_variables(repository: Repository, worktree: str) -> dict[str, str]:
     wanted = read_settings(repository.root).ports
     if wanted is None:
         return {}
-    repository.config(worktree)  # `NotFound`, with names that are similar
+    if not is_scratch_name(worktree):
+        repository.config(worktree)  # `NotFound`, with names that are similar
     ports = lease_ports(repository.root, worktree, wanted, lambda: _living(repository))
     return {"HOLDFAST_PORT": str(ports[0]), "HOLDFAST_PORTS": " ".join(map(str, ports))}
 
@@ -126,7 +123,8 @@ def free_ports(repository: Repository) -> None:
 
 
 def _living(repository: Repository) -> dict[str, str]:
-    return {each.worktree_id: each.created_at for each in repository.worktrees.configs()}
+    found = {each.worktree_id: each.created_at for each in repository.worktrees.configs()}
+    return found | {each.name: each.name for each in scratch_worktrees(repository.context.paths)}
 
 
 def _is_unprepared(repository: Repository, worktree: str, settings: Settings) -> bool:
@@ -189,11 +187,34 @@ def _run_all(
 # --- Copying ------------------------------------------------------------------------------------------
 
 
-def _places_of_others(repository: Repository) -> set[str]:
-    """The directories in `main` that have other worktrees, relative to it."""
-    paths, main = repository.context.paths, repository.path(MAIN)
-    found = (each for each in (*paths.foreign(MAIN), paths.worktrees) if each.is_relative_to(main))
-    return {each.relative_to(main).as_posix() for each in found}
+def copy_files(repository: Repository, settings: Settings, target: Path) -> int:
+    """Copy the files of `main` that the settings name into a directory; return how many."""
+    if not settings.copy:
+        return 0
+    with Directory.open(repository.path(MAIN)) as source, Directory.open(target) as directory:
+        return sum(_copy(source, directory, path) for path in _matches(repository, source, settings))
+
+
+def files_to_copy(repository: Repository, settings: Settings) -> list[tuple[str, int, int]]:
+    """The paths, sizes and times of what `copy_files` copies; a directory stands for everything in it."""
+    found = []
+    with Directory.open(repository.path(MAIN)) as source:
+        for path in sorted({*_matches(repository, source, settings)}):
+            above, _, name = path.rpartition("/")
+            with source.beneath(above) if above else Directory.open(source.path) as directory:
+                status = directory.status(name)
+            if status is not None:
+                found.append((path, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _matches(repository: Repository, main: Directory, settings: Settings) -> Iterator[str]:
+    """The paths in `main` that the patterns match; not those of other worktrees."""
+    paths = repository.context.paths
+    others = (each for each in (*paths.foreign(MAIN), paths.worktrees) if each.is_relative_to(main.path))
+    left_out = {each.relative_to(main.path).as_posix() for each in others}
+    for pattern in settings.copy:
+        yield from _below(main, split_relative(pattern), "", left_out)
 
 
 def _below(directory: Directory, parts: Sequence[str], at: str, others: set[str]) -> Iterator[str]:

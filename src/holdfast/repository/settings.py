@@ -7,11 +7,13 @@ A repository may come from a stranger, and so may this file. A command in it run
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.clock import LONGEST_COMMAND, format_duration, parse_duration
 from holdfast.errors import NotFound, SettingInvalid, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import make_directories
@@ -23,15 +25,30 @@ from holdfast.store.open import SETTINGS as SETTINGS
 
 SETUP, COPY, TEARDOWN, PORTS = "worktree.setup", "worktree.copy", "worktree.teardown", "worktree.ports"
 DIRECTORY = "worktree.directory"
-APPROVED = (SETUP, TEARDOWN, DIRECTORY)  # what the user must have approved: it runs programs, or says where to write
+CHECKS, CHECK_TIMEOUT, BATCH = "land.checks", "land.check_timeout", "land.batch"
+PARALLEL, INPUTS, ENFORCE_TOUCHES = "land.parallel", "land.inputs", "land.enforce_touches"
+PUSH = "land.push"
+APPROVED = (SETUP, TEARDOWN, DIRECTORY, CHECKS)  # they run programs, or say where to write
 DESCRIPTIONS = {
     SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
     TEARDOWN: "Commands that are run in a worktree before it is removed.",
     PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
     DIRECTORY: "Where new worktrees are created, from the checkout on: '../agents'.  [default: <checkout>.worktrees]",
+    CHECKS: "Commands that a commit must pass before it lands, such as 'make test'.",
+    CHECK_TIMEOUT: "How long each of them may take. [default: 1h]",
+    BATCH: "How many entries of the landing queue are tested together at first. [default: 8]",
+    PARALLEL: "How many candidates are tested at the same time. [default: 1]",
+    INPUTS: "Files, as patterns, whose change makes worktree.setup run again before checks. [default: lock files]",
+    PUSH: "The remote whose branch work lands on, such as 'origin'. [default: the branch here]",
+    ENFORCE_TOUCHES: "Whether landing refuses work that changes other paths than its issue touches: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
+MOST_PARALLEL, MOST_IN_BATCH = 64, 1000
+LOCK_FILES = (
+    *("**/*.lock", "**/*-lock.json", "**/*-lock.yaml", "**/bun.lockb", "**/go.sum", "**/npm-shrinkwrap.json"),
+    "**/requirements*.txt",
+)
 _MOST_BYTES = 1 << 20
 
 
@@ -49,12 +66,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     teardown: tuple[str, ...] = msgspec.field(name=TEARDOWN, default=())
     ports: Ports | None = msgspec.field(name=PORTS, default=None)
     directory: str | None = msgspec.field(name=DIRECTORY, default=None)
+    checks: tuple[str, ...] = msgspec.field(name=CHECKS, default=())
+    check_timeout: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_COMMAND)] | None = msgspec.field(
+        name=CHECK_TIMEOUT, default=None
+    )
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_BATCH)] | None = msgspec.field(name=BATCH, default=None)
+    parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)] | None = msgspec.field(name=PARALLEL, default=None)
+    inputs: tuple[str, ...] = msgspec.field(name=INPUTS, default=())
+    push: str | None = msgspec.field(name=PUSH, default=None)
+    enforce_touches: bool = msgspec.field(name=ENFORCE_TOUCHES, default=False)
 
     def get(self, key: str) -> list[str]:
         """The value of a key as words; none if it is not set."""
         value: Any = getattr(self, _field(key))
         if isinstance(value, Ports):
             return [str(value.count), str(value.base)]
+        if isinstance(value, bool):
+            return ["true"] if value else []
+        if isinstance(value, int | float):
+            return [format_duration(value) if key == CHECK_TIMEOUT else str(value)]
         return [value] if isinstance(value, str) else list(value or ())
 
     def changed(self, key: str, values: Sequence[str]) -> Settings:
@@ -171,10 +201,49 @@ def _ports(values: Sequence[str]) -> Ports | None:
     return ports
 
 
+def _number(key: str, most: int, values: Sequence[str]) -> int | None:
+    if not values:
+        return None
+    text = " ".join(values)
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        raise SettingInvalid(key, text, f"a number from 1 to {most}")
+    return int(text)
+
+
+def _time_limit(values: Sequence[str]) -> float | None:
+    if not values:
+        return None
+    text = " ".join(values)
+    seconds = parse_duration(text, setting=CHECK_TIMEOUT)
+    if not 0 < seconds <= LONGEST_COMMAND:
+        expected = f"a duration above 0s and of {format_duration(LONGEST_COMMAND)} at most"
+        raise SettingInvalid(CHECK_TIMEOUT, text, expected)
+    return seconds
+
+
+def _remote(values: Sequence[str]) -> str | None:
+    if len(values) > 1:
+        raise SettingInvalid(PUSH, " ".join(values), "the name of one remote")
+    return checked_text(values[0], what="remote") if values else None
+
+
+def _is_true(values: Sequence[str]) -> bool:
+    if list(values) not in ([], ["true"], ["false"]):
+        raise SettingInvalid(ENFORCE_TOUCHES, " ".join(values), "true or false")
+    return list(values) == ["true"]
+
+
 _PARSERS: dict[str, Any] = {
     SETUP: _commands,
     COPY: _patterns,
     TEARDOWN: _commands,
     PORTS: _ports,
     DIRECTORY: _directory,
+    CHECKS: _commands,
+    CHECK_TIMEOUT: _time_limit,
+    BATCH: partial(_number, BATCH, MOST_IN_BATCH),
+    PARALLEL: partial(_number, PARALLEL, MOST_PARALLEL),
+    INPUTS: _patterns,
+    PUSH: _remote,
+    ENFORCE_TOUCHES: _is_true,
 }

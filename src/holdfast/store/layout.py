@@ -74,6 +74,8 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/pins/{name}",        ".jvs/pins/{name}.json",             ".jvs/guards/refs.lock"),
     Row("jvs/retention",          ".jvs/retention.json",               ".jvs/guards/retention.lock"),
     Row("jvs/plans/{name}",       ".jvs/plans/{name}.json",            ".jvs/guards/retention.lock"),
+    Row("jvs/landing-targets/{name}", ".jvs/landing-targets/{name}.json", ".jvs/guards/landings.lock"),
+    Row("jvs/landings/{name}",    ".jvs/landings/{name}.json",         ".jvs/guards/landings.lock"),
     # Issues: index, gates, issues by id, events.
     Row("jit/index",              ".jit/index.json",                   ".jit/.index.lock"),
     Row("jit/unlisted",           ".jit/unlisted.json",                ".jit/.index.lock"),

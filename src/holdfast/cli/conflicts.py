@@ -1,0 +1,70 @@
+"""`holdfast conflicts`: which worktrees would conflict if they were merged now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.options import json_option, repo_option
+from holdfast.cli.output import Output, counted
+from holdfast.cli.repository import open_repository
+
+if TYPE_CHECKING:
+    from holdfast.repository.conflicts import ConflictReport, WorktreeConflict
+
+MOST_PATHS = 5
+
+
+@click.command()
+@click.option("--into", metavar="BRANCH", help="The branch that work lands on.  [default: the one of main]")
+@click.option("--worktree", metavar="NAME", help="Show only the conflicts of this worktree.")
+@repo_option
+@json_option
+@click.pass_obj
+def conflicts(output: Output, *, into: str | None, worktree: str | None, repo: str | None) -> None:
+    """Show which worktrees would conflict with each other, or with the branch that work lands on, if they were merged
+    now. Uncommitted work counts.
+
+    Every two worktrees whose changes can meet are merged without a checkout: no branch, index or file changes. Results
+    are kept in a cache, so a second call costs only what has changed. Conflicts for which 'git rerere' has recorded a
+    resolution are none.
+
+    \b
+    Examples:
+      holdfast conflicts
+      holdfast conflicts --worktree experiment
+      holdfast conflicts --json | jq '.data.conflicts[].paths'
+    """
+    from holdfast.repository.conflicts import find_conflicts
+
+    found = find_conflicts(open_repository(repo), into=into, only=worktree)
+    output.result(found.as_record(), report_lines(found))
+
+
+def report_lines(found: ConflictReport) -> Iterator[str]:
+    for each in found.conflicts:
+        yield conflict_line(each)
+    for skipped in found.skipped:
+        yield f"{skipped.worktree} was left out: {skipped.reason}"
+    if not found.conflicts:
+        yield f"No conflicts: {counted(len(found.worktrees), 'worktree')} and {found.target}."
+        return
+    yield ""
+    if any(each.with_target for each in found.conflicts):
+        yield (
+            f"To settle a conflict with {found.target}, merge it into the worktree: 'git merge {found.target}' there."
+        )
+    if not all(each.with_target for each in found.conflicts):
+        yield (
+            f"Of two worktrees that conflict, let one land first; then merge {found.target} into the other. "
+            "Or let one of them leave these files alone."
+        )
+
+
+def conflict_line(conflict: WorktreeConflict) -> str:
+    """One conflict for people, with the first few paths."""
+    paths = ", ".join(conflict.paths[:MOST_PATHS]) + (", ..." if len(conflict.paths) > MOST_PATHS else "")
+    where = f" in {counted(len(conflict.paths), 'file')}: {paths}" if conflict.paths else f": {conflict.messages[0]}"
+    return f"{conflict.worktree} conflicts with {conflict.other}{where}"

@@ -1,0 +1,334 @@
+"""`holdfast land` and `holdfast landing`: bring the work of worktrees onto a branch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli import ACTOR, ISSUE_ID, options
+from holdfast.cli.entry import Group
+from holdfast.cli.issue_view import claim_for, claim_option
+from holdfast.cli.options import (
+    FOREVER,
+    dry_run_option,
+    in_repository,
+    into_option,
+    lock_id_option,
+    priority_option,
+    wait_option,
+)
+from holdfast.cli.output import Output, counted, printable, show_table
+from holdfast.cli.repository import OpenedRepository, open_repository, open_worktree, proven
+from holdfast.errors import NotFound, UsageFailure
+
+if TYPE_CHECKING:
+    from holdfast.repository.context import Proof
+    from holdfast.repository.landing import Landings, LandOptions, Preview
+    from holdfast.repository.landing_records import Landing
+    from holdfast.repository.repository import Repository
+
+_COLUMNS = ("ID", "STATE", "BRANCH", "FROM", "TITLE")
+_actor_option = options.actor_option("human:USER")
+
+
+@click.command()
+@click.argument("work", metavar="[WORKTREE|ISSUE]", required=False)
+@into_option
+@click.option("--issue", "issue_id", metavar="ID", help="The issue that the landing finishes.")
+@click.option("--style", type=click.Choice(["merge", "squash"]), default="merge", show_default=True)
+@priority_option
+@click.option(
+    "--push",
+    metavar="REMOTE",
+    is_flag=False,
+    flag_value="origin",
+    help="Land on the branch of this remote, which decides.  [default without a name: origin; else land.push]",
+)
+@click.option("--via-branch", is_flag=True, help="Push the merged work as a branch of its own, for a pull request.")
+@wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
+@click.option("--no-wait", is_flag=True, help="Queue the work, and leave the landing to others.")
+@click.option("--all", "everything", is_flag=True, help="Work off what is queued, and queue nothing.")
+@dry_run_option("Show what would happen, and change nothing.")
+@claim_option
+@lock_id_option
+@_actor_option
+@in_repository
+def land(output: Output, **given: Any) -> None:
+    """Bring the work of a worktree onto a branch, by way of a queue that loses nothing.
+
+    Uncommitted work is committed first. The commit is frozen and queued, and this command takes part in working the
+    queue off until its own entry has an outcome: it is merged with the tip of the branch without a checkout, and the
+    branch moves only if nobody else has moved it. The checkout that has the branch follows, like 'git merge --ff-only',
+    and keeps uncommitted changes in other files. If such changes overlap, or a merge or rebase is in progress there,
+    nothing is touched: the work waits, and this command says for what.
+
+    The issue is finished by the landing. While the work is queued, its claim does not expire. If the work conflicts,
+    the issue goes back to its agent, whose prompt then says which files conflict with what. The worktree stays as it
+    is.
+
+    With --push, the branch of a remote decides: it is fetched, and pushed with an exact lease on its tip; the branch
+    here follows if it can. If the remote does not allow that, --via-branch pushes a branch beside it instead.
+
+    If this command is killed, the work stays queued; the same command, or any other landing on the branch, goes on.
+
+    \b
+    Examples:
+      holdfast land
+      holdfast land issue-4f1c2a9b --into integration --style squash
+      holdfast land 4f1c --no-wait
+      holdfast land --push origin
+      holdfast land --all
+    """
+    repo, work, actor = given.pop("repo"), given.pop("work"), given.pop("actor")
+    if given["everything"]:
+        _work_off(output, repo, work, actor, given["into"])
+        return
+    opened, issue_id = _named(repo, work, given["issue_id"])
+    landings = landings_of(opened.repository, output, actor)
+    how = _options(landings, given, opened.worktree, issue_id)
+    if given["dry_run"]:
+        _show_preview(output, opened.worktree, landings.preview(opened.worktree, how))
+        return
+    with proven(opened, given["lock_id"], "land") as proof:
+        if given["via_branch"]:
+            _push_beside(output, landings, opened.worktree, proof, how)
+            return
+        entry = landings.enqueue(opened.worktree, proof, how)
+    if given["no_wait"]:
+        output.result(_record(landings, entry), [f"{entry.landing_id} is queued for {entry.branch}."])
+        return
+    _conclude(output, landings, entry, given["wait"])
+
+
+def _push_beside(output: Output, landings: Landings, worktree: str, proof: Proof | None, how: LandOptions) -> None:
+    branch, commit = landings.push_beside(worktree, proof, how)
+    target, remote = how.branch or landings.default_branch(), how.remote or "origin"
+    record = {"branch": branch, "commit": commit, "into": target, "remote": remote}
+    output.result(record, [f"{branch} is on {remote}. Open a pull request from {branch} to {target}."])
+
+
+def _conclude(output: Output, landings: Landings, entry: Landing, wait: float | None) -> None:
+    from holdfast.repository.landing import require_landed
+
+    entry = require_landed(landings.wait(entry.landing_id, wait=wait))
+    landed = f"{entry.landing_id} has landed on {entry.branch} as {(entry.landed_as or '')[:12]}."
+    output.result(_record(landings, entry), [landed])
+
+
+def _work_off(output: Output, repo: str | None, work: str | None, actor: str | None, branch: str | None) -> None:
+    if work is not None:
+        raise UsageFailure("--all works off every queue, and takes no worktree", hint="Leave out one of them.")
+    landings = landings_of(open_repository(repo), output, actor)
+    before = {each.landing_id for each in landings.queued()}
+    landings.work_off(branch)
+    left = landings.queued()
+    open_ids = {each.landing_id for each in left}
+    decided = [landings.changes.landing(each) for each in sorted(before - open_ids)]
+    records = {"decided": [_record(landings, each) for each in decided], "queued": [_record(landings, e) for e in left]}
+    output.result(records, [*_lines(landings, [*decided, *left]), f"{counted(len(left), 'entry')} left."])
+
+
+def _named(repo: str | None, work: str | None, issue_id: str | None) -> tuple[OpenedRepository, str | None]:
+    """The worktree and the issue that the argument names: one or the other."""
+    issue_id = issue_id or os.environ.get(ISSUE_ID) or None if work is None else issue_id
+    if work is None:
+        return open_worktree(repo, None), issue_id
+    repository = open_repository(repo)
+    known = [each.worktree_id for each in repository.worktrees.configs()]
+    if work in known:
+        return OpenedRepository(repository, work), issue_id
+    from holdfast.repository.landing_changes import LandingChanges
+
+    changes = LandingChanges(repository.context, actor="human:unknown")
+    if changes.has_issues():
+        found = changes.tracker.find_id(work)
+        worktree = f"issue-{found[:8]}"
+        if worktree in known:
+            return OpenedRepository(repository, worktree), found
+        hint = f"Name the worktree that has its work: 'holdfast land WORKTREE --issue {found[:8]}'."
+        raise NotFound(f"the issue {found[:8]} has no worktree of its own", hint=hint, issue_id=found)
+    raise NotFound(f"there is no worktree {work}", hint="List the worktrees: 'holdfast worktree list'.", worktree=work)
+
+
+def _options(landings: Landings, given: dict[str, Any], worktree: str, issue_id: str | None) -> LandOptions:
+    from holdfast.repository.landing import LandOptions
+    from holdfast.repository.landing_records import LandingStyle
+
+    issue = landings.issue_of(worktree, issue_id)
+    return LandOptions(
+        branch=given["into"],
+        issue_id=issue,
+        claim=claim_for(issue, given["claim_text"]) if issue else None,
+        style=LandingStyle(given["style"]),
+        priority=given["priority"],
+        remote=given["push"] or landings.default_remote(),
+    )
+
+
+def landings_of(repository: Repository, output: Output, actor: str | None) -> Landings:
+    from holdfast.fs.names import checked_actor
+    from holdfast.locks.identity import current_holder
+    from holdfast.repository.landing import Landings
+
+    named = actor or os.environ.get(ACTOR) or f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"
+
+    def tell(text: str) -> None:
+        if not output.as_json:
+            output.diagnostic(f"holdfast: {printable(text)}")
+
+    return Landings(repository, actor=checked_actor(named), tell=tell)
+
+
+def _record(landings: Landings, entry: Landing) -> dict[str, Any]:
+    from holdfast.repository.landing_records import landing_to_json
+
+    return {**landing_to_json(entry), "waits_for": landings.waits_for(entry)}
+
+
+def _show_preview(output: Output, worktree: str, found: Preview) -> None:
+    record = {**found._asdict(), "conflicts": list(found.conflicts), "worktree": worktree}
+    lines = [f"{worktree} would land on {found.branch}."]
+    lines += ["Its uncommitted work would be committed first."] if found.has_uncommitted else []
+    lines += [f"It conflicts now, in: {', '.join(found.conflicts)}"] if found.conflicts else []
+    lines += [f"{counted(found.ahead, 'entry')} would come first."] if found.ahead else []
+    lines += [f"It would wait: {found.waits_for}"] if found.waits_for else []
+    output.result(record, lines)
+
+
+group = Group(
+    "landing",
+    help="""\
+The queues of work that is to land ('holdfast land'), and what became of it.
+
+\b
+Example:
+  holdfast landing list --all
+""",
+)
+
+
+@group.command("list", short_help="List what is queued to land.")
+@click.option("--all", "everything", is_flag=True, help="Also list what has an outcome.")
+@in_repository
+def list_(output: Output, *, everything: bool, repo: str | None) -> None:
+    """List the queued entries in their order, and what they wait for. Changes nothing.
+
+    \b
+    Examples:
+      holdfast landing list
+      holdfast landing list --all --json
+    """
+    landings = landings_of(open_repository(repo), output, None)
+    found = landings.all() if everything else landings.queued()
+    if output.as_json:
+        output.result({"landings": [_record(landings, each) for each in found]})
+    elif found:
+        show_table(output, _COLUMNS, [_row(each) for each in found])
+        for why in dict.fromkeys(filter(None, map(landings.waits_for, found))):
+            output.line(f"Waiting: {why}")
+    else:
+        output.result({}, ["Nothing is queued to land."])
+
+
+def _row(entry: Landing) -> tuple[str, ...]:
+    return entry.landing_id, entry.state.value, entry.branch, entry.worktree_id or entry.commit[:12], entry.title
+
+
+def _lines(landings: Landings, entries: list[Landing]) -> Iterator[str]:
+    for each in entries:
+        why = each.reason or landings.waits_for(each)
+        yield f"{each.landing_id}  {each.state.value}  {each.branch}  {each.title}{f': {why}' if why else ''}"
+
+
+@group.command(short_help="Show one entry.")
+@click.argument("landing_id", metavar="ID")
+@in_repository
+def show(output: Output, *, landing_id: str, repo: str | None) -> None:
+    """Show one entry: where it comes from, where it lands, and its outcome. ID may be a prefix. Changes nothing.
+
+    \b
+    Example:
+      holdfast landing show 4f1c
+    """
+    landings = landings_of(open_repository(repo), output, None)
+    record = _record(landings, landings.find(landing_id))
+    shown = {name: value for name, value in record.items() if value not in (None, "", [], False)}
+    lines = (f"{name:12}  {', '.join(value) if isinstance(value, list) else value}" for name, value in shown.items())
+    output.result(record, lines)
+
+
+@group.command(short_help="Withdraw an entry from its queue.")
+@click.argument("landing_id", metavar="ID")
+@click.option("--reason", metavar="TEXT", default="it was cancelled", help="The reason, shown to its agent.")
+@_actor_option
+@in_repository
+def cancel(output: Output, *, landing_id: str, reason: str, actor: str | None, repo: str | None) -> None:
+    """Withdraw an entry that has not landed. Its issue goes back to its agent; the worktree stays as it is.
+
+    \b
+    Example:
+      holdfast landing cancel 4f1c --reason "a better way was found"
+    """
+    landings = landings_of(open_repository(repo), output, actor)
+    entry = landings.cancel(landings.find(landing_id).landing_id, reason)
+    output.result(_record(landings, entry), [f"{entry.landing_id} is {entry.state.value}."])
+
+
+@group.command(short_help="Queue an entry again that did not land.")
+@click.argument("landing_id", metavar="ID")
+@wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
+@click.option("--no-wait", is_flag=True, help="Queue it, and leave the landing to others.")
+@claim_option
+@_actor_option
+@in_repository
+def retry(
+    output: Output,
+    *,
+    landing_id: str,
+    wait: float | None,
+    no_wait: bool,
+    claim_text: str | None,
+    actor: str | None,
+    repo: str | None,
+) -> None:
+    """Queue the same commit again, at the end. To land newer work of its worktree, use 'holdfast land' instead.
+
+    \b
+    Example:
+      holdfast landing retry 4f1c
+    """
+    landings = landings_of(open_repository(repo), output, actor)
+    known = landings.find(landing_id)
+    claim = claim_for(known.issue_id, claim_text) if known.issue_id else None
+    entry = landings.retry(known.landing_id, claim)
+    if no_wait:
+        output.result(_record(landings, entry), [f"{entry.landing_id} is queued for {entry.branch}."])
+    else:
+        _conclude(output, landings, entry, wait)
+
+
+@group.command(short_help="Show the output of the check that an entry failed.")
+@click.argument("landing_id", metavar="ID")
+@in_repository
+def log(output: Output, *, landing_id: str, repo: str | None) -> None:
+    """Show the output of the last run of the checks for an entry, also while it goes on. Logs are kept on the machine
+    that ran the checks. Changes nothing.
+
+    \b
+    Example:
+      holdfast landing log 4f1c
+    """
+    from holdfast.repository.landing_checks import check_runs, read_log
+
+    repository = open_repository(repo)
+    entry = landings_of(repository, output, None).find(landing_id)
+    paths = repository.context.paths
+    run_id = entry.log or next((run.run_id for run in check_runs(paths) if run.landing_id == entry.landing_id), "")
+    if not run_id:
+        hint = "A batch has its log under the last of its entries: 'holdfast landing list --all'."
+        raise NotFound(f"there is no log of a check of {entry.landing_id} here", hint=hint, landing=entry.landing_id)
+    text = read_log(paths, run_id).decode(errors="replace")
+    output.result({"id": entry.landing_id, "run_id": run_id, "log": text}, text.splitlines())

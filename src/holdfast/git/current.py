@@ -1,0 +1,60 @@
+"""The tree of a work tree as its files are now, uncommitted work included, without a trace in the repository.
+
+An index of its own remembers what was read, so that a tree in which nothing changed costs one look. It is a cache:
+deleting it costs only time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.fs import durable
+from holdfast.git.look import WorkTree, start_index
+from holdfast.git.program import Git
+from holdfast.git.snapshots import GitSource, Sums, git_dir_of, known_sums, publish_index, take_changes
+
+
+def known_tree(git: Git, top: Path, index: Path) -> str | None:
+    """The tree, if nothing has changed since it was last read; else None. Writes nothing.
+
+    Objects of files that are not committed need not exist.
+    """
+    known = known_sums(git, top, index)
+    return known.tree if known is not None and WorkTree(git, top, index).look().is_clean else None
+
+
+class CurrentTree(NamedTuple):
+    """A tree, and whether every object that it needs is in the repository or in the directory for new ones."""
+
+    tree: str
+    is_complete: bool
+
+
+def read_tree(source: GitSource, room: Path) -> CurrentTree:
+    """The tree. New objects are in `source.objects`, but not those of files that were read earlier. `room` is a
+    directory for the working copy of the index."""
+    working, known = _started(source, room)
+    take_changes(working, working.look(keep=True))
+    tree = working.write_tree()
+    publish_index(source, working, Sums(tree, 0, 0))  # nobody asks for sizes here
+    return CurrentTree(tree, is_complete=known is None)
+
+
+def read_again(source: GitSource, room: Path, head: str) -> str:
+    """The complete tree: everything that is not as in the commit `head` is read and written again."""
+    working, _ = _started(source, room)
+    take_changes(working, working.look(keep=True))
+    differing = working.run("diff-index", "--cached", "-z", "--name-only", "--no-renames", head, "--")
+    working.write_again([path for path in differing.split(b"\0") if path])
+    return working.write_tree()
+
+
+def _started(source: GitSource, room: Path) -> tuple[WorkTree, Sums | None]:
+    working = WorkTree(source.git, source.top, room / source.index.name, source.objects)
+    durable.remove(working.index)  # of an earlier reading in this room
+    known = known_sums(source.git, source.top, source.index)
+    if known is None:
+        durable.remove(source.index)
+    start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
+    return working, known

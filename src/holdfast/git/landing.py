@@ -1,0 +1,198 @@
+"""Commits that are to land: freezing the work of a worktree, candidates on the tip of a branch, and moving the branch.
+
+Nothing here changes a checkout, except `commit_work`, which commits in a worktree. The references are our own:
+`refs/holdfast/landing/<id>` keeps a frozen commit, `refs/holdfast/candidates/<name>` what was built from several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import GitFailed, NotFound, Refused
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, failing_to, sync_parents
+from holdfast.git import worktrees as linked
+from holdfast.git.merging import Merged, merge
+from holdfast.git.program import HOLDFAST, Author, Git
+from holdfast.git.snapshots import update_refs
+
+FROZEN = "refs/holdfast/landing/"
+CANDIDATES = "refs/holdfast/candidates/"
+_NOT_COMMITTED = ("a rebase", "a cherry-pick", "a revert", "a bisection")
+_MOST_SYNCED = 200  # objects that are synced one by one; beyond that, the filesystem is
+_DURABLE = ("core.fsync=all", "core.fsyncMethod=batch")
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between attempts to move a branch that another git has locked
+
+
+def author_of(git: Git, worktree: Path | None = None) -> Author:
+    """The user, as git's settings name them; Holdfast if they name nobody."""
+    found = []
+    for key in ("user.name", "user.email"):
+        try:
+            found.append(git.run("config", "--get", key, worktree=worktree).decode(errors="replace").strip())
+        except GitFailed as failure:
+            if failure.facts["status"] != 1:
+                raise
+    return Author(*found) if len(found) == 2 and all(found) else HOLDFAST
+
+
+# --- Freezing -----------------------------------------------------------------------------------------
+
+
+def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
+    """The commit that is checked out at `path`, after everything uncommitted there has been committed, without hooks.
+
+    A merge whose conflicts are resolved is concluded. Raises `Refused` if there are unresolved conflicts, or if another
+    operation of git is in progress: nobody but its author can tell what it should become.
+    """
+    if (doing := linked.is_busy(git, path)) in _NOT_COMMITTED:
+        hint = "Finish or abort it ('git status' says how), and try again."
+        raise Refused(f"{doing} is in progress in {path}", hint=hint, path=str(path))
+    if unmerged := git.run("ls-files", "--unmerged", "-z", worktree=path).split(b"\0")[:-1]:
+        names = sorted({each.partition(b"\t")[2].decode(errors="replace") for each in unmerged})
+        hint = "Resolve them, 'git add' the files, and try again."
+        message = f"{path} has unresolved conflicts: {', '.join(names[:5])}"
+        raise Refused(message, hint=hint, path=str(path), files=names)
+    if doing is not None or git.run("status", "--porcelain", "-z", "--untracked-files=all", worktree=path):
+        git.run("add", "--all", worktree=path, settings=_DURABLE)
+        words = "commit", "--quiet", "--no-verify", "--no-edit", "--cleanup=verbatim", "--allow-empty", "-F", "-"
+        settings = (*_DURABLE, "commit.gpgSign=false")
+        git.run(*words, worktree=path, content=message.encode(), settings=settings, author=author)
+    commit = linked.head_commit(git, path)
+    if commit is None:
+        raise Refused(f"{path} has no commit, so there is nothing to land", path=str(path))
+    return commit
+
+
+def keep(git: Git, landing_id: str, commit: str) -> None:
+    """Let git keep a frozen commit, durably."""
+    update_refs(git, f"update {FROZEN}{landing_id} {commit}\n")
+    _sync_reference(git, f"{FROZEN}{landing_id}")
+
+
+def kept(git: Git) -> dict[str, str]:
+    """The frozen commits, by the id of their landing."""
+    found = git.run("for-each-ref", "--format=%(objectname) %(refname)", FROZEN).decode()
+    pairs = (line.split(" ", 1) for line in found.splitlines())
+    return {name.removeprefix(FROZEN): commit for commit, name in pairs}
+
+
+def forget(git: Git, frozen: Iterable[tuple[str, str]]) -> None:
+    """Delete the references of frozen commits, each with the commit that it is known to have."""
+    if lines := "".join(f"delete {FROZEN}{landing_id} {commit}\n" for landing_id, commit in frozen):
+        update_refs(git, lines)
+
+
+def _sync_reference(git: Git, name: str) -> None:
+    with contextlib.suppress(NotFound):  # git may keep references elsewhere
+        sync_parents(git.common / name)
+
+
+# --- Candidates ---------------------------------------------------------------------------------------
+
+
+class Addition(NamedTuple):
+    """A frozen commit to put on a tip, with the message of the commit that does so."""
+
+    commit: str
+    message: str
+    squash: bool = False
+
+
+class Added(NamedTuple):
+    """The new tip, or None if the merge conflicts. It is the old tip if that contains the commit."""
+
+    tip: str | None
+    merged: Merged
+
+
+def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author) -> Added:
+    """Put one frozen commit on a tip: a merge of both, or one commit with all of its changes.
+
+    `tip_tree` is the tree of the tip: if the merge does not change it, the tip may contain the commit.
+    """
+    merged = merge(git, tip, addition.commit)
+    if merged.tree is None:
+        return Added(None, merged)
+    if merged.tree == tip_tree and is_contained(git, addition.commit, tip):
+        return Added(tip, merged)
+    parents = ("-p", tip) if addition.squash else ("-p", tip, "-p", addition.commit)
+    words = "commit-tree", *parents, "-F", "-", merged.tree
+    made = git.run(*words, content=addition.message.encode(), settings=("commit.gpgSign=false",), author=author)
+    return Added(made.decode().strip(), merged)
+
+
+def is_contained(git: Git, commit: str, tip: str) -> bool:
+    """Whether a commit is, or is an ancestor of, another. One that does not exist here is not."""
+    try:
+        return commit == tip or git.succeeds("merge-base", "--is-ancestor", commit, tip)
+    except GitFailed:
+        return False
+
+
+def tree_of(git: Git, commit: str) -> str:
+    return git.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}").decode().strip()
+
+
+def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
+    """Let git keep a candidate, and raise `GitFailed` if an object of it is missing: it may have been pruned before.
+
+    `known` are commits that references keep. All objects are durable when this returns.
+    """
+    update_refs(git, f"update {CANDIDATES}{name} {tip}\n")
+    listed = git.run("rev-list", "--objects", "--no-object-names", tip, "--not", *known).decode().split()
+    if len(listed) > _MOST_SYNCED:
+        with Directory.open(git.objects) as directory, failing_to("sync", git.objects):
+            if directory.fd is not None:
+                calls.sync_filesystem(directory.fd)
+        return
+    for oid in listed:
+        with contextlib.suppress(NotFound), Directory.open(git.objects / oid[:2]) as directory:  # else it is in a pack
+            durable.sync_in(directory, oid[2:])
+            durable.sync_names(directory)
+
+
+def drop_candidates(git: Git, name: str) -> None:
+    """Delete the references of candidates whose names begin with `name` and a slash."""
+    found = git.run("for-each-ref", "--format=%(refname)", f"{CANDIDATES}{name}/").decode().splitlines()
+    if found:
+        update_refs(git, "".join(f"delete {each}\n" for each in found))
+
+
+# --- The branch ---------------------------------------------------------------------------------------
+
+
+def tip_of(git: Git, branch: str) -> str | None:
+    """The commit of a branch; None if there is no such branch."""
+    try:
+        return linked.commit_of(git, f"refs/heads/{branch}")
+    except NotFound:
+        return None
+
+
+def swap(git: Git, branch: str, old: str, new: str, worktree: Path | None = None) -> bool:
+    """Move a branch from `old` to `new`, durably; False if it is neither. **The commit point of a landing.**
+
+    `worktree` is the checkout that has it checked out, whose reflog is to show it. Raises `GitFailed` if the branch
+    stays at `old`, because another git keeps it locked.
+    """
+    words = "update-ref", "-m", "holdfast: land", f"refs/heads/{branch}", new, old
+    for pause in (*_PAUSES, None):
+        try:
+            git.run(*words, worktree=worktree, settings=("core.fsync=reference", "core.fsyncMethod=fsync"))
+        except GitFailed:
+            found = tip_of(git, branch)
+            if found not in (old, new):
+                return False
+            if found == old:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+                continue
+        _sync_reference(git, f"refs/heads/{branch}")
+        return True
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,229 @@
+"""The lander: works off the queue of one target while it holds the landing lease.
+
+It builds candidates, tests them as the plan wants, publishes those that pass, and gives the others their outcome. The
+lease only keeps landers out of each other's way: a stale one is harmless because transaction 1 of a publish checks its
+token, and because git moves the branch by compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.errors import Changed
+from holdfast.git import landing, transfer
+from holdfast.issues import rules
+from holdfast.leases.service import HeldLease
+from holdfast.repository import landing_plan
+from holdfast.repository.context import MAIN
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.landing_candidates import Chain, Target, with_failure
+from holdfast.repository.landing_changes import LandingChanges
+from holdfast.repository.landing_checks import CheckRun, LandingCheck, gate_checks, run_checks, target_checks
+from holdfast.repository.landing_plan import Candidate, LandingPlan
+from holdfast.repository.landing_publish import Publisher, Tell
+from holdfast.repository.landing_records import Landing, LandingTarget, in_order
+from holdfast.repository.landing_tests import CandidateTests
+from holdfast.repository.repository import Repository
+from holdfast.repository.settings import Settings, read_settings
+
+_LEASE_CHECK = 1.0  # seconds between two checks of the lease while candidates are tested
+
+
+class _Work:
+    """What a lander has built and tested on the current tip."""
+
+    def __init__(self, chain: Chain, tests: CandidateTests, is_late: Callable[[], bool]) -> None:
+        self.chain = chain
+        self.tests = tests
+        self.is_late = is_late
+        self.plan: LandingPlan | None = None
+
+    def begin(self, queue: Sequence[Landing], settings: Settings) -> None:
+        ids = [each.landing_id for each in queue]
+        batch, parallel = settings.batch or landing_plan.BATCH, settings.parallel or landing_plan.PARALLEL
+        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel)
+
+    def fit(self, queue: Iterable[str]) -> None:
+        assert self.plan is not None
+        self.plan = landing_plan.with_queue(self.plan, queue)
+
+    def restart(self, chain: Chain) -> None:
+        """The target is somewhere else: everything is built and tested anew."""
+        self.chain = chain
+        self.tests.keep(())
+        self.plan = landing_plan.on_new_tip(self.plan) if self.plan else None
+
+
+def _why(run: CheckRun | None) -> str:
+    """The command of a run that failed, for people."""
+    last = run.commands[-1] if run and run.commands else None
+    if last is None:
+        return "the checks could not run"
+    return f"'{last.command}' failed: {last.message or f'exit status {last.exit_status}'}"
+
+
+class Lander:
+    """Works on the queue of one target, in the name of one lease."""
+
+    def __init__(self, repository: Repository, changes: LandingChanges, target: LandingTarget, *, tell: Tell) -> None:
+        context = repository.context
+        assert isinstance(context.home, GitHome)
+        git = context.home.git
+        remote = transfer.remote_named(git, target.remote, repository.path(MAIN)) if target.remote else None
+        self._repository, self._changes = repository, changes
+        self._target = Target(git, target.branch, target.name, remote)
+        self._author = landing.author_of(git)
+        self._tell = tell
+        self._runs: dict[Candidate, CheckRun] = {}  # the last failed run of each candidate
+        self.publisher = Publisher(context, changes, self._target, tell)
+
+    def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool] = lambda: False) -> bool:
+        """Work until the condition holds, or until nothing can be done; whether anything was done. Once it `is_late`,
+        tests are not waited for."""
+        self.publisher.recover(lease)
+        did = False
+        with CandidateTests() as tests:
+            work = _Work(self._chain(), tests, is_late)
+            while not until() and self._go_on(lease, work):
+                did = True
+        if did:
+            self.publisher.sweep()
+        return did
+
+    def _chain(self) -> Chain:
+        return Chain(self._target.git, self._target.tip(), self._author)
+
+    def _go_on(self, lease: HeldLease, work: _Work) -> bool:
+        """Take one step: build, test, publish, or give an entry its outcome; False if nothing can be done."""
+        lease.check()
+        if work.chain.tip != self._target.tip():
+            work.restart(self._chain())
+        queue = self._queue(work.chain)
+        if not queue:
+            return False
+        self._fit(work.chain, queue)
+        work.fit(each.landing_id for each in queue) if work.plan else work.begin(queue, self._settings())
+        assert work.plan is not None
+        decided = landing_plan.outcome(work.plan)
+        if decided.failed:
+            return self._fail(lease, work, decided.failed)
+        if decided.publish:
+            return self._publish(lease, work, queue, decided)
+        return self._test(lease, work, queue)
+
+    def _settings(self) -> Settings:
+        return read_settings(self._repository.root)
+
+    def _test(self, lease: HeldLease, work: _Work, queue: list[Landing]) -> bool:
+        """Start the tests that the plan wants, and take in the next result."""
+        assert work.plan is not None
+        wanted = landing_plan.wanted(work.plan, work.tests.candidates())
+        work.tests.keep(wanted)
+        for candidate in wanted:
+            if candidate in work.tests.candidates():
+                continue
+            if self._extend(lease, work.chain, queue, len(candidate)):
+                return True  # the queue has changed
+            entries = work.chain.entries[: len(candidate)]
+            checks = self._checks(entries)
+            if not checks:
+                work.plan = landing_plan.with_result(work.plan, candidate, passed=True)
+                return True
+            commit = work.chain.tips[len(candidate) - 1]
+            landing.keep_candidate(self._target.git, f"{self._target.name}/{len(candidate)}", commit, [work.chain.tip])
+            work.tests.start(candidate, partial(self._run, commit, checks, entries[-1].landing_id))
+        if work.is_late():
+            return False
+        found = work.tests.next(_LEASE_CHECK)
+        if found is not None:
+            work.plan = landing_plan.with_result(work.plan, found.candidate, passed=found.passed)
+            if found.run is not None and not found.passed:
+                self._runs[found.candidate] = found.run
+        return True
+
+    def _checks(self, entries: Sequence[Landing]) -> list[LandingCheck]:
+        issue_ids = [each.issue_id for each in entries if each.issue_id is not None and each.gates]
+        gates = gate_checks(self._changes.tracker, issue_ids) if issue_ids else []
+        return [*target_checks(self._repository), *gates]
+
+    def _run(
+        self, commit: str, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
+    ) -> CheckRun:
+        return run_checks(
+            self._repository, commit, checks, target=self._target.branch, landing_id=landing_id, cancelled=cancelled
+        )
+
+    def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:
+        """Give entries that fail alone their outcome."""
+        assert work.plan is not None
+        run = self._runs.get(failed)
+        for each in failed:
+            entry = self._changes.landing(each)
+            outcome = with_failure(entry, work.chain.tip, _why(run))
+            self._decide(lease, msgspec.structs.replace(outcome, log=run.run_id if run else ""))
+        work.plan = landing_plan.with_failed(work.plan, failed)
+        return True
+
+    def _decide(self, lease: HeldLease, outcome: Landing) -> None:
+        with contextlib.suppress(Changed):
+            self._changes.decide(outcome, lease)
+            self._tell(f"{outcome.landing_id} {outcome.state.value}: {outcome.title}")
+
+    def _publish(self, lease: HeldLease, work: _Work, queue: list[Landing], decided: landing_plan.Outcome) -> bool:
+        """Publish a candidate that has passed."""
+        assert work.plan is not None
+        length = len(decided.publish)
+        if self._extend(lease, work.chain, queue, length):
+            return True  # the queue has changed
+        tip = work.chain.tips[length - 1]
+        done = self.publisher.publish(lease, work.chain, length, decided.publish if decided.flaky else ())
+        if done and work.chain.tip == tip:
+            work.plan = landing_plan.published(work.plan, decided.publish)
+            work.tests.advance(decided.publish)
+        elif done:
+            work.restart(self._chain())
+        return done
+
+    def _queue(self, chain: Chain) -> list[Landing]:
+        target = self._changes.target(self._target.name)
+        entries = [] if target is None else self._changes.queued(target)
+        waits = {each.issue_id: found for each in entries if each.issue_id and (found := self._open(each.issue_id))}
+        return [each for each in in_order(entries, waits) if each.landing_id not in chain.deferred]
+
+    def _open(self, issue_id: str) -> list[str]:
+        """The open dependencies of an issue."""
+        transactions = self._changes.tracker.transactions
+        issue = transactions.lookup(issue_id)
+        return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
+
+    def _fit(self, chain: Chain, queue: list[Landing]) -> None:
+        """Forget what was built from entries that are not at the beginning of the queue any more."""
+        same = 0
+        for built, entry in zip(chain.entries, queue, strict=False):
+            if built.landing_id != entry.landing_id or built.commit != entry.commit:
+                break
+            same += 1
+        chain.cut(same)
+
+    def _extend(self, lease: HeldLease, chain: Chain, queue: list[Landing], length: int) -> bool:
+        """Build a candidate of this length, if so many merge; whether an entry was left out, which changes the queue.
+        An entry whose issue depends on one that was left out is left out too."""
+        changed = False
+        out: set[str] = set()
+        for entry in queue[len(chain.entries) :]:
+            if len(chain.entries) >= length:
+                break
+            self._target.require(entry)
+            if out and entry.issue_id and out & set(self._open(entry.issue_id)):
+                chain.deferred.add(entry.landing_id)
+            elif (outcome := chain.extend(entry)) is not None:
+                self._decide(lease, outcome)
+            if not chain.entries or chain.entries[-1] is not entry:
+                changed = True
+                out.update([entry.issue_id] if entry.issue_id else ())
+        return changed

@@ -1,0 +1,406 @@
+"""Landing: freezing the work of a worktree, queueing it for a branch, and taking part in working the queue off.
+
+    landings = Landings(repository, actor="agent:alice")
+    entry = landings.enqueue("issue-4f1c", proof, LandOptions(issue_id=issue.id, claim=claim.id))
+    entry = landings.wait(entry.landing_id)          # landed, conflict, failed or withdrawn
+
+There is no daemon: whoever waits may be the one that lands. `docs/decisions/0014-landing.md` has the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from holdfast.errors import (
+    Ambiguous,
+    Failure,
+    FencingMismatch,
+    LandingConflict,
+    LandingFailed,
+    LandingPending,
+    LandingWithdrawn,
+    LockConflict,
+    LockExpired,
+    LockNotHeld,
+    LockTimeout,
+    NotFound,
+    Refused,
+)
+from holdfast.fs.names import shortened
+from holdfast.git import landing as frozen
+from holdfast.git import transfer
+from holdfast.git import worktrees as linked
+from holdfast.git.following import followers
+from holdfast.git.merging import merge
+from holdfast.issues.model import ClaimId, Issue
+from holdfast.issues.scopes import outside_scope
+from holdfast.leases.service import OWN_TTL, HeldLease
+from holdfast.repository.context import MAIN, Proof, check_early
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.lander import Lander
+from holdfast.repository.landing_candidates import FETCHED
+from holdfast.repository.landing_changes import LandingChanges, NewLanding
+from holdfast.repository.landing_publish import Tell
+from holdfast.repository.landing_records import (
+    LANDINGS,
+    TARGETS,
+    Landing,
+    LandingState,
+    LandingStyle,
+    LandingTarget,
+    lease_of,
+    new_landing_id,
+    target_name,
+)
+from holdfast.repository.payloads import scratch
+from holdfast.repository.repository import Repository
+from holdfast.repository.settings import read_settings
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0  # between two attempts while something is in the way: no event reports its end
+_LONGEST_TITLE = 200
+_MOST_NAMED = 5
+_ISSUE = "issue-"  # how the worktree of an issue is named
+
+
+class LandOptions(NamedTuple):
+    """Options of `Landings.enqueue`."""
+
+    branch: str | None = None  # None: the branch that is checked out in the main checkout
+    issue_id: str | None = None  # None: the issue that the worktree is named after, if any
+    claim: ClaimId | None = None
+    style: LandingStyle = LandingStyle.MERGE
+    priority: int = 0
+    remote: str | None = None  # the remote whose branch decides; None: the branch here
+
+
+class Preview(NamedTuple):
+    """What landing would do now: the commit as it is, whether uncommitted work would be added to it, the paths that
+    conflict with the branch, the entries that come first, and what is in the way."""
+
+    branch: str
+    commit: str | None
+    has_uncommitted: bool
+    conflicts: tuple[str, ...]
+    ahead: int
+    waits_for: str
+
+
+class Landings:
+    """The landing queues of one repository, in the name of one actor."""
+
+    def __init__(self, repository: Repository, *, actor: str, tell: Tell = lambda text: None) -> None:
+        home = repository.context.home
+        if not isinstance(home, GitHome):
+            hint = "Landing is for repositories that are git checkouts: 'holdfast init' in one."
+            raise Refused("this repository is not in a git checkout, so there is no branch to land on", hint=hint)
+        self._repository = repository
+        self._context = repository.context
+        self.git = home.git
+        self._home = home
+        self._tell = tell
+        self.changes = LandingChanges(repository.context, actor=actor)
+
+    # --- Reading -----------------------------------------------------------------------------------
+
+    def targets(self) -> list[LandingTarget]:
+        return [document.record for _, document in self._context.store.scan(TARGETS)]
+
+    def queued(self) -> list[Landing]:
+        """The entries without an outcome, by target, in the order of arrival within a priority."""
+        return [each for target in self.targets() for each in sorted(self.changes.queued(target), key=Landing.order)]
+
+    def all(self) -> list[Landing]:
+        """All entries, the newest last."""
+        found = [document.record for _, document in self._context.store.scan(LANDINGS)]
+        return sorted(found, key=lambda each: (each.queued_at, each.sequence))
+
+    def find(self, text: str) -> Landing:
+        """The entry whose id begins with a text; raises `Ambiguous` or `NotFound`."""
+        matches = [name for name, _ in self._context.store.scan(LANDINGS) if name.startswith(text)] if text else []
+        if len(matches) > 1:
+            raise Ambiguous(text, matches)
+        return self.changes.landing(matches[0] if matches else text or "none")
+
+    def waits_for(self, landing: Landing) -> str:
+        """What is in the way of an entry that is queued, for people."""
+        target = self.changes.target(landing.target)
+        if not landing.is_open or target is None:
+            return ""
+        if landing.issue_id is not None and (waiting := self._open_dependencies(landing.issue_id)):
+            return f"its issue waits for {', '.join(each[:8] for each in waiting)}"
+        return target.waits_for
+
+    def _open_dependencies(self, issue_id: str) -> list[str]:
+        from holdfast.issues import rules
+
+        lookup = self.changes.tracker.transactions.lookup
+        issue = lookup(issue_id)
+        return [] if issue is None else rules.open_dependencies(issue, lookup)
+
+    def default_branch(self) -> str:
+        """The branch that is checked out in the main checkout."""
+        found = linked.current_branch(self.git, self._repository.path(MAIN))
+        if found is None:
+            raise Refused(f"no branch is checked out in {MAIN}", hint="Name the branch to land on: --into BRANCH.")
+        return found
+
+    def default_remote(self) -> str | None:
+        """The remote of the setting `land.push`."""
+        return read_settings(self._repository.root).push
+
+    # --- Queueing ----------------------------------------------------------------------------------
+
+    def enqueue(self, worktree: str, proof: Proof | None, options: LandOptions) -> Landing:
+        """Commit the uncommitted work of a worktree, and queue the commit. An exclusive worktree needs its lease.
+
+        Calling it again for the same commit returns the entry that is queued. Raises `Refused` if the worktree has
+        unresolved conflicts, or the target itself checked out; and as a claim does if somebody else has the issue.
+        """
+        path, branch = self._repository.path(worktree), options.branch or self.default_branch()
+        issue = self._issue(worktree, options.issue_id)
+        self._check_target(worktree, branch, options.remote)
+        author = frozen.author_of(self.git, path)
+        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
+        self._check_scope(issue, branch, commit)
+        title = issue.title if issue else self._subject(commit)
+        landing = Landing(
+            landing_id=new_landing_id(),
+            target=target_name(branch, options.remote or ""),
+            branch=branch,
+            commit=commit,
+            sequence=0,
+            queued_at="",
+            worktree_id=worktree,
+            issue_id=issue.id if issue else None,
+            title=shortened(title, _LONGEST_TITLE),
+            style=options.style,
+            priority=options.priority,
+            gates=tuple(self._gates(issue)) if issue else (),
+            actor=self.changes.actor,
+        )
+        with scratch(self._context, "land", scratch_id=landing.landing_id):
+            frozen.keep(self.git, landing.landing_id, commit)
+            if options.remote is not None:
+                ref = f"{frozen.FROZEN}{landing.landing_id}"
+                transfer.push_ref(self.git, self._remote(options.remote), ref, commit)
+            entry = None
+            try:
+                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof, options.remote or ""))
+            finally:
+                if entry is None or entry.landing_id != landing.landing_id:
+                    frozen.forget(self.git, [(landing.landing_id, commit)])
+        return entry
+
+    def _check_scope(self, issue: Issue | None, branch: str, commit: str) -> None:
+        """Raise `Refused` if the work changes paths that its issue does not touch, and the project forbids that."""
+        if issue is None or not issue.touches or not read_settings(self._repository.root).enforce_touches:
+            return
+        words = "diff", "--name-only", "-z", "--no-renames", f"refs/heads/{branch}...{commit}"
+        changed = [os.fsdecode(each) for each in self.git.run(*words).split(b"\0") if each]
+        if outside := outside_scope(changed, issue.touches):
+            names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
+            message = f"the work changes paths that its issue {issue.id[:8]} does not touch: {names}"
+            hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
+            raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
+
+    def _remote(self, name: str) -> transfer.Remote:
+        return transfer.remote_named(self.git, name, self._repository.path(MAIN))
+
+    def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
+        """For a branch that may not be pushed to: push the work, merged with its tip, as a branch of its own. The name
+        of that branch, and its commit. Nothing is queued, and the issue stays as it is."""
+        branch, path = options.branch or self.default_branch(), self._repository.path(worktree)
+        check_early(self._context, worktree, proof)
+        issue = self._issue(worktree, options.issue_id)
+        author = frozen.author_of(self.git, path)
+        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
+        self._check_scope(issue, branch, commit)
+        remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
+        tip = transfer.fetch_branch(self.git, remote, branch, f"{FETCHED}{target_name(branch, remote.name)}")
+        addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
+        added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, author)
+        if added.tip is None:
+            conflicts = added.merged.conflicts
+            message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
+            raise LandingConflict(message, branch=branch, against=tip, conflicts=list(conflicts))
+        transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
+        return beside, added.tip
+
+    def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
+        linked.require_branch_name(self.git, branch)
+        if remote is not None:
+            self._remote(remote)
+        elif frozen.tip_of(self.git, branch) is None:
+            hint = f"Create it: 'git branch {branch}'. Or name another one: --into."
+            raise NotFound(f"there is no branch {branch}", hint=hint, branch=branch)
+        if linked.current_branch(self.git, self._repository.path(worktree)) == branch:
+            message = f"{worktree} has {branch} itself checked out: there is nothing to land"
+            raise Refused(message, hint="Name the worktree whose work is to land, or another branch: --into.")
+
+    def issue_of(self, worktree: str, issue_id: str | None) -> str | None:
+        """The id of the issue that a landing finishes: the one that is named, or that the worktree is named after."""
+        issue = self._issue(worktree, issue_id)
+        return None if issue is None else issue.id
+
+    def require_issues(self) -> None:
+        """Raise `Refused` unless the issues are in the store of the repository: one transaction has to finish them."""
+        if not self.changes.has_issues():
+            message = "the issues are not kept with this repository, so a landing cannot finish them"
+            raise Refused(message, hint="Land the worktree without its issue, and finish the issue by hand.")
+
+    def _issue(self, worktree: str, issue_id: str | None) -> Issue | None:
+        has_issues = self.changes.has_issues()
+        tracker = self.changes.tracker
+        if issue_id is not None:
+            self.require_issues()
+            return tracker.issue(tracker.find_id(issue_id))
+        if has_issues and worktree.startswith(_ISSUE):
+            with contextlib.suppress(NotFound):
+                return tracker.issue(tracker.find_id(worktree.removeprefix(_ISSUE)))
+        return None
+
+    def _gates(self, issue: Issue) -> Iterator[str]:
+        """The gates of an issue that a command decides: it decides on what lands, whatever it said before."""
+        defined = self.changes.tracker.gates.all() if issue.gates_required else {}
+        for key in issue.gates_required:
+            if (gate := defined.get(key)) is not None and gate.checker is not None:
+                yield key
+
+    def _message(self, worktree: str, issue: Issue | None) -> str:
+        trailers = [f"Holdfast-Issue: {issue.id}"] if issue else []
+        trailers.append(f"Holdfast-Worktree: {worktree}")
+        subject = shortened(issue.title, _LONGEST_TITLE) if issue else f"Work in {worktree}"
+        return f"{subject}\n\n" + "\n".join(trailers) + "\n"
+
+    def _subject(self, commit: str) -> str:
+        return self.git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
+
+    def preview(self, worktree: str, options: LandOptions) -> Preview:
+        """What `enqueue` and `wait` would do now. Changes nothing."""
+        path, branch = self._repository.path(worktree), options.branch or self.default_branch()
+        self._check_target(worktree, branch)
+        commit = linked.head_commit(self.git, path)
+        uncommitted = bool(self.git.run("status", "--porcelain", "-z", worktree=path))
+        tip = frozen.tip_of(self.git, branch)
+        conflicts = merge(self.git, f"{tip}", commit).conflicts if commit else ()
+        target = self.changes.target(target_name(branch))
+        ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
+        busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in followers(self.git, branch))
+        waits = target.waits_for if target and target.waits_for else "an operation of git" if any(busy) else ""
+        return Preview(branch, commit, uncommitted, conflicts, len(ahead), waits)
+
+    def cancel(self, landing_id: str, reason: str) -> Landing:
+        """Withdraw an entry from its queue; its claim is given back. An entry with an outcome stays as it is."""
+        import msgspec
+
+        entry = self.changes.landing(landing_id)
+        return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
+
+    def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
+        """Queue the commit of an entry that did not land again."""
+        return self.changes.requeue(landing_id, claim)
+
+    # --- Taking part -------------------------------------------------------------------------------
+
+    def wait(self, landing_id: str, *, wait: float | None = None) -> Landing:
+        """Take part in working the queue off until an entry has an outcome. Raises `LandingPending` when the time is
+        up; the entry stays queued."""
+        deadline = math.inf if wait is None else time.monotonic() + wait
+        entry = self.changes.landing(landing_id)
+
+        def is_decided() -> bool:
+            return not self.changes.landing(landing_id).is_open
+
+        def left() -> float:
+            return deadline - time.monotonic()
+
+        pause = _FIRST_PAUSE
+        with self._context.store.watch(TARGETS.key(entry.target)) as watch:
+            lander = None if is_decided() else self._lander(entry.target)
+            while lander is not None and not is_decided():
+                lease = self._lease(entry, deadline)
+                did = lease is not None and self._work(lander, lease, is_decided, lambda: left() <= 0)
+                if left() <= 0 and not is_decided():
+                    raise self._pending(self.changes.landing(landing_id))
+                pause = _FIRST_PAUSE if did else min(2 * pause, _LAST_PAUSE)
+                if lease is not None and not did and not is_decided():
+                    watch.wait(max(0.0, min(pause, left())))
+        return self.changes.landing(landing_id)
+
+    def work_off(self, branch: str | None = None) -> None:
+        """Work off what is queued for a branch, or for all, as far as that is possible now."""
+        for target in self.targets():
+            if branch in (None, target.branch) and (target.queue or target.intent is not None):
+                lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
+                self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+
+    def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
+        """Work under a lease; whether anything was done, or another process has taken over."""
+        try:
+            with lease:
+                return lander.work(lease, until, is_late)
+        except (LockNotHeld, LockExpired, FencingMismatch):
+            return True
+
+    def _lander(self, name: str) -> Lander:
+        target = self.changes.target(name)
+        if target is None:
+            raise NotFound(f"nothing was ever queued for {name}", target=name)
+        return Lander(self._repository, self.changes, target, tell=self._tell)
+
+    def _lease(self, entry: Landing, deadline: float) -> HeldLease | None:
+        """The landing lease; None if the entry got its outcome first, or the time is up."""
+        name, purpose = lease_of(entry.target), f"landing {entry.landing_id}"
+        with contextlib.suppress(LockConflict):
+            return self._repository.lease(name=name, ttl=OWN_TTL, purpose=purpose)
+        left = None if deadline == math.inf else max(0.001, deadline - time.monotonic())
+        with self._decided(entry.landing_id) as decided, contextlib.suppress(LockTimeout):
+            return self._repository.lease(name=name, ttl=OWN_TTL, wait=left, purpose=purpose, cancelled=decided)
+        return None
+
+    @contextlib.contextmanager
+    def _decided(self, landing_id: str) -> Iterator[threading.Event]:
+        """An event that is set when an entry has an outcome: another process may land it."""
+        decided, over = threading.Event(), threading.Event()
+
+        def look() -> None:
+            with contextlib.suppress(Failure), self._context.store.watch(LANDINGS.key(landing_id)) as watch:
+                while not over.is_set():
+                    if not self.changes.landing(landing_id).is_open:
+                        decided.set()
+                        return
+                    watch.wait(_LAST_PAUSE)
+
+        threading.Thread(target=look, name="holdfast-landing", daemon=True).start()
+        try:
+            yield decided
+        finally:
+            over.set()
+
+    def _pending(self, entry: Landing) -> LandingPending:
+        why = self.waits_for(entry)
+        message = f"{entry.landing_id} is still queued for {entry.branch}{f': {why}' if why else ''}"
+        return LandingPending(message, landing=entry.landing_id, branch=entry.branch, waits_for=why)
+
+
+def require_landed(entry: Landing) -> Landing:
+    """The entry, if it has landed; else raise the failure that says why it has not."""
+    facts = {"landing": entry.landing_id, "branch": entry.branch, "reason": entry.reason}
+    work, why = entry.worktree_id or entry.commit[:12], f" ({entry.reason})" if entry.reason else ""
+    match entry.state:
+        case LandingState.CONFLICT:
+            paths = ", ".join(entry.conflicts[:_MOST_NAMED]) + (", ..." if len(entry.conflicts) > _MOST_NAMED else "")
+            facts |= {"against": entry.against or ""}
+            message = f"{work} conflicts with {entry.branch} in {paths}{why}"
+            raise LandingConflict(message, **facts, conflicts=list(entry.conflicts))
+        case LandingState.FAILED:
+            raise LandingFailed(f"{work} did not pass the checks on top of {entry.branch}{why}", **facts, log=entry.log)
+        case LandingState.WITHDRAWN:
+            raise LandingWithdrawn(f"{work} was withdrawn from the queue of {entry.branch}{why}", **facts)
+    return entry

@@ -1,0 +1,133 @@
+"""Candidates: what a target would be with entries of its queue on its tip, built without a checkout."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.errors import GitFailed, NotFound
+from holdfast.git import landing, transfer
+from holdfast.git.landing import Addition
+from holdfast.git.program import Author, Git
+from holdfast.git.transfer import Remote
+from holdfast.repository.landing_records import Landing, LandingState, LandingStyle
+
+FETCHED = "refs/holdfast/fetched/"  # the tips of branches on remotes
+_MOST_SUBJECTS = 3
+
+
+class Target(NamedTuple):
+    """A branch that work lands on: here, or on a remote."""
+
+    git: Git
+    branch: str
+    name: str
+    remote: Remote | None = None
+
+    def tip(self) -> str:
+        """The commit that the next candidate is built on; raises `NotFound` if there is no such branch."""
+        if self.remote is not None:
+            return transfer.fetch_branch(self.git, self.remote, self.branch, f"{FETCHED}{self.name}")
+        found = landing.tip_of(self.git, self.branch)
+        if found is None:
+            hint = f"Create it: 'git branch {self.branch}'. Or name another one: --into."
+            raise NotFound(f"there is no branch {self.branch}", hint=hint, branch=self.branch)
+        return found
+
+    def push(self, old: str, new: str) -> bool:
+        """Move the branch on the remote, which has it at `old`; False if it is somewhere else by now."""
+        assert self.remote is not None
+        try:
+            transfer.push_branch(self.git, self.remote, self.branch, new, expected=old)
+        except GitFailed:
+            found = self.tip()
+            if found == old:
+                raise  # the remote does not allow it
+            return landing.is_contained(self.git, new, found)
+        return True
+
+    def require(self, entry: Landing) -> None:
+        """Fetch the commit of an entry that another machine has queued."""
+        if self.remote is not None and not self.git.succeeds("cat-file", "-e", entry.commit):
+            with contextlib.suppress(GitFailed):
+                transfer.fetch_ref(self.git, self.remote, f"{landing.FROZEN}{entry.landing_id}")
+
+
+class Chain:
+    """Candidates on one tip: each entry on top of the one before, as long as they merge."""
+
+    def __init__(self, git: Git, tip: str, author: Author) -> None:
+        self.git = git
+        self.tip = tip
+        self.entries: list[Landing] = []
+        self.tips: list[str] = []
+        self.deferred: set[str] = set()  # conflict with an entry before them, not with the tip
+        self._author = author
+        self._tree = ""
+
+    def end(self) -> str:
+        return self.tips[-1] if self.tips else self.tip
+
+    def extend(self, entry: Landing) -> Landing | None:
+        """Put an entry on top; if it conflicts with the tip, return it with that outcome. One that conflicts only with
+        entries before it is deferred: they may not land."""
+        self._tree = self._tree or landing.tree_of(self.git, self.end())
+        squash = entry.style is LandingStyle.SQUASH
+        addition = Addition(entry.commit, message_of(entry), squash=squash)
+        try:
+            added = landing.add(self.git, self.end(), self._tree, addition, self._author)
+        except GitFailed as failure:
+            return with_failure(entry, self.tip, f"git cannot merge it: {failure.message}")
+        if added.tip is not None:
+            self.entries.append(entry)
+            self.tips.append(added.tip)
+            self._tree = f"{added.merged.tree}"
+            return None
+        alone = added if not self.entries else landing.add(self.git, self.tip, "", addition, self._author)
+        if alone.tip is not None:
+            self.deferred.add(entry.landing_id)
+            return None
+        return msgspec.structs.replace(
+            entry,
+            state=LandingState.CONFLICT,
+            conflicts=alone.merged.conflicts,
+            against=self.tip,
+            reason="; ".join(_others(self.git, entry, self.tip, alone.merged.conflicts)),
+        )
+
+    def cut(self, length: int) -> None:
+        """Keep the first entries only."""
+        del self.entries[length:], self.tips[length:]
+        self._tree = ""
+
+    def advance(self, length: int) -> None:
+        """The first entries are on the target now: the rest stays as it was built."""
+        self.tip = self.tips[length - 1]
+        del self.entries[:length], self.tips[:length]
+        self.deferred.clear()
+
+
+def with_failure(entry: Landing, tip: str, reason: str) -> Landing:
+    return msgspec.structs.replace(entry, state=LandingState.FAILED, against=tip, reason=reason)
+
+
+def message_of(entry: Landing) -> str:
+    """The message of the commit that puts an entry on its target."""
+    subject = entry.title or f"work of {entry.worktree_id or entry.commit[:12]}"
+    if entry.style is LandingStyle.MERGE:
+        subject = f"Land {entry.worktree_id or entry.commit[:12]}: {subject}"
+    trailers = [f"Holdfast-Landing: {entry.landing_id}"]
+    trailers += [f"Holdfast-Issue: {entry.issue_id}"] if entry.issue_id else []
+    trailers += [f"Holdfast-Worktree: {entry.worktree_id}"] if entry.worktree_id else []
+    return f"{subject}\n\n" + "\n".join(trailers) + "\n"
+
+
+def _others(git: Git, entry: Landing, tip: str, paths: Sequence[str]) -> Iterator[str]:
+    """The commits on the target that touched the conflicting paths since the work began, for its agent."""
+    with contextlib.suppress(GitFailed):
+        words = "log", f"-{_MOST_SUBJECTS}", "--no-merges", "--format=%h %s", f"{entry.commit}..{tip}", "--"
+        found = git.run("--literal-pathspecs", *words, *paths[:50]).decode(errors="replace").splitlines()
+        yield from (f"{entry.branch} has: {line}" for line in found)

@@ -1,0 +1,253 @@
+"""Publishing a candidate, and finishing what another process began. The steps are those of docs/decisions/0014.
+
+1. Find the checkout that has the target; if it cannot follow, nothing is done.
+2. Transaction 1: the intent.
+3. to 7. The checkout follows while git moves the branch by compare-and-swap: **the commit point** (`git.following`).
+8. Transaction 2: the entries have landed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast.clock import format_instant
+from holdfast.errors import Changed, CheckoutInTheWay, Failure, GitFailed, NotFound
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.git import following, landing, transfer
+from holdfast.git.following import Follower, Move
+from holdfast.leases.service import HeldLease
+from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.context import MAIN, RepositoryContext
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.landing_candidates import Chain, Target
+from holdfast.repository.landing_changes import LandingChanges
+from holdfast.repository.landing_records import (
+    IntentEntry,
+    LandingState,
+    LandingTarget,
+    PublishIntent,
+    new_landing_id,
+)
+from holdfast.repository.payloads import in_use
+
+Tell = Callable[[str], object]
+
+
+class Publisher:
+    """Publishes candidates of one target. It needs the landing lease, whose token transaction 1 checks."""
+
+    def __init__(self, context: RepositoryContext, changes: LandingChanges, target: Target, tell: Tell) -> None:
+        assert isinstance(context.home, GitHome)
+        self._context, self._home, self._git = context, context.home, context.home.git
+        self._changes = changes
+        self._name, self._branch, self._target = target.name, target.branch, target
+        self._tell = tell
+        self._told = ""
+
+    def publish(self, lease: HeldLease, chain: Chain, length: int, flaky: Sequence[str] = ()) -> bool:
+        """Publish the first entries of a chain; False if a checkout is in the way. True if they have landed, or if
+        something changed so that the candidate has to be built anew."""
+        entries = tuple(
+            IntentEntry(entry.landing_id, tip)
+            for entry, tip in zip(chain.entries[:length], chain.tips[:length], strict=True)
+        )
+        new = chain.tips[length - 1]
+        try:
+            known = [chain.tip, *(entry.commit for entry in chain.entries[:length])]
+            landing.keep_candidate(self._git, f"{self._name}/new", new, known)
+        except GitFailed:  # pruned meanwhile
+            chain.cut(0)
+            return True
+        now = format_instant(self._context.store.now())
+        intent = PublishIntent(
+            intent_id=new_landing_id(),
+            old=chain.tip,
+            new=new,
+            entries=entries,
+            begun_at=now,
+            holder_id=self._context.holder.holder_id,
+            flaky=tuple(flaky),
+        )
+        try:
+            self._require_clear(intent)  # 1
+            if self._changes.begin(self._name, intent, lease):  # 2
+                return True
+        except CheckoutInTheWay as failure:
+            self._wait_for(lease, failure)
+            return False
+        except Changed:
+            return True
+        return self._carry_out(lease, intent, chain, length)
+
+    def _carry_out(self, lease: HeldLease, intent: PublishIntent, chain: Chain, length: int) -> bool:
+        try:
+            swapped = self._swap(intent)  # 3 to 7
+        except (CheckoutInTheWay, GitFailed) as failure:
+            self._changes.give_up(self._name, intent, lease, failure.message)
+            self._wait_for(lease, failure)
+            return False
+        if not swapped:
+            self._changes.give_up(self._name, intent, lease, "")
+            return True
+        self._finish(intent)  # 8
+        chain.advance(length)
+        return True
+
+    def _finish(self, intent: PublishIntent) -> None:
+        if self._changes.finish(self._name, intent):
+            for each in intent.entries:
+                self._tell(f"{each.landing_id} landed on {self._branch} as {each.landed_as[:12]}")
+        self._told = ""
+
+    def _wait_for(self, lease: HeldLease, failure: Failure) -> None:
+        self._changes.note_wait(self._name, lease, failure.message)
+        if self._told != failure.message:
+            self._tell(f"waiting: {failure.message}")
+            self._told = failure.message
+
+    def _move(self, intent: PublishIntent) -> Move:
+        return Move(intent.intent_id, self._branch, intent.old, intent.new)
+
+    def _require_clear(self, intent: PublishIntent) -> None:
+        """1. The checkout that has the target could follow."""
+        if intent.old == intent.new or self._target.remote is not None:
+            return
+        found = following.followers(self._git, self._branch)
+        for each in _at_most_one(found, self._branch):
+            with self._checkout_locked(each) as private:
+                following.require_clear(self._git, each, self._move(intent), private)
+
+    def _swap(self, intent: PublishIntent) -> bool:
+        """3 to 7. Move the branch, and the checkout that has it; False if the branch is not where it was."""
+        if intent.old == intent.new:
+            return True
+        if self._target.remote is not None:
+            if not self._target.push(intent.old, intent.new):
+                return False
+            self._follow_remote(intent)
+            return True
+        return self._swap_here(self._move(intent))
+
+    def _swap_here(self, move: Move) -> bool:
+        found = following.followers(self._git, self._branch)
+        for each in _at_most_one(found, self._branch):
+            with self._checkout_locked(each) as private:
+
+                def swap(top: Path = each.top) -> bool:
+                    return landing.swap(self._git, self._branch, move.old, move.new, top)
+
+                return following.follow(self._git, each, move, private, swap)
+        if not landing.swap(self._git, self._branch, move.old, move.new):
+            return False
+        self._catch_up(move)  # somebody may have switched to the branch just then
+        return True
+
+    def _follow_remote(self, intent: PublishIntent) -> None:
+        """Let the branch here follow the one on the remote, if nothing is in the way: else a person pulls."""
+        here = landing.tip_of(self._git, self._branch)
+        if here is None or here == intent.new or not landing.is_contained(self._git, here, intent.new):
+            return
+        try:
+            self._swap_here(self._move(intent)._replace(old=here))
+        except (CheckoutInTheWay, GitFailed) as failure:
+            self._tell(f"{self._branch} here stays behind: {failure.message}")
+
+    def _catch_up(self, move: Move) -> None:
+        for each in following.followers(self._git, self._branch):
+            if not each.is_rebasing:
+                with contextlib.suppress(CheckoutInTheWay), self._checkout_locked(each) as private:
+                    following.catch_up(self._git, each, move, private)
+
+    @contextlib.contextmanager
+    def _checkout_locked(self, follower: Follower) -> Iterator[Path]:
+        """Hold the flock of a checkout for the block; the value is a path for a private index. A git that was started
+        under the lock holds it too, so a lock that can be acquired has no process left that it was for."""
+        name = f"landing-{follower.git_id or MAIN}"
+        make_directories(self._context.paths.guards)
+        make_directories(self._home.paths.indexes)
+        lock = FileLocker(follow_links=False).try_lock_exclusive(self._context.paths.guards / f"{name}.lock")
+        if lock is None:
+            message = f"another process is bringing {follower.top} along, or was stopped while it did"
+            raise CheckoutInTheWay(message, path=str(follower.top))
+        with lock:
+            with Directory.open(self._home.paths.indexes) as directory:
+                for each in directory.names():
+                    if each.startswith(f"{name}."):
+                        durable.remove_in(directory, each, durable=False)  # of a dead process
+            yield self._home.paths.indexes / f"{name}.{durable.new_mark()}"
+
+    # --- Recovery ----------------------------------------------------------------------------------
+
+    def recover(self, lease: HeldLease) -> None:
+        """Finish what another process began, from the intent and the branch alone."""
+        target = self._changes.target(self._name)
+        if target is None:
+            return
+        if target.intent is not None:
+            self._recover_intent(lease, target.intent)
+        if target.void:
+            self._recover_void(target)
+
+    def _recover_intent(self, lease: HeldLease, intent: PublishIntent) -> None:
+        tip = self._target.tip()
+        if landing.is_contained(self._git, intent.new, tip):
+            self._bring_along(intent)
+            self._finish(intent)
+            return
+        try:
+            if tip == intent.old and self._swap(intent):
+                self._finish(intent)
+                return
+            for each in following.followers(self._git, self._branch):
+                with self._checkout_locked(each) as private:
+                    following.retreat(self._git, each, self._move(intent), private)
+        except (CheckoutInTheWay, GitFailed) as failure:
+            self._changes.give_up(self._name, intent, lease, failure.message)
+            return
+        self._changes.give_up(self._name, intent, lease, "")
+
+    def _recover_void(self, target: LandingTarget) -> None:
+        """A process that was stopped may have moved the branch after its intent had been given up."""
+        tip = self._target.tip()
+        for each in target.void:
+            if landing.is_contained(self._git, each.new, tip):
+                self._bring_along(each)
+                self._finish(each)
+
+    def _bring_along(self, intent: PublishIntent) -> None:
+        """Finish what follows the commit point: the branch has moved."""
+        if self._target.remote is None:
+            self._catch_up(self._move(intent))
+        else:
+            self._follow_remote(intent)
+
+    def sweep(self) -> None:
+        """Delete the references of entries that have landed, or that were never queued. A process that is about to
+        queue one has a scratch directory of its id: so references are read first, then scratch directories, then
+        entries."""
+        found = landing.kept(self._git)
+        queueing = {each.scratch_id for each in in_use(self._context.paths)}
+        gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]
+        with contextlib.suppress(GitFailed):  # another process deletes them too
+            landing.forget(self._git, gone)
+            for landing_id, _ in gone:
+                if self._target.remote is not None:
+                    transfer.push_ref(self._git, self._target.remote, f"{landing.FROZEN}{landing_id}", "")
+            landing.drop_candidates(self._git, self._name)
+
+    def _is_over(self, landing_id: str) -> bool:
+        try:
+            return self._changes.landing(landing_id).state is LandingState.LANDED
+        except NotFound:
+            return True
+
+
+def _at_most_one(found: list[Follower], branch: str) -> list[Follower]:
+    if len(found) > 1:
+        names = ", ".join(str(each.top) for each in found)
+        hint = "Switch all but one of them to another branch."
+        raise CheckoutInTheWay(f"{branch} is checked out in several worktrees: {names}", hint=hint, path=names)
+    return found

@@ -1,0 +1,596 @@
+"""Landing: the queue, its order, outcomes, claims, and the checkout that follows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.errors import (
+    Changed,
+    FencingMismatch,
+    IssueClaimed,
+    LandingConflict,
+    LandingPending,
+    Refused,
+)
+from holdfast.issues.model import State
+from holdfast.issues.prompt import Ending, issue_prompt
+from holdfast.issues.tracker import Update
+from holdfast.leases.service import HeldLease
+from holdfast.repository.context import Proof
+from holdfast.repository.landing import LandOptions, require_landed
+from holdfast.repository.landing_plan import on_new_tip
+from holdfast.repository.landing_records import (
+    IntentEntry,
+    Landing,
+    LandingState,
+    LandingStyle,
+    PublishIntent,
+    in_order,
+    target_name,
+)
+from holdfast.repository.repository import Repository
+from holdfast.repository.settings import CHECKS, ENFORCE_TOUCHES, change
+from tests.repository.landings import ACTOR, Project
+from tests.support.homes import git
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="git homes are tested on POSIX")
+
+
+@pytest.fixture
+def project(scratch: Path) -> Project:
+    return Project(scratch)
+
+
+def leased(project: Project) -> HeldLease:
+    return Repository(project.top).lease(name="landing-trunk")
+
+
+def worktree(project: Project) -> Path:
+    repository = Repository(project.top)
+    repository.worktrees.create("dev")
+    return repository.path("dev")
+
+
+def enqueue(project: Project, worktree: str, options: LandOptions | None = None) -> Landing:
+    landings = project.landings()
+    with landings._repository.lease(worktree) as lease:
+        return landings.enqueue(worktree, Proof.of(lease), options or LandOptions())
+
+
+# --- Freezing ------------------------------------------------------------------------------------------
+
+
+def test_uncommitted_work_is_committed_without_hooks_and_lands(project: Project) -> None:
+    hook = project.top / ".git/hooks/pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    path = worktree(project)
+    (path / "src/f0").write_text("changed\n")
+    (path / "untracked").write_text("new\n")
+    entry = enqueue(project, "dev")
+    assert git("status", "--porcelain", at=path) == ""
+    assert git("log", "-1", "--format=%an|%s|%(trailers:key=Holdfast-Worktree,valueonly)", at=path) == (
+        "person|Work in dev|dev"
+    )
+    assert require_landed(project.landings().wait(entry.landing_id)).landed_as == project.tip()
+    assert (project.top / "untracked").read_text() == "new\n"
+    project.verdict()
+
+
+def test_the_same_work_is_queued_once_and_newer_work_replaces_it(project: Project) -> None:
+    path = worktree(project)
+    (path / "one").write_text("1\n")
+    first = enqueue(project, "dev")
+    assert enqueue(project, "dev") == first
+    (path / "two").write_text("2\n")
+    second = enqueue(project, "dev")
+    assert second.landing_id != first.landing_id
+    assert project.entry(first).state is LandingState.WITHDRAWN
+    project.landings().work_off()
+    assert project.landed() == [second.landing_id]
+    project.verdict()
+
+
+def test_unresolved_conflicts_are_not_committed(project: Project) -> None:
+    path = worktree(project)
+    (path / "src/f0").write_text("mine\n")
+    git("commit", "-qam", "mine", at=path)
+    git("update-ref", "refs/heads/trunk", project.commit({"src/f0": "theirs\n"}), at=project.top)
+    with pytest.raises(AssertionError):
+        git("merge", "trunk", at=path)
+    with pytest.raises(Refused, match="unresolved conflicts: src/f0"):
+        enqueue(project, "dev")
+    (path / "src/f0").write_text("both\n")
+    git("add", "src/f0", at=path)
+    entry = enqueue(project, "dev")
+    assert len(git("log", "-1", "--format=%P", entry.commit, at=path).split()) == 2
+
+
+def test_a_stale_holder_of_the_worktree_cannot_queue_its_work(project: Project) -> None:
+    landings = project.landings()
+    landings._repository.worktrees.create("dev")
+    lease = landings._repository.lease("dev")
+    proof = Proof.of(lease)
+    lease.release()
+    with landings._repository.lease("dev"), pytest.raises(FencingMismatch):
+        landings.enqueue("dev", proof, LandOptions())
+    assert not project.landings().queued()
+
+
+def test_the_target_itself_cannot_land(project: Project) -> None:
+    with pytest.raises(Refused, match="trunk itself checked out"):
+        enqueue(project, "main")
+
+
+def test_work_outside_of_the_scope_of_its_issue_is_refused(project: Project) -> None:
+    issue_id = project.issue("only docs")
+    tracker = project.landings().changes.tracker
+    tracker.edit(issue_id, lambda issue: msgspec.structs.replace(issue, touches=("docs/**",)))
+    change(project.root, ENFORCE_TOUCHES, ["true"])
+    path = worktree(project)
+    (path / "src/f0").write_text("not docs\n")
+    with pytest.raises(Refused, match="does not touch: src/f0"):
+        enqueue(project, "dev", LandOptions(issue_id=issue_id))
+    assert not project.landings().queued()
+
+
+# --- Order ---------------------------------------------------------------------------------------------
+
+
+def test_priority_comes_first_then_arrival_and_dependencies_before_all() -> None:
+    def entry(number: int, priority: int = 0) -> Landing:
+        return Landing(
+            landing_id=f"e{number}",
+            target="t",
+            branch="t",
+            commit="0" * 40,
+            sequence=number,
+            queued_at="2024-01-01T00:00:00Z",
+            issue_id=f"i{number}",
+            priority=priority,
+        )
+
+    entries = [entry(1), entry(2), entry(3, 5), entry(4), entry(5, 9)]
+    waits = {"i5": ["i1"], "i2": ["i4"], "i4": ["elsewhere"]}
+    assert [each.landing_id for each in in_order(entries, waits)] == ["e3", "e1", "e5"]
+    assert [each.landing_id for each in in_order(entries, {"i5": ["i1"], "i2": ["i4"]})] == [
+        *("e3", "e1", "e5"),
+        *("e4", "e2"),
+    ]
+
+
+def test_targets_have_safe_names_that_differ() -> None:
+    names = ["main", "feature/x", "feature_x", "feature-2fx", "ä", "a" * 300, "a" * 301, "x y"]
+    found = [target_name(each) for each in names] + [target_name("main", "origin")]
+    assert len(set(found)) == len(found)
+    for each in found:
+        Landing(landing_id="x", target=each, branch="x", commit="0" * 40, sequence=1, queued_at="2024-01-01T00:00:00Z")
+        assert len(f"landing-{each}") <= 128
+
+
+# --- Outcomes ------------------------------------------------------------------------------------------
+
+
+def test_an_issue_is_finished_by_the_landing_and_not_before(project: Project) -> None:
+    issue_id = project.issue("do it")
+    entry = project.queue(project.commit({"new": "1\n"}), issue_id=issue_id)
+    tracker = project.landings().changes.tracker
+    record = tracker.claims.state(issue_id)
+    assert record is not None
+    assert record.claim is not None
+    assert record.claim.held_for == entry.landing_id
+    later = tracker.transactions.moment()._replace(now=tracker.store.now() + 1e6, boot=1e9)
+    assert not record.claim.may_be_taken(later)
+    with pytest.raises(IssueClaimed):
+        tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
+    assert tracker.issue(issue_id).state is State.IN_PROGRESS
+    project.landings().wait(entry.landing_id)
+    assert tracker.issue(issue_id).state is State.DONE
+    record = tracker.claims.state(issue_id)
+    assert record is not None
+    assert record.claim is None
+
+
+def test_a_conflict_gives_the_issue_back_with_the_reason_in_its_prompt(project: Project) -> None:
+    issue_id = project.issue("change f0")
+    old = project.tip()
+    git("commit", "-q", "--allow-empty", "-m", "x", at=project.top)
+    project.write("src/f0", "theirs\n")
+    git("commit", "-qam", "the other side", at=project.top)
+    entry = project.queue(project.commit({"src/f0": "mine\n"}, on=old), issue_id=issue_id)
+    with pytest.raises(LandingConflict, match=r"src/f0.*the other side"):
+        require_landed(project.landings().wait(entry.landing_id))
+    tracker = project.landings().changes.tracker
+    record = tracker.claims.state(issue_id)
+    assert record is not None
+    assert record.claim is not None
+    assert record.claim.held_for is msgspec.UNSET
+    assert record.claim.claim_id == project.entry(entry).claim_id
+    text = issue_prompt(tracker, issue_id, ending=Ending.LANDING).text
+    assert "> The work conflicts with trunk" in text
+    assert ">   src/f0" in text
+    assert project.status() == ""
+    project.verdict()
+
+
+def test_an_entry_that_conflicts_with_one_before_it_waits_for_that_one(project: Project) -> None:
+    one = project.queue(project.commit({"src/f0": "one\n"}))
+    two = project.queue(project.commit({"src/f0": "two\n"}))
+    three = project.queue(project.commit({"src/f1": "three\n"}))
+    project.landings().work_off()
+    states = [project.entry(each).state for each in (one, two, three)]
+    assert states == [LandingState.LANDED, LandingState.CONFLICT, LandingState.LANDED]
+    assert project.entry(two).conflicts == ("src/f0",)
+    project.verdict()
+
+
+def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
+    change(project.root, CHECKS, ["test ! -e bad"])
+    entries = [project.queue(project.commit({f"new/{number}": "1\n"})) for number in range(3)]
+    bad = project.queue(project.commit({"bad": "1\n"}), issue_id=project.issue("bad"))
+    entries.append(project.queue(project.commit({"new/last": "1\n"})))
+    project.landings().work_off()
+    assert {project.entry(each).state for each in entries} == {LandingState.LANDED}
+    found = project.entry(bad)
+    assert found.state is LandingState.FAILED
+    assert "'test ! -e bad' failed: exit status 1" in found.reason
+    assert found.log
+    project.verdict()
+
+
+def test_results_of_checks_do_not_survive_a_move_of_the_branch(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes that are green by themselves: one lands while the other has been checked, and is not published."""
+    assert not _broken_together(project)
+    monkeypatch.setattr("holdfast.repository.landing_plan.on_new_tip", lambda plan: plan)
+    assert on_new_tip is not None
+    other = Project(project.top.parent / "other")
+    assert _broken_together(other), "the planted bug was not found"
+
+
+def _broken_together(project: Project) -> bool:
+    """Whether a tip was published that does not pass the check."""
+    change(project.root, CHECKS, ["! { test -e one && test -e two; }"])
+    project.queue(project.commit({"one": "1\n"}))
+    landings = project.landings()
+    lander = landings._lander("trunk")
+    real = lander._publish
+
+    def publish(*arguments: object) -> bool:
+        if not (project.top / "two").exists():
+            project.write("two", "2\n")
+            git("add", "two", at=project.top)
+            git("commit", "-qm", "a person commits just then", at=project.top)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    lander._publish = publish  # type: ignore[method-assign,assignment]
+    with leased(project) as lease:
+        lander.work(lease, lambda: False)
+    names = git("ls-tree", "--name-only", "trunk", at=project.top).split()
+    return {"one", "two"} <= set(names)
+
+
+def test_an_entry_whose_claim_is_lost_is_withdrawn(project: Project) -> None:
+    issue_id = project.issue("lost")
+    entry = project.queue(project.commit({"new": "1\n"}), issue_id=issue_id)
+    tracker = project.landings().changes.tracker
+    record = tracker.claims.state(issue_id)
+    assert record is not None
+    assert record.claim is not None
+    from holdfast.issues.model import ClaimId
+
+    tracker.claims.release(issue_id, ClaimId.parse(record.claim.claim_id), reason="given up")
+    other = project.queue(project.commit({"other": "1\n"}))
+    project.landings().work_off()
+    assert project.entry(entry).state is LandingState.WITHDRAWN
+    assert project.entry(other).state is LandingState.LANDED
+    assert not (project.top / "new").exists()
+    assert tracker.issue(issue_id).state is State.READY
+
+
+def test_an_issue_that_its_agent_has_finished_lands_and_stays_done(project: Project) -> None:
+    issue_id = project.issue("done already")
+    entry = project.queue(project.commit({"new": "1\n"}), issue_id=issue_id)
+    tracker = project.landings().changes.tracker
+    from holdfast.issues.model import ClaimId
+
+    tracker.update(issue_id, Update(state=State.DONE), claim=ClaimId.parse(project.entry(entry).claim_id))
+    project.landings().wait(entry.landing_id)
+    assert project.entry(entry).state is LandingState.LANDED
+    assert tracker.issue(issue_id).state is State.DONE
+
+
+def test_a_cancelled_entry_is_withdrawn_and_can_be_queued_again(project: Project) -> None:
+    issue_id = project.issue("think again")
+    entry = project.queue(project.commit({"new": "1\n"}), issue_id=issue_id)
+    landings = project.landings()
+    assert landings.cancel(entry.landing_id, "not now").state is LandingState.WITHDRAWN
+    landings.work_off()
+    assert not (project.top / "new").exists()
+    claim = landings.changes.tracker.claims.state(issue_id)
+    assert claim is not None
+    assert claim.claim is not None
+    from holdfast.issues.model import ClaimId
+
+    again = landings.retry(entry.landing_id, ClaimId.parse(claim.claim.claim_id))
+    assert again.sequence > entry.sequence
+    landings.work_off()
+    assert (project.top / "new").exists()
+    project.verdict()
+
+
+def test_squashed_work_is_one_commit(project: Project) -> None:
+    one = project.commit({"new": "1\n"})
+    two = project.commit({"new": "2\n"}, on=one)
+    entry = project.queue(two, style=LandingStyle.SQUASH)
+    before = project.tip()
+    project.landings().wait(entry.landing_id)
+    assert git("rev-list", "--count", f"{before}..trunk", at=project.top) == "1"
+    assert (project.top / "new").read_text() == "2\n"
+    project.verdict()
+
+
+def test_work_that_is_on_the_branch_lands_without_a_commit(project: Project) -> None:
+    issue_id = project.issue("nothing to do")
+    before = project.tip()
+    entry = project.queue(before, issue_id=issue_id)
+    project.landings().wait(entry.landing_id)
+    assert project.tip() == before
+    assert project.landings().changes.tracker.issue(issue_id).state is State.DONE
+
+
+# --- The checkout --------------------------------------------------------------------------------------
+
+
+def test_a_checkout_with_overlapping_changes_is_not_touched(project: Project) -> None:
+    project.write("src/f0", "mine\n")
+    entry = project.queue(project.commit({"src/f0": "landing\n", "new": "1\n"}))
+    before = project.tip()
+    with pytest.raises(LandingPending, match="uncommitted changes in files that landing changes: src/f0"):
+        project.landings().wait(entry.landing_id, wait=0.5)
+    assert project.tip() == before
+    assert (project.top / "src/f0").read_text() == "mine\n"
+    assert not (project.top / "new").exists()
+    git("checkout", "src/f0", at=project.top)
+    assert project.landings().wait(entry.landing_id).state is LandingState.LANDED
+    project.verdict()
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_untracked_file_in_the_way_is_not_replaced(project: Project, ignored: bool) -> None:
+    if ignored:
+        (project.top / ".git/info/exclude").write_text("new\n")
+    project.write("new", "mine\n")
+    entry = project.queue(project.commit({"new": "landing\n"}))
+    with pytest.raises(LandingPending, match="in the way: new"):
+        project.landings().wait(entry.landing_id, wait=0.3)
+    assert (project.top / "new").read_text() == "mine\n"
+
+
+def test_a_merge_in_progress_is_not_trampled(project: Project) -> None:
+    side = project.commit({"side": "1\n"})
+    git("merge", "-q", "--no-commit", "--no-ff", side, at=project.top)
+    entry = project.queue(project.commit({"new": "1\n"}))
+    with pytest.raises(LandingPending, match="a merge is in progress"):
+        project.landings().wait(entry.landing_id, wait=0.3)
+    git("commit", "-qm", "merged", at=project.top)
+    project.landings().wait(entry.landing_id)
+    project.verdict()
+
+
+def test_a_rebase_of_the_target_is_not_trampled(project: Project) -> None:
+    topic = project.commit({"src/f0": "theirs\n"})
+    project.write("src/f0", "mine\n")
+    git("commit", "-qam", "mine", at=project.top)
+    with pytest.raises(AssertionError):
+        git("rebase", topic, at=project.top)
+    entry = project.queue(project.commit({"new": "1\n"}))
+    with pytest.raises(LandingPending, match="a rebase is in progress"):
+        project.landings().wait(entry.landing_id, wait=0.3)
+    git("rebase", "--abort", at=project.top)
+    project.landings().wait(entry.landing_id)
+    project.verdict()
+
+
+def test_a_foreign_index_lock_is_waited_for_and_stays(project: Project) -> None:
+    lock = project.top / ".git/index.lock"
+    lock.write_bytes(b"DIRC")
+    entry = project.queue(project.commit({"new": "1\n"}))
+    with pytest.raises(LandingPending, match=r"index\.lock exists"):
+        project.landings().wait(entry.landing_id, wait=0.3)
+    assert lock.read_bytes() == b"DIRC"
+    lock.unlink()
+    project.landings().wait(entry.landing_id)
+    project.verdict()
+
+
+def test_staged_and_unstaged_changes_of_other_files_stay(project: Project) -> None:
+    project.write("src/f1", "staged\n")
+    git("add", "src/f1", at=project.top)
+    project.write("src/f2", "unstaged\n")
+    project.write("untracked", "1\n")
+    entry = project.queue(project.commit({"src/f0": "landing\n", "src/f3": None, "deep/er/new": "1\n"}))
+    project.landings().wait(entry.landing_id)
+    assert project.status().split("\n") == ["M  src/f1", " M src/f2", "?? untracked"]
+    git("commit", "-qam", "a person commits all", at=project.top)
+    assert git("show", "trunk:src/f0", at=project.top) == "landing"
+    assert (project.top / "deep/er/new").exists()
+
+
+def test_the_target_may_be_checked_out_in_a_linked_worktree(project: Project) -> None:
+    git("branch", "integration", at=project.top)
+    linked = project.top.parent / "linked"
+    git("worktree", "add", "-q", linked, "integration", at=project.top)
+    (linked / "src/f1").write_text("an edit\n")
+    entry = project.queue(project.commit({"src/f0": "landing\n"}), branch="integration")
+    project.landings().wait(entry.landing_id)
+    assert (linked / "src/f0").read_text() == "landing\n"
+    assert git("status", "--porcelain", at=linked) == "M src/f1"
+    assert git("rev-parse", "HEAD", at=linked) == project.tip("integration")
+    project.verdict()
+
+
+def test_a_checkout_that_switched_to_the_branch_as_it_moved_catches_up(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.git import landing as frozen
+
+    git("switch", "-q", "-c", "elsewhere", at=project.top)
+    real = frozen.swap
+
+    def swap(*arguments: object) -> bool:
+        done = real(*arguments)  # type: ignore[arg-type]
+        git("symbolic-ref", "HEAD", "refs/heads/trunk", at=project.top)  # as git does at the end of a switch
+        return done
+
+    monkeypatch.setattr(frozen, "swap", swap)
+    entry = project.queue(project.commit({"src/f0": "landing\n"}))
+    project.landings().wait(entry.landing_id)
+    assert project.status() == ""
+    assert (project.top / "src/f0").read_text() == "landing\n"
+
+
+def test_a_checkout_that_switched_away_as_the_branch_moved_keeps_its_files(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.git import landing as frozen
+
+    real = frozen.swap
+
+    def swap(*arguments: object) -> bool:
+        git("branch", "elsewhere", at=project.top)
+        git("symbolic-ref", "HEAD", "refs/heads/elsewhere", at=project.top)  # needs no lock of the index
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(frozen, "swap", swap)
+    entry = project.queue(project.commit({"src/f0": "landing\n", "new": "1\n"}))
+    project.landings().wait(entry.landing_id)
+    assert project.status() == ""
+    assert (project.top / "src/f0").read_text().startswith("0\n")
+    assert not (project.top / "new").exists()
+
+
+# --- Transactions --------------------------------------------------------------------------------------
+
+
+def intent_of(project: Project, *entries: Landing) -> PublishIntent:
+    new = project.commit({"x": "1\n"})
+    return PublishIntent(
+        intent_id="i1",
+        old=project.tip(),
+        new=new,
+        entries=tuple(IntentEntry(each.landing_id, new) for each in entries),
+        begun_at="2024-01-01T00:00:00Z",
+        holder_id=ACTOR,
+    )
+
+
+def test_a_lost_lease_cannot_begin_a_publish_nor_give_one_up(project: Project) -> None:
+    entry = project.queue(project.commit({"new": "1\n"}))
+    changes, intent = project.landings().changes, intent_of(project, entry)
+    lease = leased(project)
+    assert changes.begin("trunk", intent, lease) == []
+    lease.release()
+    with leased(project):
+        with pytest.raises(FencingMismatch):
+            changes.begin("trunk", intent, lease)
+        with pytest.raises(FencingMismatch):
+            changes.give_up("trunk", intent, lease, "")
+        with pytest.raises(Changed):
+            changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN))
+    assert changes.finish("trunk", intent)
+    assert not changes.finish("trunk", intent)
+    assert project.entry(entry).state is LandingState.LANDED
+
+
+# --- Remotes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(project: Project) -> Path:
+    """A bare repository, `origin` of the project, with its branch."""
+    place = project.top.parent / "origin.git"
+    git("init", "-q", "--bare", "-b", "trunk", place)
+    git("remote", "add", "origin", place, at=project.top)
+    git("push", "-q", "origin", "trunk", at=project.top)
+    return place
+
+
+def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: Project, remote: Path) -> None:
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    assert git("rev-parse", f"refs/holdfast/landing/{entry.landing_id}", at=remote) == entry.commit
+    someone = project.commit({"pushed": "by somebody\n"})
+    git("push", "-q", "origin", f"{someone}:refs/heads/trunk", at=project.top)  # since the entry was queued
+    landed = require_landed(project.landings().wait(entry.landing_id))
+    assert git("rev-parse", "trunk", at=remote) == landed.landed_as == project.tip()
+    assert (project.top / "new").exists()
+    assert (project.top / "pushed").exists()
+    assert git("for-each-ref", "refs/holdfast", at=remote) == ""
+    project.verdict()
+
+
+def test_a_push_that_comes_between_is_not_overwritten(
+    project: Project, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.git import transfer
+
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    real = transfer.push_branch
+    between: list[str] = []
+
+    def push_branch(*arguments: object, **options: object) -> None:
+        if not between:
+            between.append(project.commit({"pushed": "just then\n"}))
+            git("push", "-q", "origin", f"{between[0]}:refs/heads/trunk", at=project.top)
+        real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transfer, "push_branch", push_branch)
+    require_landed(project.landings().wait(entry.landing_id))
+    assert {"new", "pushed"} <= set(git("ls-tree", "--name-only", "trunk", at=remote).split())
+    project.verdict()
+
+
+def test_another_machine_lands_what_this_one_has_queued(project: Project, remote: Path) -> None:
+    """The commit is not in the repository that lands: it comes from the remote."""
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    project.landings()._repository.remove_worktree("dev")
+    git("update-ref", "-d", f"refs/holdfast/landing/{entry.landing_id}", at=project.top)
+    git("for-each-ref", "refs/holdfast/snapshots", at=project.top)
+    for name in git("for-each-ref", "--format=%(refname)", "refs/heads/hf", "refs/holdfast", at=project.top).split():
+        git("update-ref", "-d", name, at=project.top)
+    git("reflog", "expire", "--expire=now", "--all", at=project.top)
+    git("gc", "-q", "--prune=now", at=project.top)
+    with pytest.raises(AssertionError):
+        git("cat-file", "-e", entry.commit, at=project.top)
+    require_landed(project.landings().wait(entry.landing_id))
+    assert (project.top / "new").exists()
+
+
+def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Path) -> None:
+    hook = remote / "hooks/update"
+    hook.write_text('#!/bin/sh\ntest "$1" != refs/heads/trunk || { echo protected >&2; exit 1; }\n')
+    hook.chmod(0o755)
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    before = git("rev-parse", "trunk", at=remote)
+    entry = enqueue(project, "dev", LandOptions(remote="origin"))
+    with pytest.raises(LandingPending, match="protected"):
+        project.landings().wait(entry.landing_id, wait=0.1)
+    landings = project.landings()
+    with landings._repository.lease("dev") as lease:
+        beside, commit = landings.push_beside("dev", Proof.of(lease), LandOptions(remote="origin"))
+    assert git("rev-parse", "trunk", at=remote) == before
+    assert git("rev-parse", beside, at=remote) == commit
+    assert "new" in git("ls-tree", "--name-only", beside, at=remote).split()

@@ -1,0 +1,244 @@
+"""A lander that is killed or stopped at any step: the next one finishes, and nothing lands twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.git import landing as frozen
+from holdfast.repository.landing_publish import Publisher
+from holdfast.repository.landing_records import LandingState, LandingStyle
+from proof import effort
+from tests.repository.landings import Project, Steps, die, ended, forked, steps_of, stopped_at
+from tests.support.homes import git
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and kills")
+EDIT = "M src/f3"
+
+
+@pytest.fixture
+def project(scratch: Path) -> Project:
+    """With an uncommitted edit of a person that no landing touches, and a branch that is not checked out."""
+    project = Project(scratch)
+    project.write("src/f3", "an edit\n")
+    git("branch", "integration", at=project.top)
+    return project
+
+
+class Pair:
+    """Two entries, one with an issue: each adds, changes and removes a file."""
+
+    def __init__(self, project: Project, number: int, branch: str, style: LandingStyle = LandingStyle.MERGE) -> None:
+        self.project, tip = project, project.tip(branch)
+        one = project.commit({"src/f0": f"{number}\n", f"new/{number}": "new\n"}, on=tip)
+        two = project.commit({"src/f1": f"{number}\n", "new/last": f"{number}\n"}, on=tip)
+        self.entries = [
+            project.queue(one, branch=branch, style=style, issue_id=project.issue(f"issue {number}")),
+            project.queue(two, branch=branch, style=style),
+        ]
+
+    def land(self) -> None:
+        self.project.landings().wait(self.entries[1].landing_id)
+
+    def require_landed(self, number: int) -> None:
+        for each in self.entries:
+            assert self.project.entry(each).state is LandingState.LANDED, f"step {number}"
+
+
+def land_and_die(pair: Pair, number: int, plant: Callable[[], object]) -> None:
+    plant()
+    Steps(number, die).install()
+    pair.land()
+
+
+def survive_kills(project: Project, branch: str, plant: Callable[[], object] = lambda: None, **how: Any) -> None:
+    """Kill a lander at some of its steps, or at each; after each kill, another one finishes."""
+    total = steps_of(Pair(project, 0, branch, **how).land, project.root)
+    for number in effort.chosen(range(1, total + 1), least=4, salt=branch):
+        pair = Pair(project, number, branch, **how)
+        assert ended(forked(partial(land_and_die, pair, number, plant))) in (0, -9)
+        project.end_lease(branch)
+        project.landings().work_off()
+        pair.require_landed(number)
+        project.verdict(edits=EDIT)
+
+
+@pytest.mark.parametrize("branch", ["trunk", "integration"])
+def test_a_lander_that_is_killed_at_any_step_is_succeeded_by_one_that_finishes(project: Project, branch: str) -> None:
+    survive_kills(project, branch)
+
+
+def survive_stops(project: Project, branch: str, plant: Callable[[], object] = lambda: None) -> None:
+    """Stop a lander at some of its steps, or at each, until others have landed everything and more; then continue."""
+    total = steps_of(Pair(project, 0, branch).land, project.root, in_transactions=False)
+    for number in effort.chosen(range(1, total + 1), least=4, salt=branch):
+        pair = Pair(project, number, branch)
+
+        def land(pair: Pair = pair) -> None:
+            plant()
+            pair.land()
+
+        with stopped_at(number, land):
+            project.end_lease(branch)
+            project.landings().work_off()
+            commit = project.commit({"src/f2": f"{number}\n"}, on=project.tip(branch))
+            later = project.queue(commit, branch=branch)
+            project.landings().work_off()
+        project.landings().work_off()
+        pair.require_landed(number)
+        assert project.entry(later).state is LandingState.LANDED, number
+        project.verdict(edits=EDIT)
+
+
+@pytest.mark.parametrize("branch", ["trunk", "integration"])
+def test_a_lander_that_was_stopped_for_longer_than_its_lease_changes_nothing(project: Project, branch: str) -> None:
+    survive_stops(project, branch)
+
+
+def test_a_file_that_git_was_writing_when_it_was_killed_is_written_again(project: Project) -> None:
+    pair = Pair(project, 1, "trunk")
+
+    def land() -> None:
+        real = frozen.swap
+
+        def swap(*arguments: Any) -> bool:
+            (project.top / "src/f0").write_text("")  # git had only begun
+            (project.top / "src/f1").unlink()
+            (project.top / "new/1").write_text("ne")
+            die()
+            return real(*arguments)
+
+        frozen.swap = swap  # type: ignore[assignment]
+        pair.land()
+
+    assert ended(forked(land)) == -9
+    assert (project.top / ".git/index.lock").exists()
+    project.end_lease()
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
+    assert (project.top / "new/1").read_text() == "new\n"
+
+
+def test_a_person_s_write_after_a_kill_stays(project: Project) -> None:
+    pair = Pair(project, 1, "trunk")
+
+    def land() -> None:
+        frozen.swap = lambda *_: die()  # type: ignore[assignment]
+        pair.land()
+
+    assert ended(forked(land)) == -9
+    project.write("src/f0", "mine\n")
+    project.end_lease()
+    project.landings().work_off()
+    pair.require_landed(1)
+    assert project.status() == f"M src/f0\n {EDIT}"
+    assert (project.top / "src/f0").read_text() == "mine\n"
+    assert git("show", "trunk:src/f0", at=project.top) == "1"
+
+
+def test_a_late_swap_of_a_void_intent_is_recognised(project: Project) -> None:
+    """A lander is stopped before its swap; a person moves the branch away, and later back to where it was."""
+    pair = Pair(project, 1, "integration")
+    before = project.tip("integration")
+
+    def land() -> None:
+        real = frozen.swap
+        stopped: list[bool] = []
+
+        def swap(*arguments: Any) -> bool:
+            if not stopped:
+                stopped.append(True)
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return real(*arguments)
+
+        frozen.swap = swap  # type: ignore[assignment]
+        pair.land()
+
+    with stopped_at(10**9, land) as child:
+        assert child is not None
+        other = project.commit({"other": "1\n"}, on=before)
+        git("update-ref", "refs/heads/integration", other, at=project.top)
+        project.end_lease("integration")
+        landings = project.landings()
+        lander = landings._lander("integration")
+        with landings._repository.lease(name="landing-integration") as lease:
+            lander.publisher.recover(lease)
+        target = landings.changes.target("integration")
+        assert target is not None
+        assert target.intent is None
+        assert len(target.void) == 1
+        git("update-ref", "refs/heads/integration", before, at=project.top)
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
+    target = project.landings().changes.target("integration")
+    assert target is not None
+    assert not target.void
+
+
+# --- Planted bugs: each must be found ------------------------------------------------------------------
+
+
+def moves_without_comparing() -> None:
+    def swap(git_: Any, branch: str, old: str, new: str, worktree: Path | None = None) -> bool:
+        git_.run("update-ref", f"refs/heads/{branch}", new, worktree=worktree)
+        return True
+
+    frozen.swap = swap  # type: ignore[assignment]
+
+
+def finishes_before_the_branch_moves() -> None:
+    real = Publisher._swap
+
+    def swap(self: Publisher, intent: Any) -> bool:
+        self._finish(intent)
+        return real(self, intent)
+
+    Publisher._swap = swap  # type: ignore[method-assign]
+
+
+def forgets_that_the_branch_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the lander that comes next: an intent is given up although it was carried out."""
+
+    def recover(self: Publisher, lease: Any, intent: Any) -> None:
+        self._changes.give_up(self._name, intent, lease, "")
+
+    monkeypatch.setattr(Publisher, "_recover_intent", recover)
+    monkeypatch.setattr(Publisher, "_recover_void", lambda self, target: None)
+
+
+def all_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "chosen", lambda items, **_: list(items))
+
+
+@pytest.mark.long
+def test_a_branch_that_moves_without_a_comparison_is_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_points(monkeypatch)
+    with pytest.raises(AssertionError):
+        survive_stops(project, "integration", moves_without_comparing)
+
+
+@pytest.mark.long
+def test_an_issue_that_is_finished_before_the_branch_moves_is_found(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_points(monkeypatch)
+    with pytest.raises(AssertionError):
+        survive_kills(project, "integration", finishes_before_the_branch_moves)
+
+
+@pytest.mark.long
+def test_a_double_landing_is_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_points(monkeypatch)
+    forgets_that_the_branch_has_moved(monkeypatch)
+    with pytest.raises(AssertionError):
+        survive_kills(project, "integration", style=LandingStyle.SQUASH)
