@@ -481,7 +481,7 @@ def test_a_restore_that_an_ignored_file_blocks_is_refused_before_anything_is_pub
         repository.snapshot(lease=lease)
         before, head, files = repository.snapshots.all_ids(), repository.config(MAIN).head_snapshot_id, files_in(path)
         how = RestoreOptions(reason="it was better", path=only, keep=keep)
-        with pytest.raises(Refused, match="in the way, nothing was restored: built"):
+        with pytest.raises(Refused, match="in the way, nothing was written: built"):
             repository.snapshots.restore_in_place(MAIN, first.snapshot_id, Proof.of(lease), how)
 
         assert repository.snapshots.all_ids() == before
