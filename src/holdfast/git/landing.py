@@ -150,9 +150,14 @@ def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
             if directory.fd is not None:
                 calls.sync_filesystem(directory.fd)
         return
+    below: dict[str, list[str]] = {}
     for oid in listed:
-        with contextlib.suppress(NotFound), Directory.open(git.objects / oid[:2]) as directory:  # else it is in a pack
-            durable.sync_in(directory, oid[2:])
+        below.setdefault(oid[:2], []).append(oid[2:])
+    for name, files in below.items():
+        with contextlib.suppress(NotFound), Directory.open(git.objects / name) as directory:
+            for file in files:
+                with contextlib.suppress(NotFound):  # it is in a pack
+                    durable.sync_in(directory, file)
             durable.sync_names(directory)
 
 

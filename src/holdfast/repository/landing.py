@@ -340,6 +340,14 @@ class Landings:
                 lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
                 self._work(self._lander(target.name), lease, lambda: False, lambda: False)
 
+    def help_out(self, branch: str) -> None:
+        """Work off what a killed process may have left in the queue of a branch, unless another one is at it."""
+        for target in self.targets():
+            if target.branch == branch and (target.queue or target.intent is not None):
+                with contextlib.suppress(LockConflict):
+                    lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, purpose="landing")
+                    self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+
     def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Work under a lease; whether anything was done, or another process has taken over."""
         try:
