@@ -1,7 +1,7 @@
 """The demo of landing: agents change one file of a git repository, some are killed, and everything lands once.
 
 Every issue adds a line to one list, always at its end, so agents that work at the same time conflict. The next attempt
-merges the branch and keeps both lines. At the end, the verdict compares the branch, the issues and the checkout.
+merges the branch and keeps both lines. At the end, the branch, the issues and the checkout are compared.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def work(directory: Path, *, issue: str, seed: int) -> None:
     sides = [durable.read(directory / LIST).decode()]
     if git.run("ls-files", "--unmerged", worktree=directory):
         sides = [git.run("show", f":{stage}:{LIST}", worktree=directory).decode() for stage in (3, 2)]
-    lines = dict.fromkeys(line for side in sides for line in side.splitlines())
-    durable.replace(directory / LIST, "".join(f"{line}\n" for line in (*lines, issue) if line).encode())
+    lines = dict.fromkeys([*(line for side in sides for line in side.splitlines()), issue])
+    durable.replace(directory / LIST, "".join(f"{line}\n" for line in lines).encode())
     git.run("add", LIST, worktree=directory)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, CheckoutInTheWay, GitFailed, NotFound, Refused
+from holdfast.errors import AlreadyExists, CheckoutInTheWay, Failure, GitFailed, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, failing_to, rename
 from holdfast.git import worktrees as linked
@@ -63,9 +63,8 @@ def followers(git: Git, branch: str) -> list[Follower]:
 def _rebased(git_dir: Path) -> str | None:
     """The reference that a rebase in progress will move when it ends."""
     for name in _REBASES:
-        with contextlib.suppress(OSError):
-            content = calls.read_small(os.fspath(git_dir / name / "head-name"), _MOST_OF_A_NAME)
-            return os.fsdecode(content).strip()
+        with contextlib.suppress(Failure):
+            return os.fsdecode(durable.read(git_dir / name / "head-name", limit=_MOST_OF_A_NAME)).strip()
     return None
 
 
@@ -180,8 +179,8 @@ def _index_locked(follower: Follower, move: Move) -> Iterator[bool]:
 def _owner(follower: Follower) -> str | None:
     """The intent that the lock of the index belongs to; None if there is none, or if it is not one of ours."""
     try:
-        content = calls.read_small(os.fspath(follower.git_dir / _LOCK), _MOST_OF_A_LOCK, follow=False)
-    except OSError:
+        content = durable.read(follower.git_dir / _LOCK, limit=_MOST_OF_A_LOCK)
+    except Failure:  # there is none; or it is too long for ours
         return None
     return content.removeprefix(_OURS).decode(errors="replace").strip() if content.startswith(_OURS) else None
 
@@ -310,8 +309,8 @@ def _is_torn(tree: WorkTree, each: Difference, new: str) -> bool:
         return False
     wanted = _run(tree, "cat-file", "--filters", f"{new}:{os.fsdecode(each.path)}")
     try:
-        return wanted.startswith(calls.read_small(where, len(wanted) + 1, follow=False))
-    except OSError:
+        return wanted.startswith(durable.read(Path(where), limit=len(wanted)))
+    except Failure:
         return False
 
 
