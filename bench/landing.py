@@ -73,7 +73,12 @@ class Queue(Side):
             changes = Landings(repository, actor="agent:bench").changes
             for commit in commits:
                 landing = Landing(
-                    landing_id=new_landing_id(), target="target", branch="target", commit=commit, sequence=0, queued_at=""
+                    landing_id=new_landing_id(),
+                    target="target",
+                    branch="target",
+                    commit=commit,
+                    sequence=0,
+                    queued_at="",
                 )
                 changes.enqueue(NewLanding(landing, None, None))
 

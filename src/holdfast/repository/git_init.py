@@ -15,8 +15,8 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
+from holdfast.git import landing, transfer
 from holdfast.git import snapshots as commits
-from holdfast.git import transfer
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import Checkout, find_checkout, main_checkout
 from holdfast.git.program import Git
@@ -142,6 +142,7 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
             linked.clear_name(home.git, path)
     for place in transfer.incoming(home.git):
         transfer.forget_incoming(home.git, place)
+    landing.forget_all(home.git)
     for name in ("refs/holdfast/snapshots", "refs/holdfast/incoming", "refs/holdfast"):
         with contextlib.suppress(OSError, NotFound), Directory.open((home.paths.common / name).parent) as above:
             calls.rmdir(above.at(name.rpartition("/")[2]), dir_fd=above.fd)

@@ -44,7 +44,6 @@ from holdfast.leases.service import OWN_TTL, HeldLease
 from holdfast.repository.context import MAIN, Proof, check_early
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander
-from holdfast.repository.landing_candidates import FETCHED
 from holdfast.repository.landing_changes import LandingChanges, NewLanding
 from holdfast.repository.landing_publish import Tell
 from holdfast.repository.landing_records import (
@@ -222,7 +221,7 @@ class Landings:
         commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
         self._check_scope(issue, branch, commit)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
-        tip = transfer.fetch_branch(self.git, remote, branch, f"{FETCHED}{target_name(branch, remote.name)}")
+        tip = transfer.fetch_branch(self.git, remote, branch, f"{frozen.FETCHED}{target_name(branch, remote.name)}")
         addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
         added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, author)
         if added.tip is None:
