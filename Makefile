@@ -77,6 +77,7 @@ format: $(DEV) ## format the code and fix what the linter can fix
 
 demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## run the fault-injection demo
 	@$(BIN)/holdfast demo
+	@$(BIN)/holdfast demo --landing --workers 4 --issues 8
 
 bench: $(BENCH) ## compare with other tools; choose suites with ARGS
 	@$(BIN)/python -m bench $(ARGS)

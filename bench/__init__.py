@@ -15,4 +15,5 @@ SUITES = {
     "servers": "bench.servers",
     "git": "bench.git",
     "conflicts": "bench.conflicts",
+    "landing": "bench.landing",
 }

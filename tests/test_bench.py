@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import SUITES, conflicts, contention, git, ledger, locks, startup
+from bench import SUITES, conflicts, contention, git, landing, ledger, locks, startup
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -374,6 +374,20 @@ def test_searches_for_conflicts_are_measured(monkeypatch: pytest.MonkeyPatch, tm
     assert report.notes == []
     names = [conflicts.COLD, conflicts.WARM, conflicts.FLOOR, conflicts.ONE_CHANGED]
     assert list(report.tables[0].rows) == names
+    assert all(target.measured is not None for target in report.targets)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="a git home needs POSIX")
+def test_landings_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(git, "holdfast_command", lambda report: [sys.executable, "-m", "holdfast"])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+    report = landing.run(quick=True)
+
+    assert report.notes == []
+    assert list(report.tables[0].rows) == [landing.OURS, landing.FLOOR]
     assert all(target.measured is not None for target in report.targets)
 
 

@@ -148,7 +148,7 @@ def test_the_readme_does_what_it_says(tmp_path: Path, programs: Path) -> None:
     agent.write_text('#!/bin/sh\nprintf "%s" "$2" > prompt && git add prompt && git commit -qm "Write the parser"\n')
     agent.chmod(0o755)
     shell, _, python = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python")
-    shell = shell.replace("hf/issue-4f1c2a9b", "$(git branch --list 'hf/*' --format='%(refname:short)')")
+    shell = shell.replace("issue-4f1c2a9b", "$(git branch --list 'hf/*' --format='%(refname:lstrip=3)')")
 
     assert run_page(f"{PREPARED}{shell}```sh\ncd ..\n```\n```python{python}", tmp_path, programs) == []
     assert "Write the parser" in (tmp_path / "work/my-repo/prompt").read_text()

@@ -42,6 +42,17 @@ def test_the_demo_passes_and_leaves_nothing_behind(scratch: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_demo_of_landing_passes_and_shows_the_history(scratch: Path) -> None:
+    result = demo(scratch, "--landing", *SMALL)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("every commit of the branch passes the check.\nPASSED\n")
+    assert "is killed" in result.stdout
+    assert "* The beginning" in result.stdout
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.long
 def test_with_fencing_disabled_the_demo_fails_and_says_why(scratch: Path) -> None:
     result = demo(scratch, *SMALL, "--fault", "no-fencing", "--json")
 

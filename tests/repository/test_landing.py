@@ -345,6 +345,18 @@ def test_work_that_is_on_the_branch_lands_without_a_commit(project: Project) -> 
     assert project.landings().changes.tracker.issue(issue_id).state is State.DONE
 
 
+def test_merges_follow_the_attributes_of_the_target(project: Project) -> None:
+    project.write(".gitattributes", "list merge=union\n")
+    project.write("list", "first\n")
+    git("add", "-A", at=project.top)
+    git("commit", "-qm", "a list", at=project.top)
+    entries = [project.queue(project.commit({"list": f"first\n{word}\n"})) for word in ("one", "two")]
+    project.landings().work_off()
+    assert {project.entry(each).state for each in entries} == {LandingState.LANDED}
+    assert (project.top / "list").read_text().split() == ["first", "one", "two"]
+    project.verdict()
+
+
 # --- The checkout --------------------------------------------------------------------------------------
 
 

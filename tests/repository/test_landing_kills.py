@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import LandingPending
 from holdfast.git import landing as frozen
 from holdfast.repository.landing_publish import Publisher
 from holdfast.repository.landing_records import LandingState, LandingStyle
@@ -183,6 +184,76 @@ def test_a_late_swap_of_a_void_intent_is_recognised(project: Project) -> None:
     target = project.landings().changes.target("integration")
     assert target is not None
     assert not target.void
+
+
+def killed_before_the_swap(project: Project) -> Pair:
+    """Two entries whose lander died when the files of the checkout were those of the new tip, and nothing else was."""
+    pair = Pair(project, 1, "trunk")
+
+    def land() -> None:
+        frozen.swap = lambda *_: die()  # type: ignore[assignment]
+        pair.land()
+
+    assert ended(forked(land)) == -9
+    assert (project.top / ".git/index.lock").exists()
+    project.end_lease()
+    return pair
+
+
+def test_a_checkout_that_switched_away_after_a_kill_gets_its_files_back(project: Project) -> None:
+    pair = killed_before_the_swap(project)
+    git("switch", "-q", "-c", "elsewhere", at=project.top)  # git needs no lock of the index for that
+    project.landings().work_off()
+    pair.require_landed(1)
+    assert project.status() == EDIT
+    assert (project.top / "src/f0").read_text().startswith("0\n")
+    project.verdict(edits=EDIT)
+
+
+def test_files_go_back_if_a_person_moved_the_branch_after_a_kill(project: Project) -> None:
+    pair = killed_before_the_swap(project)
+    other = project.commit({"other": "1\n"})
+    git("update-ref", "refs/heads/trunk", other, at=project.top)
+    project.landings().work_off()
+    assert not (project.top / ".git/index.lock").exists()
+    git("read-tree", "-m", "-u", f"{other}^", other, at=project.top)
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
+
+
+def test_an_interrupt_at_the_swap_leaves_the_lock_and_is_finished_later(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(project, 1, "trunk")
+
+    def swap(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frozen, "swap", swap)
+        with pytest.raises(KeyboardInterrupt):
+            pair.land()
+    assert (project.top / ".git/index.lock").exists(), "nobody may commit with files of the new tip and an old index"
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
+
+
+def test_a_branch_that_another_git_keeps_locked_is_waited_for(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen, "_PAUSES", (0.01,))
+    pair = Pair(project, 1, "trunk")
+    lock = project.top / ".git/refs/heads/trunk.lock"
+    lock.touch()
+    with pytest.raises(LandingPending, match="trunk cannot be moved"):
+        project.landings().wait(pair.entries[0].landing_id, wait=0.1)
+    project.verdict(edits=EDIT)
+    lock.unlink()
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
 
 
 # --- Planted bugs: each must be found ------------------------------------------------------------------

@@ -265,7 +265,9 @@ def _landing(
 
     landings = landings_of(repository, output, actor)
     landings.require_issues()
-    return landings, LandOptions(branch=branch or landings.default_branch(), remote=landings.default_remote())
+    options = LandOptions(branch=branch or landings.default_branch(), remote=landings.default_remote())
+    landings.help_out(f"{options.branch}")
+    return landings, options
 
 
 def _not_landed(entry: Landing, record: dict[str, Any]) -> CommandFailed:

@@ -30,24 +30,40 @@ TTL = 3.0
 @click.option("--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Add N issues.")
 @click.option("--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files.")
+@click.option("--landing", is_flag=True, help="Let agents land their work on a branch of a git repository instead.")
 @click.option("--fault", type=click.Choice(["no-fencing"]), hidden=True, help="Break it on purpose.")
 @json_option
 @click.pass_obj
-def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None) -> int:
+def demo(
+    output: Output,
+    *,
+    workers: int,
+    issues: int,
+    seed: int | None,
+    store: str | None,
+    landing: bool,
+    fault: str | None,
+) -> int:
     """Run agents on a queue, kill three, pause one past its lease, and check the result.
 
     Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree that it
     leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary directory, which is
     removed afterwards. Prints PASSED and exits with status 0, or prints FAILED and exits with status 1.
 
+    With --landing, the agents change one file of a git repository, so that their work conflicts, and land it
+    ('holdfast agent run --land'). Five are killed. At the end, it shows the history of the branch.
+
     \b
     Examples:
       holdfast demo
+      holdfast demo --landing --issues 8
       holdfast demo --workers 16 --seed 7
     """
     from holdfast.demo.scenario import DemoPlan, play
 
     seed = random.randrange(1_000_000) if seed is None else seed
+    if landing:
+        return _land(output, workers, issues, seed)
     plan = DemoPlan(workers, issues, seed, TTL, store)
     if not output.as_json:
         introduction = _INTRODUCTION.format(workers=workers, issues=issues, seed=seed)
@@ -68,6 +84,44 @@ def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: 
         raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
     output.result(record, [part for line in _conclusion(report) for part in wrapped(line)])
     return ExitStatus.UNEXPECTED if report.audit.findings else ExitStatus.OK
+
+
+def _land(output: Output, workers: int, issues: int, seed: int) -> int:
+    """The demo of landing."""
+    from holdfast.demo.landing import play
+
+    own = [sys.executable, "-P", "-m", "holdfast"]
+    agent = [*own, "agent", "run", "--next", "--land", "--ttl", f"{TTL:g}s", "--wait", f"{4 * TTL:g}s"]
+
+    def command(top: Path, name: str) -> list[str]:
+        return [*agent, "--actor", name, "--repo", str(top), "--", *own, "demo-landing-task", "--seed", str(seed)]
+
+    def tell(text: str) -> None:
+        if not output.as_json:
+            output.line(f"  {text}")
+
+    if not output.as_json:
+        output.text(f"{workers} agents change one file of a git repository for {issues} issues. (seed {seed})\n")
+    with _signals_raise(), _scratch_directory(temporary_directory(os.environ)) as directory:
+        report = play(directory, command, issues=issues, workers=workers, seed=seed, tell=tell)
+    record = {**report._asdict(), "findings": list(report.findings), "graph": list(report.graph)}
+    record["result"] = "FAILED" if report.findings else "PASSED"
+    if output.as_json and report.findings:
+        raise Failure(f"the demo FAILED: {report.findings[0]}", hint=None, **record)
+    told = f"{report.issues} issues landed in {report.attempts} runs; {report.conflicts} conflicts were repaired."
+    verdict = [f"  {each}" for each in report.findings] + ["FAILED"]
+    passed = ["Everything landed once, and every commit of the branch passes the check.", "PASSED"]
+    output.result(record, ["", *report.graph, "", told, *(verdict if report.findings else passed)])
+    return ExitStatus.UNEXPECTED if report.findings else ExitStatus.OK
+
+
+@click.command(hidden=True)
+@click.option("--seed", type=int, required=True)
+def landing_task(seed: int) -> None:
+    """The task that an agent of the demo of landing runs, in its worktree."""
+    from holdfast.demo.landing import work
+
+    work(Path(os.getcwd()), issue=os.environ["HOLDFAST_ISSUE_ID"], seed=seed)
 
 
 @click.command(hidden=True)

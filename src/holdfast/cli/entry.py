@@ -317,6 +317,7 @@ COMMANDS = {
     "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script for your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
     "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
+    "demo-landing-task": LazyCommand("holdfast.cli.demo:landing_task", "The work of an agent that lands.", hidden=True),
     "demo-faulty-agent": LazyCommand("holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True),
 }
 

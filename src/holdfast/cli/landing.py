@@ -38,7 +38,13 @@ _actor_option = options.actor_option("human:USER")
 @click.argument("work", metavar="[WORKTREE|ISSUE]", required=False)
 @into_option
 @click.option("--issue", "issue_id", metavar="ID", help="The issue that the landing finishes.")
-@click.option("--style", type=click.Choice(["merge", "squash"]), default="merge", show_default=True)
+@click.option(
+    "--style",
+    type=click.Choice(["merge", "squash"]),
+    default="merge",
+    show_default=True,
+    help="A merge of the branch and the work, or one commit with all changes.",
+)
 @priority_option
 @click.option(
     "--push",

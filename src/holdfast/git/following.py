@@ -18,9 +18,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from holdfast.errors import AlreadyExists, CheckoutInTheWay, GitFailed, NotFound, Refused
+from holdfast.errors import AlreadyExists, CheckoutInTheWay, Failure, GitFailed, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, failing_to, rename
 from holdfast.git import worktrees as linked
@@ -37,6 +37,7 @@ _MOST_OF_A_NAME = 1 << 16
 _MOST_NAMED = 5
 _REBASES = ("rebase-merge", "rebase-apply")
 _SYMLINK = "120000"
+_REFUSALS = ("not uptodate", "would be overwritten", "would be removed", "would lose", "Cannot merge")
 _STAGED = ("diff-index", "--cached", "-z", "--name-only", "--no-renames")
 
 
@@ -49,13 +50,15 @@ class Follower(NamedTuple):
     is_rebasing: bool = False
 
 
-def followers(git: Git, branch: str) -> list[Follower]:
-    """The checkouts that have to follow a branch. One whose directory is gone has no files that could."""
+def followers(git: Git, branch: str, intent_id: str = "") -> list[Follower]:
+    """The checkouts that have to follow a branch, and those that a dead process has begun to bring along for an intent.
+    One whose directory is gone has no files that could."""
     found = []
     for each in linked.registered(git):
         git_dir = git.common if each.git_id is None else git.common / "worktrees" / each.git_id
         is_rebasing = _rebased(git_dir) == f"refs/heads/{branch}"
-        if (each.branch == branch or is_rebasing) and calls.is_directory(each.path):
+        is_begun = bool(intent_id) and _owner(git_dir) == intent_id
+        if (each.branch == branch or is_rebasing or is_begun) and calls.is_directory(each.path):
             found.append(Follower(each.git_id or "", each.path, git_dir, is_rebasing))
     return found
 
@@ -63,9 +66,8 @@ def followers(git: Git, branch: str) -> list[Follower]:
 def _rebased(git_dir: Path) -> str | None:
     """The reference that a rebase in progress will move when it ends."""
     for name in _REBASES:
-        with contextlib.suppress(OSError):
-            content = calls.read_small(os.fspath(git_dir / name / "head-name"), _MOST_OF_A_NAME)
-            return os.fsdecode(content).strip()
+        with contextlib.suppress(Failure):
+            return os.fsdecode(durable.read(git_dir / name / "head-name", limit=_MOST_OF_A_NAME)).strip()
     return None
 
 
@@ -81,15 +83,11 @@ class Move(NamedTuple):
 def require_clear(git: Git, follower: Follower, move: Move, private: Path) -> None:
     """Raise `CheckoutInTheWay` if the checkout could not follow now. Changes nothing but the file `private`."""
     _require_idle(git, follower, move)
-    if entry_exists(follower.git_dir / _LOCK) and _owner(follower) != move.intent_id:
+    if entry_exists(follower.git_dir / _LOCK) and _owner(follower.git_dir) != move.intent_id:
         raise _locked(follower)
-    found = list(differences(git, move.old, move.new))
-    tree = _started(git, follower, private)
-    try:
-        _require_room(follower, found)
-        _switch(tree, follower, found, move.old, move.new, dry=True)
-    finally:
-        durable.remove(private)
+    with _Files(git, follower, move, private) as files:
+        files.require_room()
+        files.switch(dry=True)
 
 
 def follow(
@@ -99,53 +97,58 @@ def follow(
 
     The caller holds the flock of the checkout. `private` is the path of the private index. Raises `CheckoutInTheWay`.
     """
-    with _index_locked(follower, move) as resumed:  # 3
-        if not resumed:
+    with _index_locked(follower, move) as held:  # 3
+        if not held.resumed:
             _require_idle(git, follower, move)  # 4
             if not has_moved and linked.commit_of(git, f"refs/heads/{move.branch}") != move.old:
                 return swap()  # whoever moved the branch has taken care of the checkout
-        found = list(differences(git, move.old, move.new))
-        tree = _started(git, follower, private)
-        try:
-            if resumed:
-                _resume(tree, follower, found, move)
+        with _Files(git, follower, move, private) as files:
+            _go_forward(files, held)  # 5
+            try:
+                moved = swap()  # 6
+            except GitFailed as failure:
+                files.go_back()
+                held.is_settled = True
+                message = f"{move.branch} cannot be moved: {failure.message}"
+                raise CheckoutInTheWay(message, path=str(follower.top)) from failure
+            if moved and linked.current_branch(git, follower.top) == move.branch:
+                files.publish_index()  # 7
             else:
-                _require_room(follower, found)
-            _switch(tree, follower, found, move.old, move.new)  # 5
-            if not swap():  # 6
-                _go_back(tree, follower, found, move)
-                return False
-            if linked.current_branch(git, follower.top) != move.branch:
-                _go_back(tree, follower, found, move)
-                return True
-            with Directory.open(private.parent) as directory:
-                durable.sync_in(directory, private.name)
-            with failing_to("replace", follower.git_dir / "index"):
-                rename(private, follower.git_dir / "index")  # 7
-            return True
-        finally:
-            durable.remove(private)
+                files.go_back()
+            held.is_settled = True
+            return moved
+
+
+def _go_forward(files: _Files, held: _HeldIndex) -> None:
+    if held.resumed:
+        files.resume()
+    else:
+        files.require_room()
+    held.is_settled = False
+    try:
+        files.switch()
+    except CheckoutInTheWay:  # git has refused, and touched nothing
+        if held.resumed:
+            files.go_back()
+        held.is_settled = True
+        raise
 
 
 def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
     """Undo what a dead process began for an intent that is void. Does nothing if its `index.lock` is not there."""
-    if _owner(follower) != move.intent_id:
+    if _owner(follower.git_dir) != move.intent_id:
         return
-    with _index_locked(follower, move):
-        found = list(differences(git, move.old, move.new))
-        tree = _started(git, follower, private)
-        try:
-            _resume(tree, follower, found, move)
-            _switch(tree, follower, found, move.old, move.new)
-            _go_back(tree, follower, found, move)
-        finally:
-            durable.remove(private)
+    with _index_locked(follower, move) as held, _Files(git, follower, move, private) as files:
+        files.resume()
+        files.switch()
+        files.go_back()
+        held.is_settled = True
 
 
 def catch_up(git: Git, follower: Follower, move: Move, private: Path) -> None:
     """Bring a checkout along whose branch has moved without it: after a kill, or because somebody switched to the
     branch just then. Does nothing if its index is not that of the old tip, as far as the two tips differ."""
-    if _owner(follower) != move.intent_id:
+    if _owner(follower.git_dir) != move.intent_id:
         behind = git.run(*_STAGED, move.new, "--", worktree=follower.top).split(b"\0")
         staged = git.run(*_STAGED, move.old, "--", worktree=follower.top).split(b"\0")
         paths = {each.path for each in differences(git, move.old, move.new)}
@@ -157,31 +160,39 @@ def catch_up(git: Git, follower: Follower, move: Move, private: Path) -> None:
 # --- The lock of the index ----------------------------------------------------------------------------
 
 
+class _HeldIndex:
+    """The lock of an index. It is released only if the files are settled: as in the index, or in the one that replaces
+    it. Else it stays, as after a kill, until somebody finishes. `resumed` says that it was that of a dead process."""
+
+    def __init__(self, *, resumed: bool) -> None:
+        self.resumed = resumed
+        self.is_settled = not resumed
+
+
 @contextlib.contextmanager
-def _index_locked(follower: Follower, move: Move) -> Iterator[bool]:
-    """Hold git's lock of the index for the block; the value says whether it was that of a dead process of the same
-    intent. A foreign lock raises `CheckoutInTheWay`."""
-    resumed = False
+def _index_locked(follower: Follower, move: Move) -> Iterator[_HeldIndex]:
+    """Hold git's lock of the index for the block. A foreign lock raises `CheckoutInTheWay`."""
     with Directory.open(follower.git_dir) as directory:
         content = _OURS + move.intent_id.encode() + b"\n"
         try:
             durable.create_in(directory, _LOCK, content, mode=0o666, durable=False)
+            held = _HeldIndex(resumed=False)
         except AlreadyExists:
-            if _owner(follower) != move.intent_id:
+            if _owner(follower.git_dir) != move.intent_id:
                 raise _locked(follower) from None
-            resumed = True  # it has our content, and nobody but us can have the flock: it is ours now
+            held = _HeldIndex(resumed=True)  # it has our content, and only we have the flock: it is ours now
         try:
-            yield resumed
+            yield held
         finally:
-            if _owner(follower) == move.intent_id:
+            if held.is_settled and _owner(follower.git_dir) == move.intent_id:
                 durable.remove_in(directory, _LOCK, durable=False)
 
 
-def _owner(follower: Follower) -> str | None:
+def _owner(git_dir: Path) -> str | None:
     """The intent that the lock of the index belongs to; None if there is none, or if it is not one of ours."""
     try:
-        content = calls.read_small(os.fspath(follower.git_dir / _LOCK), _MOST_OF_A_LOCK, follow=False)
-    except OSError:
+        content = durable.read(git_dir / _LOCK, limit=_MOST_OF_A_LOCK)
+    except Failure:  # there is none; or it is too long for ours
         return None
     return content.removeprefix(_OURS).decode(errors="replace").strip() if content.startswith(_OURS) else None
 
@@ -205,134 +216,154 @@ def _require_idle(git: Git, follower: Follower, move: Move) -> None:
 # --- Files --------------------------------------------------------------------------------------------
 
 
-def _started(git: Git, follower: Follower, private: Path) -> WorkTree:
-    """The work tree with a private copy of its index."""
-    tree = WorkTree(git, follower.top, private)
-    if not copy_with_time(follower.git_dir / "index", private):
-        _run(tree, "read-tree", "--empty")
-    return tree
+class _Files:
+    """The files of a checkout that a move changes, and a private copy of its index. A context manager."""
+
+    def __init__(self, git: Git, follower: Follower, move: Move, private: Path) -> None:
+        self._follower, self._move = follower, move
+        self._found = list(differences(git, move.old, move.new))
+        self._tree = WorkTree(git, follower.top, private)
+
+    def __enter__(self) -> Self:
+        if not copy_with_time(self._follower.git_dir / "index", self._tree.index):
+            self._run("read-tree", "--empty")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        durable.remove(self._tree.index)
+
+    def _run(self, *arguments: str, content: bytes | None = None) -> bytes:
+        """Run git on the private index with the user's own settings: it is to replace the user's index."""
+        tree = self._tree
+        return tree.git.run(*arguments, worktree=tree.top, index=tree.index, content=content)
+
+    def require_room(self) -> None:
+        """4. Raise if an untracked file is in the way."""
+        try:
+            require_room(self._follower.top, self._found)
+        except Refused as refusal:
+            message = refusal.message.replace(", nothing was written", "")
+            raise CheckoutInTheWay(message, path=str(self._follower.top), files=refusal.facts["files"]) from None
+
+    def switch(self, *, dry: bool = False) -> None:
+        """5. Change the files from the old commit to the new one."""
+        self._switch(self._found, self._move.old, self._move.new, dry=dry)
+
+    def publish_index(self) -> None:
+        """7. Replace the user's index."""
+        private, index = self._tree.index, self._follower.git_dir / "index"
+        with Directory.open(private.parent) as directory:
+            durable.sync_in(directory, private.name)
+        with failing_to("replace", index):
+            rename(private, index)
+
+    def resume(self) -> None:
+        """Make sense of files that a dead process left."""
+        self._resume(self._found, self._move.new)
+
+    def go_back(self) -> None:
+        """Give the checkout the files of the old commit again, except those that the user's index, which was not
+        touched, does not have as in that commit."""
+        old, new, top = self._move.old, self._move.new, self._follower.top
+        staged = self._tree.git.run(*_STAGED, old, "--", worktree=top).split(b"\0")
+        back = [Difference(each.path, each.modes[::-1], each.oids[::-1]) for each in self._found]
+        self._stage([each for each in back if each.path in staged])
+        try:
+            self._switch(back, new, old)
+        except CheckoutInTheWay:  # a person has edited one of them since: what is theirs stays
+            self._resume(back, old)
+            with contextlib.suppress(CheckoutInTheWay):
+                self._switch(back, new, old)
+
+    def _switch(self, found: list[Difference], old: str, new: str, *, dry: bool = False) -> None:
+        """Change files. If git refuses, its index may only not know the files: look at them, and accept those that are
+        already as in the new commit. Raises `GitFailed` if git failed in the middle."""
+        command = ("read-tree", "-m", "-u", *(("-n",) if dry else ()), old, new)
+        try:
+            self._run(*command)
+            return
+        except GitFailed as failure:
+            if not _is_refusal(failure):
+                raise
+        self._stage([each for each in found if self._is_as(each)[1]])
+        self._refresh()
+        try:
+            self._run(*command)
+        except GitFailed as failure:
+            if not _is_refusal(failure):
+                raise
+            raise self._overlapping(found, old, failure) from failure
+
+    def _overlapping(self, found: list[Difference], old: str, refusal: GitFailed) -> CheckoutInTheWay:
+        top = self._follower.top
+        changed = self._run("diff-index", "-z", "--name-only", "--no-renames", old, "--").split(b"\0")
+        names = [shown(os.fsdecode(path)) for path in sorted({each.path for each in found} & set(changed))]
+        some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+        message = f"{top} has uncommitted changes in files that landing changes: {some or refusal.message}"
+        hint = "Commit or discard them. To land without touching this checkout, use another branch: --into."
+        return CheckoutInTheWay(message, hint=hint, path=str(top), files=names)
+
+    def _stage(self, found: list[Difference]) -> None:
+        """Let the private index have these paths as in the new commit."""
+        lines = b"".join(f"{each.modes[1]} {each.oids[1]}\t".encode() + each.path + b"\0" for each in found)
+        if lines:
+            self._run("update-index", "-z", "--index-info", content=lines)
+
+    def _refresh(self) -> None:
+        with contextlib.suppress(GitFailed):  # some files differ
+            self._run("update-index", "-q", "--refresh")
+
+    def _is_as(self, each: Difference) -> tuple[bool, bool]:
+        """Whether the file at a path is as in the old commit, and whether it is as in the new one."""
+        if LINK in each.modes:
+            return True, False  # the files of a nested repository do not change
+        mode = mode_now(os.path.join(self._tree.top, os.fsdecode(each.path)))
+        oid = dict(hashes(self._tree, [each.path])).get(each.path, "") if mode != NONE else ""
+
+        def is_at(side: int) -> bool:
+            if NONE in (mode, each.modes[side]):
+                return mode == each.modes[side]
+            return oid == each.oids[side] and (mode == _SYMLINK) == (each.modes[side] == _SYMLINK)
+
+        old, new = is_at(0), is_at(1)
+        return (mode == each.modes[0], mode == each.modes[1]) if old and new else (old, new)
+
+    def _resume(self, found: list[Difference], new: str) -> None:
+        """Files that are as in the new commit are done; one that git began to write starts again as in the old commit;
+        everything else is a person's work, which stays."""
+        kept: list[Difference] = []
+        for each in found:
+            is_old, is_new = self._is_as(each)
+            if is_old and not is_new:
+                continue
+            if not is_new and self._is_torn(each, new):
+                self._roll_back(each)
+            else:
+                kept.append(each)
+        self._stage(kept)
+        self._refresh()
+
+    def _is_torn(self, each: Difference, new: str) -> bool:
+        """Whether git may have been killed while it wrote this file: it is missing, or the beginning of the new one."""
+        where = self._tree.top / os.fsdecode(each.path)
+        if mode_now(os.fspath(where)) == NONE:
+            return True
+        if each.modes[1] == NONE or calls.is_directory(where):
+            return False
+        wanted = self._run("cat-file", "--filters", f"{new}:{os.fsdecode(each.path)}")
+        try:
+            return wanted.startswith(durable.read(where, limit=len(wanted)))
+        except Failure:
+            return False
+
+    def _roll_back(self, each: Difference) -> None:
+        if each.modes[0] == NONE:
+            with contextlib.suppress(NotFound):
+                durable.remove(self._tree.top / os.fsdecode(each.path))
+            return
+        self._run("checkout-index", "--force", "-z", "--stdin", content=each.path + b"\0")
 
 
-def _run(tree: WorkTree, *arguments: str, content: bytes | None = None) -> bytes:
-    """Run git on the private index with the user's own settings: it is to replace the user's index."""
-    return tree.git.run(*arguments, worktree=tree.top, index=tree.index, content=content)
-
-
-def _refresh(tree: WorkTree) -> None:
-    with contextlib.suppress(GitFailed):  # some files differ
-        _run(tree, "update-index", "-q", "--refresh")
-
-
-def _require_room(follower: Follower, found: list[Difference]) -> None:
-    try:
-        require_room(follower.top, found)
-    except Refused as refusal:
-        message = refusal.message.replace(", nothing was written", "")
-        raise CheckoutInTheWay(message, path=str(follower.top), files=refusal.facts["files"]) from None
-
-
-def _switch(
-    tree: WorkTree, follower: Follower, found: list[Difference], old: str, new: str, *, dry: bool = False
-) -> None:
-    """5. Change the files from one commit to another. If git refuses, its index may only not know the files: look at
-    them, and accept those that are already as in the new commit."""
-    command = ("read-tree", "-m", "-u", *(("-n",) if dry else ()), old, new)
-    try:
-        _run(tree, *command)
-        return
-    except GitFailed:
-        done = [each for each in found if _is_as(tree, each)[1]]
-    _stage(tree, done)
-    _refresh(tree)
-    try:
-        _run(tree, *command)
-    except GitFailed as refusal:
-        raise _overlapping(tree, follower, found, old, refusal) from refusal
-
-
-def _overlapping(
-    tree: WorkTree, follower: Follower, found: list[Difference], old: str, refusal: GitFailed
-) -> CheckoutInTheWay:
-    changed = _run(tree, "diff-index", "-z", "--name-only", "--no-renames", old, "--").split(b"\0")
-    paths = sorted({each.path for each in found} & set(changed))
-    names = [shown(os.fsdecode(path)) for path in paths]
-    some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
-    message = f"{follower.top} has uncommitted changes in files that landing changes: {some or refusal.message}"
-    hint = "Commit or discard them. To land without touching this checkout, use another branch: --into."
-    return CheckoutInTheWay(message, hint=hint, path=str(follower.top), files=names)
-
-
-def _stage(tree: WorkTree, found: list[Difference]) -> None:
-    """Let the private index have these paths as in the new commit."""
-    lines = b"".join(f"{each.modes[1]} {each.oids[1]}\t".encode() + each.path + b"\0" for each in found)
-    if lines:
-        _run(tree, "update-index", "-z", "--index-info", content=lines)
-
-
-def _is_as(tree: WorkTree, each: Difference) -> tuple[bool, bool]:
-    """Whether the file at a path is as in the old commit, and whether it is as in the new one."""
-    mode = mode_now(os.path.join(tree.top, os.fsdecode(each.path)))
-    if LINK in each.modes:
-        return True, False  # the files of a nested repository do not change
-    oid = dict(hashes(tree, [each.path])).get(each.path, "") if mode != NONE else ""
-
-    def is_at(side: int) -> bool:
-        if NONE in (mode, each.modes[side]):
-            return mode == each.modes[side]
-        return oid == each.oids[side] and (mode == _SYMLINK) == (each.modes[side] == _SYMLINK)
-
-    old, new = is_at(0), is_at(1)
-    return (mode == each.modes[0], mode == each.modes[1]) if old and new else (old, new)
-
-
-def _resume(tree: WorkTree, follower: Follower, found: list[Difference], move: Move) -> None:
-    """Make sense of files that a dead process left: those that are as in the new commit are done, one that git began
-    to write starts again as in the old commit, and everything else is a person's work, which stays."""
-    kept: list[Difference] = []
-    for each in found:
-        is_old, is_new = _is_as(tree, each)
-        if is_old and not is_new:
-            continue
-        if not is_new and _is_torn(tree, each, move.new):
-            _roll_back(tree, each)
-        else:
-            kept.append(each)
-    _stage(tree, kept)
-    _refresh(tree)
-
-
-def _is_torn(tree: WorkTree, each: Difference, new: str) -> bool:
-    """Whether git may have been killed while it wrote this file: it is missing, or the beginning of the new content."""
-    where = os.path.join(tree.top, os.fsdecode(each.path))
-    if mode_now(where) == NONE:
-        return True
-    if each.modes[1] == NONE or calls.is_directory(where):
-        return False
-    wanted = _run(tree, "cat-file", "--filters", f"{new}:{os.fsdecode(each.path)}")
-    try:
-        return wanted.startswith(calls.read_small(where, len(wanted) + 1, follow=False))
-    except OSError:
-        return False
-
-
-def _roll_back(tree: WorkTree, each: Difference) -> None:
-    path = tree.top / os.fsdecode(each.path)
-    if each.modes[0] == NONE:
-        with contextlib.suppress(NotFound):
-            durable.remove(path)
-        return
-    _run(tree, "checkout-index", "--force", "-z", "--stdin", content=each.path + b"\0")
-
-
-def _go_back(tree: WorkTree, follower: Follower, found: list[Difference], move: Move) -> None:
-    """Give the checkout the files of the old commit again, except those that the user's index, which was not touched,
-    does not have as in that commit."""
-    staged = tree.git.run(*_STAGED, move.old, "--", worktree=follower.top).split(b"\0")
-    back = [Difference(each.path, each.modes[::-1], each.oids[::-1]) for each in found]
-    _stage(tree, [each for each in back if each.path in staged])
-    try:
-        _switch(tree, follower, back, move.new, move.old)
-    except CheckoutInTheWay:  # a person has edited one of them since: what is theirs stays
-        _resume(tree, follower, back, move._replace(old=move.new, new=move.old))
-        with contextlib.suppress(CheckoutInTheWay):
-            _switch(tree, follower, back, move.new, move.old)
+def _is_refusal(failure: GitFailed) -> bool:
+    """Whether git has looked at the files, and touched none."""
+    return any(words in str(failure.facts["stderr"]) for words in _REFUSALS)

@@ -16,12 +16,14 @@ from holdfast.errors import GitFailed, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, failing_to, sync_parents
 from holdfast.git import worktrees as linked
-from holdfast.git.merging import Merged, merge
+from holdfast.git.merging import Merged, merge, write_attributes
 from holdfast.git.program import HOLDFAST, Author, Git
 from holdfast.git.snapshots import update_refs
+from holdfast.trees.walker import remove_tree
 
 FROZEN = "refs/holdfast/landing/"
 CANDIDATES = "refs/holdfast/candidates/"
+FETCHED = "refs/holdfast/fetched/"  # the tips of branches on remotes
 _NOT_COMMITTED = ("a rebase", "a cherry-pick", "a revert", "a bisection")
 _MOST_SYNCED = 200  # objects that are synced one by one; beyond that, the filesystem is
 _DURABLE = ("core.fsync=all", "core.fsyncMethod=batch")
@@ -87,6 +89,15 @@ def forget(git: Git, frozen: Iterable[tuple[str, str]]) -> None:
         update_refs(git, lines)
 
 
+def forget_all(git: Git) -> None:
+    """Delete every reference of landing, and git's empty directories of them."""
+    found = git.run("for-each-ref", "--format=%(refname)", FROZEN, CANDIDATES, FETCHED).decode().splitlines()
+    if found:
+        update_refs(git, "".join(f"delete {each}\n" for each in found))
+    for name in (FROZEN, CANDIDATES, FETCHED):
+        remove_tree(git.common / name.rstrip("/"))
+
+
 def _sync_reference(git: Git, name: str) -> None:
     with contextlib.suppress(NotFound):  # git may keep references elsewhere
         sync_parents(git.common / name)
@@ -110,12 +121,13 @@ class Added(NamedTuple):
     merged: Merged
 
 
-def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author) -> Added:
+def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author, attributes: Path | None = None) -> Added:
     """Put one frozen commit on a tip: a merge of both, or one commit with all of its changes.
 
-    `tip_tree` is the tree of the tip: if the merge does not change it, the tip may contain the commit.
+    `tip_tree` is the tree of the tip: if the merge does not change it, the tip may contain the commit. `attributes` is
+    as for `merge`.
     """
-    merged = merge(git, tip, addition.commit)
+    merged = merge(git, tip, addition.commit, attributes=attributes)
     if merged.tree is None:
         return Added(None, merged)
     if merged.tree == tip_tree and is_contained(git, addition.commit, tip):
@@ -124,6 +136,15 @@ def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author) -
     words = "commit-tree", *parents, "-F", "-", merged.tree
     made = git.run(*words, content=addition.message.encode(), settings=("commit.gpgSign=false",), author=author)
     return Added(made.decode().strip(), merged)
+
+
+def attributes_in(git: Git, commit: str, directory: Path) -> Path | None:
+    """The directory, filled with the attributes that a commit has for merges; None if it has none."""
+    names = git.run("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split(b"\0")
+    if not any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
+        return None
+    write_attributes(git, commit, directory)
+    return directory
 
 
 def is_contained(git: Git, commit: str, tip: str) -> bool:
@@ -150,9 +171,14 @@ def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
             if directory.fd is not None:
                 calls.sync_filesystem(directory.fd)
         return
+    below: dict[str, list[str]] = {}
     for oid in listed:
-        with contextlib.suppress(NotFound), Directory.open(git.objects / oid[:2]) as directory:  # else it is in a pack
-            durable.sync_in(directory, oid[2:])
+        below.setdefault(oid[:2], []).append(oid[2:])
+    for name, files in below.items():
+        with contextlib.suppress(NotFound), Directory.open(git.objects / name) as directory:
+            for file in files:
+                with contextlib.suppress(NotFound):  # it is in a pack
+                    durable.sync_in(directory, file)
             durable.sync_names(directory)
 
 

@@ -197,8 +197,6 @@ class Assignment:
         If the work does not land, the issue goes back to the queue, with the reason for its next agent. If the agent
         itself has already finished or released the issue, that outcome stands.
         """
-        from holdfast.repository.landing_changes import explained
-
         if self._ended_without_successor() is not None:
             return self.succeed()
         self.claim.renew()
@@ -213,7 +211,7 @@ class Assignment:
         succeeded = entry.is_open or entry.landed_as is not None
         if not succeeded:
             with contextlib.suppress(Failure):  # the claim was lost, or the issue is finished
-                issue = self._tracker.claims.release(issue.id, self.claim.id, reason=explained(entry))
+                issue = self._tracker.claims.release(issue.id, self.claim.id, reason=f"{entry.landing_id} did not land")
         self.outcome = Outcome(issue, succeeded, saved.snapshot_id, sequence, saved.failure, saved.warning, entry)
         return self.outcome
 

@@ -15,7 +15,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import counted
 from holdfast.fs.probe import require_safe
-from holdfast.git import isolated, transfer
+from holdfast.git import isolated, landing, transfer
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import Checkout, find_checkout, is_confirmed, is_worktree_of, main_checkout
@@ -177,6 +177,7 @@ def _forget_everything(git: Git) -> None:
         commits.drop_keep(git, each)
     for place in transfer.incoming(git):
         transfer.forget_incoming(git, place)
+    landing.forget_all(git)
     for git_id in GitPaths(git.common / "holdfast").git_ids():
         _forget_worktree(git, git.common / "worktrees" / git_id)
     include_again(git)

@@ -28,6 +28,7 @@ from holdfast.repository.landing_plan import Candidate, LandingPlan
 from holdfast.repository.landing_publish import Publisher, Tell
 from holdfast.repository.landing_records import Landing, LandingTarget, in_order
 from holdfast.repository.landing_tests import CandidateTests
+from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import Settings, read_settings
 
@@ -79,6 +80,7 @@ class Lander:
         self._target = Target(git, target.branch, target.name, remote)
         self._author = landing.author_of(git)
         self._tell = tell
+        self._rooms = contextlib.ExitStack()
         self._runs: dict[Candidate, CheckRun] = {}  # the last failed run of each candidate
         self.publisher = Publisher(context, changes, self._target, tell)
 
@@ -87,7 +89,8 @@ class Lander:
         tests are not waited for."""
         self.publisher.recover(lease)
         did = False
-        with CandidateTests() as tests:
+        with CandidateTests() as tests, contextlib.ExitStack() as rooms:
+            self._rooms = rooms
             work = _Work(self._chain(), tests, is_late)
             while not until() and self._go_on(lease, work):
                 did = True
@@ -96,7 +99,10 @@ class Lander:
         return did
 
     def _chain(self) -> Chain:
-        return Chain(self._target.git, self._target.tip(), self._author)
+        """An empty chain on the tip as it is now. Merges read attributes from a directory in scratch."""
+        git, tip = self._target.git, self._target.tip()
+        room = self._rooms.enter_context(scratch(self._repository.context, "land"))
+        return Chain(git, tip, self._author, landing.attributes_in(git, tip, room.path / "attributes"))
 
     def _go_on(self, lease: HeldLease, work: _Work) -> bool:
         """Take one step: build, test, publish, or give an entry its outcome; False if nothing can be done."""

@@ -44,7 +44,6 @@ from holdfast.leases.service import OWN_TTL, HeldLease
 from holdfast.repository.context import MAIN, Proof, check_early
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander
-from holdfast.repository.landing_candidates import FETCHED
 from holdfast.repository.landing_changes import LandingChanges, NewLanding
 from holdfast.repository.landing_publish import Tell
 from holdfast.repository.landing_records import (
@@ -222,7 +221,7 @@ class Landings:
         commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
         self._check_scope(issue, branch, commit)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
-        tip = transfer.fetch_branch(self.git, remote, branch, f"{FETCHED}{target_name(branch, remote.name)}")
+        tip = transfer.fetch_branch(self.git, remote, branch, f"{frozen.FETCHED}{target_name(branch, remote.name)}")
         addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
         added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, author)
         if added.tip is None:
@@ -339,6 +338,14 @@ class Landings:
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
                 lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
                 self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+
+    def help_out(self, branch: str) -> None:
+        """Work off what a killed process may have left in the queue of a branch, unless another one is at it."""
+        for target in self.targets():
+            if target.branch == branch and (target.queue or target.intent is not None):
+                with contextlib.suppress(LockConflict):
+                    lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, purpose="landing")
+                    self._work(self._lander(target.name), lease, lambda: False, lambda: False)
 
     def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Work under a lease; whether anything was done, or another process has taken over."""

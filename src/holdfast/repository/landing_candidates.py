@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from holdfast.git.program import Author, Git
 from holdfast.git.transfer import Remote
 from holdfast.repository.landing_records import Landing, LandingState, LandingStyle
 
-FETCHED = "refs/holdfast/fetched/"  # the tips of branches on remotes
 _MOST_SUBJECTS = 3
 
 
@@ -30,7 +30,7 @@ class Target(NamedTuple):
     def tip(self) -> str:
         """The commit that the next candidate is built on; raises `NotFound` if there is no such branch."""
         if self.remote is not None:
-            return transfer.fetch_branch(self.git, self.remote, self.branch, f"{FETCHED}{self.name}")
+            return transfer.fetch_branch(self.git, self.remote, self.branch, f"{landing.FETCHED}{self.name}")
         found = landing.tip_of(self.git, self.branch)
         if found is None:
             hint = f"Create it: 'git branch {self.branch}'. Or name another one: --into."
@@ -59,8 +59,10 @@ class Target(NamedTuple):
 class Chain:
     """Candidates on one tip: each entry on top of the one before, as long as they merge."""
 
-    def __init__(self, git: Git, tip: str, author: Author) -> None:
+    def __init__(self, git: Git, tip: str, author: Author, attributes: Path | None = None) -> None:
+        """`attributes` is a directory with the attributes of the tip, for merges."""
         self.git = git
+        self._attributes = attributes
         self.tip = tip
         self.entries: list[Landing] = []
         self.tips: list[str] = []
@@ -78,7 +80,7 @@ class Chain:
         squash = entry.style is LandingStyle.SQUASH
         addition = Addition(entry.commit, message_of(entry), squash=squash)
         try:
-            added = landing.add(self.git, self.end(), self._tree, addition, self._author)
+            added = landing.add(self.git, self.end(), self._tree, addition, self._author, self._attributes)
         except GitFailed as failure:
             return with_failure(entry, self.tip, f"git cannot merge it: {failure.message}")
         if added.tip is not None:
@@ -86,7 +88,9 @@ class Chain:
             self.tips.append(added.tip)
             self._tree = f"{added.merged.tree}"
             return None
-        alone = added if not self.entries else landing.add(self.git, self.tip, "", addition, self._author)
+        alone = (
+            added if not self.entries else landing.add(self.git, self.tip, "", addition, self._author, self._attributes)
+        )
         if alone.tip is not None:
             self.deferred.add(entry.landing_id)
             return None

@@ -17,6 +17,7 @@ from holdfast.errors import Changed, CheckoutInTheWay, Failure, GitFailed, NotFo
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.git import following, landing, transfer
+from holdfast.git import worktrees as linked
 from holdfast.git.following import Follower, Move
 from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
@@ -85,7 +86,7 @@ class Publisher:
     def _carry_out(self, lease: HeldLease, intent: PublishIntent, chain: Chain, length: int) -> bool:
         try:
             swapped = self._swap(intent)  # 3 to 7
-        except (CheckoutInTheWay, GitFailed) as failure:
+        except CheckoutInTheWay as failure:  # nothing was touched; any other failure is left to recovery
             self._changes.give_up(self._name, intent, lease, failure.message)
             self._wait_for(lease, failure)
             return False
@@ -125,8 +126,9 @@ class Publisher:
         if intent.old == intent.new:
             return True
         if self._target.remote is not None:
-            if not self._target.push(intent.old, intent.new):
-                return False
+            with self._waiting_for_git():
+                if not self._target.push(intent.old, intent.new):
+                    return False
             self._follow_remote(intent)
             return True
         return self._swap_here(self._move(intent))
@@ -140,10 +142,20 @@ class Publisher:
                     return landing.swap(self._git, self._branch, move.old, move.new, top)
 
                 return following.follow(self._git, each, move, private, swap)
-        if not landing.swap(self._git, self._branch, move.old, move.new):
-            return False
+        with self._waiting_for_git():
+            if not landing.swap(self._git, self._branch, move.old, move.new):
+                return False
         self._catch_up(move)  # somebody may have switched to the branch just then
         return True
+
+    @contextlib.contextmanager
+    def _waiting_for_git(self) -> Iterator[None]:
+        """Let a branch that git does not move, while no checkout is touched, be waited for."""
+        try:
+            yield
+        except GitFailed as failure:
+            message = f"{self._branch} cannot be moved: {failure.message}"
+            raise CheckoutInTheWay(message, hint=failure.hint, path=str(self._git.common)) from failure
 
     def _follow_remote(self, intent: PublishIntent) -> None:
         """Let the branch here follow the one on the remote, if nothing is in the way: else a person pulls."""
@@ -156,7 +168,7 @@ class Publisher:
             self._tell(f"{self._branch} here stays behind: {failure.message}")
 
     def _catch_up(self, move: Move) -> None:
-        for each in following.followers(self._git, self._branch):
+        for each in following.followers(self._git, self._branch, move.intent_id):
             if not each.is_rebasing:
                 with contextlib.suppress(CheckoutInTheWay), self._checkout_locked(each) as private:
                     following.catch_up(self._git, each, move, private)
@@ -198,16 +210,21 @@ class Publisher:
             self._finish(intent)
             return
         try:
+            self._retreat(intent, only_switched=tip == intent.old)
             if tip == intent.old and self._swap(intent):
                 self._finish(intent)
                 return
-            for each in following.followers(self._git, self._branch):
-                with self._checkout_locked(each) as private:
-                    following.retreat(self._git, each, self._move(intent), private)
-        except (CheckoutInTheWay, GitFailed) as failure:
+        except CheckoutInTheWay as failure:
             self._changes.give_up(self._name, intent, lease, failure.message)
             return
         self._changes.give_up(self._name, intent, lease, "")
+
+    def _retreat(self, intent: PublishIntent, *, only_switched: bool) -> None:
+        """Undo what a dead process began in checkouts; or only in those that have switched to another branch since."""
+        for each in following.followers(self._git, self._branch, intent.intent_id):
+            if not only_switched or linked.current_branch(self._git, each.top) != self._branch:
+                with self._checkout_locked(each) as private:
+                    following.retreat(self._git, each, self._move(intent), private)
 
     def _recover_void(self, target: LandingTarget) -> None:
         """A process that was stopped may have moved the branch after its intent had been given up."""
