@@ -16,10 +16,12 @@ from holdfast.errors import DirectoryReplaced, Failure, Refused
 from holdfast.git.isolated import read_head
 from holdfast.issues.tracker import Tracker
 from holdfast.repository.agent import AssignmentOptions, take_work
-from holdfast.repository.context import MAIN
+from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_of
+from holdfast.repository.landing import Landings, LandOptions
+from holdfast.repository.landing_records import LandingState
 from holdfast.repository.opening import open_tracker, place_for_tracker
 from holdfast.repository.repository import Repository, find_repository
 from proof.crash import kill_points
@@ -97,6 +99,24 @@ def test_an_agent_commits_without_a_write_outside_of_its_directory(
     assert config.git.isolated is True
     assert of_the_user(path) == user
     require_sound(repository)
+
+
+def test_the_work_in_one_lands(repository: Repository, dev: Path, path: Path) -> None:
+    before, status = files_in(path), git("status", "--porcelain", at=path)
+    commit(dev, {"work": "committed"})
+    put_files(dev, {"more": "uncommitted"})
+    landings = Landings(repository, actor="human:user")
+    with repository.lease("dev") as lease:
+        entry = landings.enqueue("dev", Proof.of(lease), LandOptions())
+    assert landings.wait(entry.landing_id).state is LandingState.LANDED
+
+    assert files_in(path) == {**before, "work": "committed", "more": "uncommitted"}
+    assert git("status", "--porcelain", at=path) == status
+    assert commit(dev, {"more": "again"})  # the agent goes on where it was
+    with repository.lease("dev") as lease:
+        entry = landings.enqueue("dev", Proof.of(lease), LandOptions())
+    assert landings.wait(entry.landing_id).state is LandingState.LANDED
+    assert files_in(path)["more"] == "again"
 
 
 def test_commits_arrive_with_a_snapshot_and_when_they_are_asked_for(repository: Repository, dev: Path) -> None:

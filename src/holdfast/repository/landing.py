@@ -161,12 +161,9 @@ class Landings:
         Calling it again for the same commit returns the entry that is queued. Raises `Refused` if the worktree has
         unresolved conflicts, or the target itself checked out; and as a claim does if somebody else has the issue.
         """
-        path, branch = self._repository.path(worktree), options.branch or self.default_branch()
-        issue = self._issue(worktree, options.issue_id)
+        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         self._check_target(worktree, branch, options.remote)
-        author = frozen.author_of(self.git, path)
-        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
-        self._check_scope(issue, branch, commit)
+        commit = self._commit(worktree, proof, issue, branch)
         title = issue.title if issue else self._subject(commit)
         landing = Landing(
             landing_id=new_landing_id(),
@@ -214,22 +211,28 @@ class Landings:
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
         """For a branch that may not be pushed to: push the work, merged with its tip, as a branch of its own. The name
         of that branch, and its commit. Nothing is queued, and the issue stays as it is."""
-        branch, path = options.branch or self.default_branch(), self._repository.path(worktree)
-        check_early(self._context, worktree, proof)
-        issue = self._issue(worktree, options.issue_id)
-        author = frozen.author_of(self.git, path)
-        commit = frozen.commit_work(self.git, path, self._message(worktree, issue), author)
-        self._check_scope(issue, branch, commit)
+        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
+        commit = self._commit(worktree, proof, issue, branch)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
         tip = transfer.fetch_branch(self.git, remote, branch, f"{frozen.FETCHED}{target_name(branch, remote.name)}")
         addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
-        added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, author)
+        added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, frozen.author_of(self.git))
         if added.tip is None:
             conflicts = added.merged.conflicts
             message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
             raise LandingConflict(message, branch=branch, against=tip, conflicts=list(conflicts))
         transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
         return beside, added.tip
+
+    def _commit(self, worktree: str, proof: Proof | None, issue: Issue | None, branch: str) -> str:
+        """The commit of the work, with everything that was uncommitted, inside the scope of its issue."""
+        check_early(self._context, worktree, proof)
+        self._home.fetch_work(worktree)
+        path = self._repository.path(worktree)
+        message, author = self._message(worktree, issue), frozen.author_of(self.git, path)
+        commit = frozen.commit_work(self.git, path, message, author)
+        self._check_scope(issue, branch, commit)
+        return commit
 
     def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
         linked.require_branch_name(self.git, branch)
@@ -284,7 +287,7 @@ class Landings:
         """What `enqueue` and `wait` would do now. Changes nothing."""
         path, branch = self._repository.path(worktree), options.branch or self.default_branch()
         self._check_target(worktree, branch)
-        commit = linked.head_commit(self.git, path)
+        commit = self._home.work_commit(worktree)
         uncommitted = bool(self.git.run("status", "--porcelain", "-z", worktree=path))
         tip = frozen.tip_of(self.git, branch)
         conflicts = merge(self.git, f"{tip}", commit).conflicts if commit else ()
