@@ -19,11 +19,19 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store import served
 from holdfast.store.model import Key, ServerVersion, Watched
-from holdfast.store.postgres_connections import Connections, PostgresAddress, is_conflict, one_line, was_rejected
+from holdfast.store.postgres_connections import (
+    Connections,
+    PostgresAddress,
+    has_lost_its_turn,
+    is_conflict,
+    one_line,
+    was_rejected,
+)
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
 CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it shuts itself down
+TURN = 500  # milliseconds to wait for a turn, and to use it: a client that stops meanwhile delays others by no more
 _FORGET_EVERY = 1000
 
 
@@ -66,14 +74,7 @@ class PostgresEngine:
         with contextlib.ExitStack() as inner:
             connection = inner.enter_context(self.connections.borrowed())
             inner.callback(_roll_back, connection)
-            if not in_turn:
-                found = _ask_for(connection, named)
-            else:
-                # Lock first: a statement sees what existed when it began.
-                with connection.pipeline():
-                    connection.execute("BEGIN")
-                    connection.execute(statements.LOCK, [_names(named)])
-                    found = _ask_for(connection, named)
+            found = _ask_in_turn(connection, named) if in_turn else _ask_for(connection, named)
             fetched = _fetched(named, found)
             stack.push(inner.pop_all())
         return Attempt(fetched, partial(self._commit_on, connection))
@@ -86,7 +87,7 @@ class PostgresEngine:
                 raise served.IdTaken from error
             return False
         except psycopg.Error as error:
-            if is_conflict(error) or self.connections.cannot_notify(error):
+            if is_conflict(error) or has_lost_its_turn(error) or self.connections.cannot_notify(error):
                 return False  # start over, without notifying if that was refused
             if was_rejected(error):
                 raise self.connections.failure(error) from error
@@ -105,9 +106,7 @@ class PostgresEngine:
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             answer = connection.ask(statement, parameters)
         else:
-            with connection.pipeline():
-                answer = connection.ask(statement, parameters)
-                connection.execute("COMMIT")
+            answer = connection.ask_at_once(f"{statement}; COMMIT", parameters)
         row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
@@ -149,9 +148,28 @@ class PostgresEngine:
 
 
 def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
+    return connection.ask(*_request(named))
+
+
+def _ask_in_turn(connection: Any, named: Sequence[Named]) -> Any:
+    """Lock, then fetch: a statement sees what existed when it began. The locks outlive this request, so the server
+    limits the time for them. Without a turn after a while, fetch without one."""
+    statement, (name,) = _request(named)
+    together = statements.TAKE_TURN + statement.replace("%s", "%(name)s")
+    try:
+        answer = connection.ask_at_once(together, {"limit": TURN, "names": _names(named), "name": name})
+    except psycopg.errors.LockNotAvailable:
+        _roll_back(connection)
+        return _ask_for(connection, named)
+    while answer.nextset():
+        pass
+    return answer
+
+
+def _request(named: Sequence[Named]) -> tuple[str, list[Any]]:
     if len(named) == 1 and isinstance(named[0], Key):
-        return connection.ask(statements.FETCH_ONE, [named[0].name.encode()])
-    return connection.ask(statements.FETCH, [_names(named)])
+        return statements.FETCH_ONE, [named[0].name.encode()]
+    return statements.FETCH, [_names(named)]
 
 
 def _fetched(named: Sequence[Named], answer: Any) -> Fetched:

@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
 DEFAULT_SCHEMA = "holdfast"
-_ONLY_WHEN_ASKED = 1 << 30
+_PREPARE_AFTER = 2  # uses of a statement; a command with one commit saves the round trip
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
 
@@ -101,23 +101,15 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
 
     answer_within = TIMEOUT
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._asked_before: set[str] = set()
-
     def ask(self, statement: str, parameters: Any) -> Any:
-        """Execute a frequent statement: prepared at its first use, in the same round trip."""
-        if statement in self._asked_before:
-            return self.execute(statement, parameters, prepare=True, binary=True)
-        self._asked_before.add(statement)
-        try:
-            with self.pipeline():
-                return self.execute(statement, parameters, prepare=True, binary=True)
-        except psycopg.Error:
-            raise
-        except LookupError as error:  # psycopg loses count if the server refuses only the end of a pipeline
-            self.close()
-            raise psycopg.OperationalError("the server's answer could not be parsed") from error
+        """Execute a frequent statement; it is prepared after a few uses. It goes out with its end, in one piece: the
+        server never waits for the client between the execution of a statement and its commit."""
+        return self.execute(statement, parameters, binary=True)
+
+    def ask_at_once(self, several: str, parameters: Any) -> Any:
+        """Execute several statements in one message, which the server runs only when it has received all of it."""
+        cursor = psycopg.ClientCursor(self)
+        return cursor.execute(several, parameters)
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -239,10 +231,10 @@ class Connections:
             "tcp_user_timeout": math.ceil(self.timeout * 1000),
             **self.address.parameters,
         }
-        connection = Connection.connect(autocommit=True, prepare_threshold=_ONLY_WHEN_ASKED, **parameters)
+        connection = Connection.connect(autocommit=True, prepare_threshold=_PREPARE_AFTER, **parameters)
         try:
             connection.answer_within = self.timeout + 1  # the server gives up first, if it can
-            connection.execute(self._session())
+            connection.execute(sql.SQL(";").join([self._session(), self._limits(connection.info)]))
             if not self._checked:
                 with self._checking:
                     self._check(connection)
@@ -252,13 +244,26 @@ class Connections:
         return connection
 
     def _session(self) -> Any:
-        """Session settings: abandoned transactions end, no statement waits forever, and commits are on disk."""
+        """Session settings: the place, the isolation, and that commits are on disk."""
         return sql.SQL(
             "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
-            "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"
             "SELECT set_config('synchronous_commit', 'on', false)"
             " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        ).format(schema=sql.Identifier(self.address.schema), limit=sql.Literal(math.ceil(self.timeout * 1000)))
+        ).format(schema=sql.Identifier(self.address.schema))
+
+    def _limits(self, server: Any) -> Any:
+        """Session settings: no statement waits forever, and the server ends what a client has left behind (a wait, a
+        transaction, a dead connection)."""
+        limit = math.ceil(self.timeout * 1000)
+        settings = {"statement_timeout": limit, "lock_timeout": math.ceil(limit / 2)}
+        settings |= {"idle_in_transaction_session_timeout": limit}
+        if not server.parameter_status("crdb_version"):
+            settings |= {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
+            settings |= {"tcp_user_timeout": limit} if server.server_version >= 120000 else {}
+            settings |= {"transaction_timeout": limit + 1000} if server.server_version >= 170000 else {}
+        return sql.SQL(";").join(
+            sql.SQL("SET {} TO {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in settings.items()
+        )
 
     def _check(self, connection: Any) -> None:
         if self._checked:
@@ -344,6 +349,11 @@ def is_conflict(error: Any) -> bool:
         | psycopg.errors.UniqueViolation
         | psycopg.errors.LockNotAvailable,
     )
+
+
+def has_lost_its_turn(error: Any) -> bool:
+    """Whether the server has ended an open transaction, and with it the connection: nothing was committed."""
+    return error.sqlstate in ("25P03", "25P04")
 
 
 def was_rejected(error: Any) -> bool:

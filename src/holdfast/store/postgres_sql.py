@@ -38,8 +38,13 @@ SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
 FROM (SELECT 1 AS one) AS always LEFT JOIN documents AS d ON d.name = %s"""
 """The same for one document."""
 
-LOCK = "SELECT name FROM documents WHERE name = ANY(%s::bytea[]) ORDER BY name FOR UPDATE"
-"""Contenders queue here, in the order of names."""
+TAKE_TURN = """
+BEGIN;
+SET LOCAL lock_timeout TO %(limit)s;
+SET LOCAL idle_in_transaction_session_timeout TO %(limit)s;
+SELECT name FROM documents WHERE name = ANY(%(names)s::bytea[]) ORDER BY name FOR UPDATE;
+"""
+"""Contenders queue here, in the order of names. The server ends both the wait and, if the client stops, the turn."""
 
 COMMIT = """
 WITH held AS (
