@@ -55,6 +55,8 @@ class Proxy(Door):
     the next client message is lost with its connection; with "after", the server still receives it and answers, but
     the answer is lost. After that no client is accepted until `cut` is "never" again.
 
+    With `cut_after` set, the connection is cut when this number of bytes of answers has passed, once.
+
     While it is `unplugged`, nothing passes, and no side is told. `on_message` is called for each client message and
     returns whether to forward it.
     """
@@ -66,6 +68,8 @@ class Proxy(Door):
         self.delay = delay
         self.cut: Cut = "never"
         self.lost = 0
+        self.cut_after: int | None = None
+        self.answered = 0  # bytes
         self.unplugged = False
         self.on_message: Callable[[], bool] = lambda: True
         self._target = (target, port)
@@ -91,6 +95,15 @@ class Proxy(Door):
             self.cut_all_lines()
         threading.Thread(target=connection.pump_answers, daemon=True).start()
         connection.pump_requests()
+
+    def passing(self, chunk: bytes) -> bytes:
+        """What passes of an answer."""
+        if self.cut_after is not None and len(chunk) > self.cut_after:
+            chunk, self.cut_after = chunk[: self.cut_after], None
+        elif self.cut_after is not None:
+            self.cut_after -= len(chunk)
+        self.answered += len(chunk)
+        return chunk
 
     def cut_all_lines(self) -> None:
         """Close every open connection; new ones are accepted."""
@@ -139,8 +152,11 @@ class _Connection:
                 if self._doomed:
                     break
                 self._server_spoke = True
+                passing = self._proxy.passing(chunk)
                 if not self._proxy.unplugged:
-                    self._client.sendall(chunk)
+                    self._client.sendall(passing)
+                if len(passing) < len(chunk):
+                    break
         self._end()
 
     def _end(self) -> None:

@@ -211,6 +211,8 @@ class Gateway:
             said = content[:100].decode("ascii", "replace").strip()
             raise GatewayError(0, f"{status} {said}: this does not look like the gateway of etcd") from None
         if status == 200 and "error" not in answer:
+            if "header" not in answer:  # etcd's own, which every answer has: this one was cut
+                raise _incomplete(connection)
             return answer
         code = answer.get("code")
         raise GatewayError(code if isinstance(code, int) else 0, str(answer.get("message") or answer.get("error")))
@@ -232,7 +234,7 @@ class Gateway:
                     most = format_size(MOST_ANSWER)
                     raise HTTPException(f"the response from {connection.host}:{connection.port} has more than {most}")
             if response.length:  # the connection ended before the content
-                raise HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
+                raise _incomplete(connection)
         except TimeoutError as error:
             within = format_duration(self._answer_within)
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} within {within}") from error
@@ -323,7 +325,10 @@ class Gateway:
         member = (connection.host, connection.port)
         version = _versions.get(member)
         if version is None:
-            version = _version_in(self._ask_member(connection, "GET", "/version", None)[1])
+            content = self._ask_member(connection, "GET", "/version", None)[1]
+            if not content:
+                raise _incomplete(connection)
+            version = _version_in(content)
         self.server = server = server_version(version)
         if server.risk and not self.address.accepts_unsafe:
             reason = f"{connection.host}:{connection.port} runs {server}, which {server.risk}"
@@ -400,6 +405,10 @@ _versions: dict[tuple[str, int], str] = {}
 """The versions of the members that this process has connected to."""
 _warned: set[str] = set()
 """The addresses that this process has warned of, because their connections are not encrypted."""
+
+
+def _incomplete(connection: HTTPConnection) -> HTTPException:
+    return HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
 
 
 def _version_in(content: bytes) -> str:
