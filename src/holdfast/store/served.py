@@ -202,7 +202,7 @@ class ServedStore:
         self._check(stream)
         if after < 0:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
-        end = self.engine.fetch([stream]).of(stream.name).position
+        end = self.end(stream)
         pages = _pages(
             lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
         )
@@ -210,6 +210,11 @@ class ServedStore:
             yield model.Entry(position, stream.codec.decode(content, self._where(stream.name, position)))
             if position >= end:
                 return
+
+    def end(self, stream: Stream[Any]) -> int:
+        """The position of the last record, which is their number."""
+        self._check(stream)
+        return self.engine.fetch([stream]).of(stream.name).position
 
     def watch(self, what: model.Watched) -> model.Watch:
         if isinstance(what, Family):
@@ -368,11 +373,11 @@ def _pages(
         limit = min(_LARGEST_PAGE, limit * 4) if total < _ENOUGH_BYTES else max(4, limit // 4)
 
 
-def require_version(address: str, found: str | None, known: int) -> None:
-    """Refuse a store whose schema version is missing or not the known one."""
+def require_version(address: str, found: str | None, known: int, *, oldest: int | None = None) -> None:
+    """Refuse a store whose schema version is missing or not a known one."""
     if found is None:
         raise NotFound(f"there is no store at {address} yet", store=address)
-    if found != str(known):
+    if found not in map(str, range(known if oldest is None else oldest, known + 1)):
         raise StoreIncompatible(
             f"the store {address} has the schema version {found}; this version of Holdfast supports {known}",
             store=address,
