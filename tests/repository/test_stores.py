@@ -175,7 +175,7 @@ def test_a_schema_of_a_later_version_is_refused(tmp_path: Path, postgres_url: st
 
     with PostgresStore(postgres_url) as postgres:
         postgres.engine.connections.run(  # type: ignore[attr-defined]
-            lambda connection: connection.execute("UPDATE settings SET value = '9'")
+            lambda connection: connection.execute("UPDATE holdfast.settings SET value = '9'")
         )
     with EtcdStore(etcd_url) as etcd:
         key = etcd.engine.keys.schema  # type: ignore[attr-defined]

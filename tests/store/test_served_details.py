@@ -104,10 +104,10 @@ def test_a_commit_id_is_forgotten_after_a_week_and_not_before(store: ServedStore
     commit("old")
     if isinstance(store.engine, PostgresEngine):
         connections = store.engine.connections
-        connections.run(lambda each: each.execute("UPDATE commits SET at = at - interval '8 days'"))
+        connections.run(lambda each: each.execute("UPDATE holdfast.commits SET at = at - interval '8 days'"))
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
-        kept = connections.run(lambda each: each.execute("SELECT count(*) FROM commits").fetchone()[0])
+        kept = connections.run(lambda each: each.execute("SELECT count(*) FROM holdfast.commits").fetchone()[0])
     else:
         assert isinstance(store.engine, EtcdEngine)
         key = store.engine.keys.commit("old")

@@ -32,7 +32,7 @@ from holdfast.store.served import TIMEOUT, require_version
 Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
-DEFAULT_SCHEMA = "holdfast"
+DEFAULT_SCHEMA = "holdfast"  # of the statements, too
 _PREPARE_AFTER = 2  # uses of a statement; a command with one commit saves the round trip
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
@@ -100,6 +100,16 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     """A connection that does not wait forever for a server that does not answer."""
 
     answer_within = TIMEOUT
+    schema = DEFAULT_SCHEMA
+
+    def placed(self, statement: Any) -> Any:
+        """A statement with the tables of this schema."""
+        if not isinstance(statement, str) or self.schema == DEFAULT_SCHEMA:
+            return statement
+        return statement.replace(f"{DEFAULT_SCHEMA}.", f'"{self.schema}".')
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:
+        return super().execute(self.placed(query), *arguments, **options)
 
     def ask(self, statement: str, parameters: Any) -> Any:
         """Execute a frequent statement; it is prepared after a few uses. It goes out with its end, in one piece: the
@@ -109,7 +119,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     def ask_at_once(self, several: str, parameters: Any) -> Any:
         """Execute several statements in one message, which the server runs only when it has received all of it."""
         cursor = psycopg.ClientCursor(self)
-        return cursor.execute(several, parameters)
+        return cursor.execute(self.placed(several), parameters)
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -135,6 +145,7 @@ class Connections:
         self.create = create
         self.timeout = timeout
         self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
+        self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
         self.server: ServerVersion | None = None
         self._pid = os.getpid()
@@ -198,6 +209,11 @@ class Connections:
         else:
             connection.close()
 
+    @property
+    def listens(self) -> bool:
+        """Whether watchers are notified; otherwise, they poll."""
+        return self.notifies and not self.is_pooled
+
     def take_listener(self) -> Any:
         """A listener that an earlier watch has left, or None."""
         while self._listeners:
@@ -234,7 +250,8 @@ class Connections:
         connection = Connection.connect(autocommit=True, prepare_threshold=_PREPARE_AFTER, **parameters)
         try:
             connection.answer_within = self.timeout + 1  # the server gives up first, if it can
-            connection.execute(sql.SQL(";").join([self._session(), self._limits(connection.info)]))
+            connection.schema = self.address.schema
+            self._prepare(connection)
             if not self._checked:
                 with self._checking:
                     self._check(connection)
@@ -243,27 +260,56 @@ class Connections:
             raise
         return connection
 
-    def _session(self) -> Any:
-        """Session settings: the place, the isolation, and that commits are on disk."""
-        return sql.SQL(
-            "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
-            "SELECT set_config('synchronous_commit', 'on', false)"
-            " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        ).format(schema=sql.Identifier(self.address.schema))
+    def _prepare(self, connection: Any) -> None:
+        """Set up the session, unless a pooler shares it with other clients: then nothing may depend on it. It has no
+        settings, prepared statements or notifications of ours, and a commit is on disk only if the server says so."""
+        direct, limits = self._is_direct(connection.info), self._limits(connection.info)
+        answer = connection.execute(self._session(direct=direct, limits=limits))
+        self.is_pooled = answer.rowcount == 0
+        if self.is_pooled:
+            connection.prepare_threshold = None
+            while answer.nextset():
+                pass
+            (level,) = answer.fetchone()
+            if level in ("off", "local"):
+                raise StoreAccessRefused(
+                    self.address.display,
+                    f"a pooler shares its sessions, and commits are not on disk: synchronous_commit is {level}",
+                    hint="Connect without the pooler, or set synchronous_commit to 'on' for the database.",
+                )
 
-    def _limits(self, server: Any) -> Any:
-        """Session settings: no statement waits forever, and the server ends what a client has left behind (a wait, a
+    def _session(self, *, direct: Any, limits: Mapping[str, int]) -> Any:
+        """Session settings: limits, isolation, and that commits are on disk."""
+        settings = {"default_transaction_isolation": "read committed", **limits}
+        return sql.SQL(
+            "SELECT set_config(w.name, w.value, false) FROM (VALUES {settings}) AS w (name, value) WHERE {direct};"
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') IN ('off', 'local') AND {direct};"
+            "SELECT current_setting('synchronous_commit')"
+        ).format(
+            settings=sql.SQL(", ").join(
+                sql.SQL("({}, {})").format(name, sql.Literal(str(value))) for name, value in settings.items()
+            ),
+            direct=direct,
+        )
+
+    def _is_direct(self, server: Any) -> Any:
+        """Whether the server knows the process that this connection claims to talk to: a pooler makes one up."""
+        if server.parameter_status("crdb_version"):
+            return sql.SQL("true")
+        return sql.SQL("EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})").format(sql.Literal(server.backend_pid))
+
+    def _limits(self, server: Any) -> dict[str, int]:
+        """Limits of the server: no statement waits forever, and what a client has left behind ends (a wait, a
         transaction, a dead connection)."""
         limit = math.ceil(self.timeout * 1000)
-        settings = {"statement_timeout": limit, "lock_timeout": math.ceil(limit / 2)}
-        settings |= {"idle_in_transaction_session_timeout": limit}
+        limits = {"statement_timeout": limit, "lock_timeout": math.ceil(limit / 2)}
+        limits |= {"idle_in_transaction_session_timeout": limit}
         if not server.parameter_status("crdb_version"):
-            settings |= {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
-            settings |= {"tcp_user_timeout": limit} if server.server_version >= 120000 else {}
-            settings |= {"transaction_timeout": limit + 1000} if server.server_version >= 170000 else {}
-        return sql.SQL(";").join(
-            sql.SQL("SET {} TO {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in settings.items()
-        )
+            limits |= {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
+            limits |= {"tcp_user_timeout": limit} if server.server_version >= 120000 else {}
+            limits |= {"transaction_timeout": limit + 1000} if server.server_version >= 170000 else {}
+        return limits
 
     def _check(self, connection: Any) -> None:
         if self._checked:
