@@ -187,14 +187,14 @@ class EtcdEngine:
             yield _put(self.keys.schema, str(SCHEMA_VERSION).encode())
 
     def _send(self, request: object) -> Any:
-        deadline = time.monotonic() + self.gateway.timeout
-        while True:
-            try:
-                return self._send_once(request)
-            except NotSent as error:  # so it may be sent again
-                if time.monotonic() >= deadline:
-                    raise StoreUnavailable(self.address, error) from error
-                time.sleep(CHANCE.random() * 0.1)
+        with self.gateway.deadline.within(self.gateway.timeout) as deadline:
+            while True:
+                try:
+                    return self._send_once(request)
+                except NotSent as error:  # so it may be sent again
+                    if time.monotonic() >= deadline:
+                        raise StoreUnavailable(self.address, error) from error
+                    time.sleep(CHANCE.random() * 0.1)
 
     def _send_once(self, request: object) -> Any:
         try:

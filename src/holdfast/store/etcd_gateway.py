@@ -42,7 +42,7 @@ from holdfast.errors import (
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import EtcdAddress, is_local
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT
+from holdfast.store.served import TIMEOUT, Deadline
 
 MARGIN = 5.0
 MOST_IDLE = 4
@@ -140,6 +140,7 @@ class Gateway:
         self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
         self._token = ""
+        self.deadline = Deadline()
         self._lock = threading.Lock()
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
@@ -154,7 +155,10 @@ class Gateway:
 
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
-        deadline = time.monotonic() + (self.timeout if patience is None else patience)
+        with self.deadline.within(self.timeout if patience is None else patience) as deadline:
+            return self._persist(path, request, deadline)
+
+    def _persist(self, path: str, request: object, deadline: float) -> Any:
         untrusted = 0
         while True:
             try:
@@ -219,10 +223,10 @@ class Gateway:
 
     def _ask_member(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """The status and the content of an answer, which must be complete within the time and size limits."""
-        deadline = time.monotonic() + self._answer_within
-        connection.response_class = partial(_TimedResponse, deadline)  # type: ignore[assignment]
+        limit = self.deadline.left(self._answer_within)
+        connection.response_class = partial(_TimedResponse, time.monotonic() + limit)  # type: ignore[assignment]
         if connection.sock is not None:
-            connection.sock.settimeout(self._answer_within)
+            connection.sock.settimeout(limit)
         try:
             connection.request(method, path, body, self.headers() if body is not None else {})
             response = connection.getresponse()
@@ -236,7 +240,7 @@ class Gateway:
             if response.length:  # the connection ended before the content
                 raise _incomplete(connection)
         except TimeoutError as error:
-            within = format_duration(self._answer_within)
+            within = format_duration(limit)
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} within {within}") from error
         except OSError:
             raise
@@ -307,7 +311,7 @@ class Gateway:
         raise NotSent(reason, untrusted=untrusted == len(self._members))
 
     def _connection(self, host: str, port: int) -> HTTPConnection:
-        limit = max(0.05, self.timeout / (2 * len(self._members)))  # leaves time for the other members
+        limit = self.deadline.left(max(0.05, self.timeout / (2 * len(self._members))))  # leaves time for the others
         if self._tls is not None:
             return HTTPSConnection(host, port, timeout=limit, context=self._tls)
         return HTTPConnection(host, port, timeout=limit)

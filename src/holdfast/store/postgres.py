@@ -9,6 +9,7 @@ server's. See `served` for the protocol around it.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -86,6 +87,8 @@ class PostgresEngine:
             if error.diag.table_name == "commits":
                 raise served.IdTaken from error
             return False
+        except psycopg.errors.LockNotAvailable as error:
+            raise served.Blocked(self.connections.failure(error)) from error
         except psycopg.Error as error:
             if is_conflict(error) or has_lost_its_turn(error) or self.connections.cannot_notify(error):
                 return False  # start over, without notifying if that was refused
@@ -155,9 +158,10 @@ def _ask_in_turn(connection: Any, named: Sequence[Named]) -> Any:
     """Lock, then fetch: a statement sees what existed when it began. The locks outlive this request, so the server
     limits the time for them. Without a turn after a while, fetch without one."""
     statement, (name,) = _request(named)
+    limit = min(TURN, math.ceil(connection.answer_within * 500))  # before the statement times out
     together = statements.TAKE_TURN + statement.replace("%s", "%(name)s")
     try:
-        answer = connection.ask_at_once(together, {"limit": TURN, "names": _names(named), "name": name})
+        answer = connection.ask_at_once(together, {"limit": limit, "names": _names(named), "name": name})
     except psycopg.errors.LockNotAvailable:
         _roll_back(connection)
         return _ask_for(connection, named)

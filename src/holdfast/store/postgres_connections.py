@@ -27,7 +27,7 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, is_local, joined, parts_of, query_of, without_secrets
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT, require_version
+from holdfast.store.served import TIMEOUT, Deadline, require_version
 
 Answer = TypeVar("Answer")
 
@@ -48,6 +48,14 @@ _REFUSED = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects"),
     *("not permitted to log in", "permission denied", "valid client certificate"),
 )
+
+
+_HINTS = {
+    "53100": "The disk of the server is full: free space there.",
+    "53200": "The server is out of memory: read its log.",
+    "53300": "The server has no free connection: raise its max_connections, or use fewer processes.",
+}
+_LOCKED = "Another client holds locks for longer than Holdfast does: look for open transactions in pg_stat_activity."
 
 
 class PostgresAddress(NamedTuple):
@@ -100,6 +108,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     """A connection that does not wait forever for a server that does not answer."""
 
     answer_within = TIMEOUT
+    deadline = Deadline()
     schema = DEFAULT_SCHEMA
 
     def placed(self, statement: Any) -> Any:
@@ -124,7 +133,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
             return super().wait(gen, interval, timeout)
-        limit = self.answer_within
+        limit = self.deadline.left(self.answer_within) + 1  # the server gives up first, if it can
         started = time.monotonic()
         try:
             return super().wait(gen, interval, limit)
@@ -148,6 +157,7 @@ class Connections:
         self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
         self.server: ServerVersion | None = None
+        self.deadline = Deadline()
         self._pid = os.getpid()
         self._idle: list[Any] = []
         self._listeners: list[Any] = []
@@ -167,16 +177,16 @@ class Connections:
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
         """Do idempotent work; repeat it for as long as `patience` if the server goes away."""
-        deadline = time.monotonic() + (self.timeout if patience is None else patience)
-        while True:
-            try:
-                return work()
-            except psycopg.Error as error:
-                left = deadline - time.monotonic()
-                retryable = is_conflict(error) or (is_away(error) and not _is_refused(error))
-                if not retryable or left <= 0:
-                    raise self.failure(error) from error
-            time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
+        with self.deadline.within(self.timeout if patience is None else patience) as deadline:
+            while True:
+                try:
+                    return work()
+                except psycopg.Error as error:
+                    left = deadline - time.monotonic()
+                    retryable = is_conflict(error) or (is_away(error) and not _is_refused(error))
+                    if not retryable or left <= 0:
+                        raise self.failure(error) from error
+                time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Any]:
@@ -238,7 +248,7 @@ class Connections:
     def connect(self) -> Any:
         """A new connection; the first one also finds or creates the store's tables."""
         parameters = {
-            "connect_timeout": max(2, math.ceil(self.timeout)),
+            "connect_timeout": max(2, math.ceil(self.deadline.left(self.timeout))),
             "application_name": "holdfast",
             "target_session_attrs": "read-write",  # a standby may lag behind
             "keepalives_idle": 5,
@@ -249,7 +259,7 @@ class Connections:
         }
         connection = Connection.connect(autocommit=True, prepare_threshold=_PREPARE_AFTER, **parameters)
         try:
-            connection.answer_within = self.timeout + 1  # the server gives up first, if it can
+            connection.deadline, connection.answer_within = self.deadline, self.timeout
             connection.schema = self.address.schema
             self._prepare(connection)
             if not self._checked:
@@ -358,7 +368,9 @@ class Connections:
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return StoreAccessRefused(address, reason)
         if is_away(error):
-            return _connection_failure(error)(address, reason)
+            return _connection_failure(error)(address, reason, hint=_HINTS.get(error.sqlstate or ""))
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return StoreUnavailable(address, reason, hint=_LOCKED)
         return StoreUnavailable(address, reason, hint="Read the server's message and its log.")
 
     def cannot_notify(self, error: Any) -> bool:

@@ -13,6 +13,9 @@ is unchanged; each is a single request. Nothing is locked in between, so a clien
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -95,6 +98,34 @@ class IdTaken(Exception):
     """A commit with this id exists or has been ruled out."""
 
 
+class Blocked(Exception):
+    """A commit had to wait for another client for too long, and did nothing; why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Deadline(threading.local):
+    """The end of the work that this thread does for an engine: no attempt may wait beyond it."""
+
+    at = math.inf
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[float]:
+        """A block that must end in time; yields when."""
+        before = self.at
+        self.at = min(before, time.monotonic() + seconds)
+        try:
+            yield self.at
+        finally:
+            self.at = before
+
+    def left(self, most: float) -> float:
+        """The time that one attempt may take: at most this, and hardly more than is left."""
+        return max(min(0.05, most), min(most, self.at - time.monotonic()))
+
+
 class Fate(Enum):
     """The fate of a commit."""
 
@@ -105,7 +136,7 @@ class Fate(Enum):
 
 class Attempt(NamedTuple):
     """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
-    conflict, and raises `AnswerLost` or `IdTaken`."""
+    conflict, and raises `AnswerLost`, `Blocked` or `IdTaken`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -258,6 +289,8 @@ class ServedStore:
                 raise UsageFailure(
                     f"the commit id {tries.commit_id} was used before", commit_id=tries.commit_id
                 ) from None
+            except Blocked as blocked:
+                made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
         if made:
@@ -326,7 +359,12 @@ class _Tries:
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
         self.id = _attempt_id(self.commit_id, self._ruled_out)
+        self.failed(reason)
+
+    def failed(self, reason: Failure) -> bool:
+        """Note why an attempt was not made: False."""
         self._last = reason
+        return False
 
     def pause(self) -> None:
         """Wait for a random time before the next attempt, so that contenders do not collide again."""
