@@ -54,6 +54,7 @@ class PostgresEngine:
         self.address = address.display
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
+        self._has_index = False
 
     @property
     def skew(self) -> float:
@@ -113,9 +114,18 @@ class PostgresEngine:
         row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
-            with contextlib.suppress(psycopg.Error):  # the commit is made, and a later one forgets more
-                connection.execute(statements.FORGET)
+            self._forget(connection)
         return made
+
+    def _forget(self, connection: Any) -> None:
+        """Remove notes of old commits, oldest first. It may fail: the commit is made, and a later one forgets more."""
+        with contextlib.suppress(psycopg.Error):  # only the owner of the tables may create an index
+            if not self._has_index and connection.execute(statements.FOUND_INDEX).fetchone() is None:
+                connection.execute(statements.CREATE_INDEX)
+                connection.execute(statements.NOTE_INDEX)
+        self._has_index = True  # or it cannot be had
+        with contextlib.suppress(psycopg.Error):
+            connection.execute(statements.FORGET)
 
     def fate_of(self, commit_id: str) -> Fate:
         def ask(connection: Any) -> Fate:
