@@ -67,7 +67,7 @@ def test_locks_of_another_program_are_named_as_the_reason(postgres_url: str) -> 
         assert increment(store, INDEX) == number_of(store, INDEX) == 1
 
 
-@pytest.mark.parametrize(("state", "hint"), [("53100", "disk"), ("53300", "connection"), ("55P03", "locks")])
+@pytest.mark.parametrize(("state", "hint"), [("53100", "Free space"), ("53300", "connection"), ("55P03", "locks")])
 def test_the_hint_follows_the_reason_of_the_server(postgres_url: str, state: str, hint: str) -> None:
     statement = f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$"
     with PostgresStore(postgres_url, timeout=0.1) as store:

@@ -40,7 +40,7 @@ from holdfast.store.etcd_gateway import (
     end_of,
     understanding,
 )
-from holdfast.store.model import Family, ServerVersion, Stream, Watch, Watched
+from holdfast.store.model import Family, ServerSpace, ServerVersion, Stream, Watch, Watched
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
 SCHEMA_VERSION = 2  # 1 had no heads; the first append to a store of version 1 upgrades it
@@ -258,6 +258,14 @@ class EtcdEngine:
 
     def now(self) -> float:
         return self.fetch([]).now
+
+    def space(self) -> ServerSpace:
+        with understanding(self.address):
+            status = self.gateway.ask("/v3/maintenance/status", {})
+            alarms = self.gateway.ask("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", [])
+            limit = int(status.get("dbSizeQuota", 0)) or self.gateway.metric("etcd_server_quota_backend_bytes")
+            names = sorted({str(each["alarm"]) for each in alarms})
+            return ServerSpace(int(status.get("dbSize", 0)), limit, tuple(names))
 
     def close(self) -> None:
         self.gateway.close()

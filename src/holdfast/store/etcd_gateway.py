@@ -13,6 +13,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import socket
 import ssl
 import threading
@@ -22,6 +23,7 @@ import weakref
 from collections.abc import Iterator
 from email.utils import parsedate
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
@@ -33,6 +35,7 @@ from holdfast.errors import (
     NotEncrypted,
     SettingInvalid,
     StoreAccessRefused,
+    StoreFull,
     StoreUnavailable,
     StoreUnsafe,
     StoreUntrusted,
@@ -198,6 +201,17 @@ class Gateway:
         self._give_back(connection)
         return answer
 
+    def metric(self, name: str) -> int:
+        """One of the figures that a member publishes; 0 if it does not publish it here."""
+        try:
+            connection = self._take()
+            status, content = self._ask_member(connection, "GET", "/metrics", None)
+        except (OSError, HTTPException, NotSent):
+            return 0
+        self._give_back(connection)
+        found = re.search(rf"^{name} (\S+)$", content.decode("utf-8", "replace"), re.MULTILINE)
+        return int(float(found[1])) if found and status == HTTPStatus.OK else 0
+
     def _exchange_as_user(self, connection: HTTPConnection, path: str, request: object) -> Any:
         try:
             return self._exchange(connection, path, request)
@@ -264,8 +278,7 @@ class Gateway:
                 hint="Start etcd with larger '--max-request-bytes' and '--max-txn-ops', or commit less at once.",
             )
         if error.code == _EXHAUSTED:
-            hint = "etcd is full: compact and defragment it, or raise its quota."
-            return StoreUnavailable(display, error, hint=hint)
+            return StoreFull(display, error)
         return StoreAccessRefused(display, error)
 
     def _take(self) -> HTTPConnection:

@@ -156,6 +156,9 @@ class PostgresEngine:
         found = self.connections.run(lambda connection: connection.execute(statements.NOW).fetchone())
         return float(found[0])
 
+    def space(self) -> None:
+        """The disk is the only limit, and clients cannot ask for it."""
+
     def close(self) -> None:
         self.connections.close()
 

@@ -21,7 +21,14 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.clock import format_duration
-from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
+from holdfast.errors import (
+    SettingInvalid,
+    StoreAccessRefused,
+    StoreFull,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUntrusted,
+)
 from holdfast.fs import calls
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
@@ -51,7 +58,6 @@ _REFUSED = (
 
 
 _HINTS = {
-    "53100": "The disk of the server is full: free space there.",
     "53200": "The server is out of memory: read its log.",
     "53300": "The server has no free connection: raise its max_connections, or use fewer processes.",
 }
@@ -367,6 +373,8 @@ class Connections:
         address, reason = self.address.display, one_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return StoreAccessRefused(address, reason)
+        if isinstance(error, psycopg.errors.DiskFull):
+            return StoreFull(address, reason)
         if is_away(error):
             return _connection_failure(error)(address, reason, hint=_HINTS.get(error.sqlstate or ""))
         if isinstance(error, psycopg.errors.LockNotAvailable):

@@ -26,6 +26,7 @@ from holdfast.errors import (
     Failure,
     NotFound,
     OutcomeUnknown,
+    StoreAccessRefused,
     StoreIncompatible,
     StoreUnavailable,
     TooManyRetries,
@@ -171,6 +172,9 @@ class ServerEngine(Protocol):
 
     def now(self) -> float: ...
 
+    def space(self) -> model.ServerSpace | None:
+        """The space that the server has left; None if it has no limit of its own."""
+
     def close(self) -> None: ...
 
 
@@ -198,6 +202,13 @@ class ServedStore:
     @property
     def server(self) -> model.ServerVersion | None:
         return self.engine.server
+
+    def space(self) -> model.ServerSpace | None:
+        """The space that the server has left; None if it has no limit of its own, or this user may not know."""
+        try:
+            return self.engine.space()
+        except StoreAccessRefused:
+            return None
 
     def close(self) -> None:
         self.engine.close()
