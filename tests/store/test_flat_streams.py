@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from holdfast.testing.backend import EVENTS as LINES
 from holdfast.testing.backend import INDEX, Event, apply, increment, number_of
 from proof.effort import rounds
 from tests.issues.trackers import claim_id_of, tracker_on
-from tests.support.servers import Postgres
+from tests.support.servers import Etcd, Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
@@ -292,3 +293,21 @@ def test_streams_beyond_the_first_request_are_read_by_their_records(etcd_url: st
             assert store.end(LINES) == 3
             apply(store, Append(LINES, Event(4)))
         assert numbers(store) == [(each, each) for each in range(1, 5)]
+
+
+def test_a_large_record_is_not_copied_to_the_head(server_scratch: Path) -> None:
+    """A commit must fit into the default limit of etcd, 1.5 MiB."""
+    server = Etcd(server_scratch)
+    server.start()
+    try:
+        with EtcdStore(server.store_url("x")) as store:
+            for number in (1, 2):
+                apply(store, Append(LINES, Event(number, "x" * 1_200_000)))
+                apply(store, Append(LINES, Event(number + 10)))
+            apply(store, Append(LINES, Event(3, "x" * 1_200_000)))
+            view = store.transact([LINES], lambda view, now: Decision([], view.last(LINES))).result
+            assert view is not None
+            assert (view.position, view.record.number, len(view.record.text)) == (5, 3, 1_200_000)
+            assert [each for _, each in numbers(store)] == [1, 11, 2, 12, 3]
+    finally:
+        server.kill()

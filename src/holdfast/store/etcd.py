@@ -8,7 +8,7 @@ stale. See `served` for the protocol around it.
     <prefix>/d/<name>              a document
     <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps
     <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
-    <prefix>/h/<stream>            the head of a stream: the number and a copy of its last record
+    <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy unless that is large
     <prefix>/c/<id>                a commit that was made or ruled out; forgotten after some days
     <prefix>/clock                 the time of the last commit (see `etcd_gateway.ServerTime`)
     <prefix>/schema                the version of this schema
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 
@@ -48,6 +48,7 @@ _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _LOOK_AT = 4 * _FORGET_EVERY  # notes
 _DIGITS = 20  # of the number of a record
+_LARGEST_COPY = 64 << 10  # bytes of a record in the head; etcd limits the size of a commit
 _MOST_RANGES = 100
 _MOST_STREAMS = 90  # whose heads are fetched: in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
@@ -88,8 +89,18 @@ class EtcdEngine:
             if len(first) > 1:
                 self._check_schema(rows.pop(0))
             found = {each.name: self._found(each, rows[0]) for each, rows in zip(ordered, rows, strict=True) if rows}
+            found |= self._large_records({name: each for name, each in found.items() if each.content == b""})
             last_commit_at = float(decoded(clock[0]["value"])) if clock else 0.0
         return Fetched(found, self.gateway.time.now(last_commit_at))
+
+    def _large_records(self, ends: Mapping[str, StoredValue]) -> dict[str, StoredValue]:
+        """The ends of streams whose head has no copy of the last record. Records do not change."""
+        ends = {name: each for name, each in ends.items() if each.position}
+        rows = self._ranges([_get(self.keys.record(name, each.position)) for name, each in ends.items()])
+        return {
+            name: each._replace(content=_value(found[0]))
+            for (name, each), found in zip(ends.items(), rows, strict=True)
+        }
 
     def _end(self, stream: str) -> dict[str, Any]:
         """The head of a stream; without one, the last record: etcd then visits all records."""
@@ -181,7 +192,8 @@ class EtcdEngine:
         for each in plan.additions:
             yield _put(self.keys.record(each.stream, each.position), each.content)
         for each in {each.stream: each for each in plan.additions}.values():
-            yield _put(self.keys.head(each.stream), b"%0*d" % (_DIGITS, each.position) + each.content)
+            copy = each.content if len(each.content) <= _LARGEST_COPY else b""
+            yield _put(self.keys.head(each.stream), b"%0*d" % (_DIGITS, each.position) + copy)
             if not plan.fetched.of(each.stream).version:  # its first head
                 yield _put(self.keys.stop(each.stream), b"This store needs a newer version of Holdfast.")
         if plan.additions and self._upgrades:
