@@ -31,12 +31,13 @@ from bench.measure import enough_times, interleave, percentile, ratio, seconds_e
 from bench.report import Column, Report, Table, at_most, number
 from bench.store import COUNTERS, Counter
 from holdfast.store.etcd import EtcdStore
-from holdfast.store.model import Create, Decision, Replace, View
+from holdfast.store.model import Append, Create, Decision, Replace, Stream, StructCodec, View
 from holdfast.store.served import ServedStore
 
 MILLI = 1e3
 PROCESSES = (1, 4, 8)
 CONTENT = b"x" * 280
+CODEC = StructCodec(Counter, pretty=False)
 
 
 class Size(NamedTuple):
@@ -45,10 +46,11 @@ class Size(NamedTuple):
     rounds: int = 61
     seconds: float = 0.03
     crew_seconds: float = 2.0
+    entries: int = 200_000
 
 
 FULL = Size()
-QUICK = Size(rounds=5, crew_seconds=0.3)
+QUICK = Size(rounds=5, crew_seconds=0.3, entries=2000)
 
 
 class Contender(ABC):
@@ -175,6 +177,9 @@ class Ours(Contender):
         assert document is not None
         return document.record.n
 
+    def append(self, stream: Stream[Counter], times: int) -> None:
+        self.store.transact([stream], lambda view, now: Decision([Append(stream, Counter(0))] * times, None))
+
 
 class OnPostgres(Ours):
     name = "holdfast on PostgreSQL"
@@ -214,6 +219,7 @@ def run(*, quick: bool) -> Report:
                 kinds = [each for each in KINDS[server] if each is not Etcd3gw or find_spec("etcd3gw")]
                 alone(server, url, kinds, size, report)
                 together(server, url, kinds, size, report)
+                lengths(server, kinds[-1](url), size, report)
     return report
 
 
@@ -273,6 +279,32 @@ def together(server: str, url: str, kinds: list[type[Contender]], size: Size, re
                     if found != sum(done):
                         report.notes.append(f"{kind.name}: {sum(done) - found} of {sum(done)} commits were lost")
     report.tables.append(table)
+
+
+def lengths(server: str, holdfast: Contender, size: Size, report: Report) -> None:
+    """Appends to a short stream and to a long one of the same store."""
+    assert isinstance(holdfast, Ours)
+    _say(f"{server}, streams")
+    streams = {100: Stream("jit/events", CODEC), size.entries: Stream("ledger/events", CODEC)}
+    for length, stream in streams.items():
+        while holdfast.store.end(stream) < length:
+            holdfast.append(stream, 100)
+
+    def sample(stream: Stream[Any]) -> Callable[[], float]:
+        def cycle(times: int) -> None:
+            for _ in range(times):
+                holdfast.append(stream, 1)
+
+        times = enough_times(cycle, size.seconds)
+        return lambda: seconds_each(cycle, times)
+
+    series = interleave({f"{each:,} entries": sample(stream) for each, stream in streams.items()}, size.rounds).series
+    short, long = series.values()
+    table = Table(f"{server}: append to a stream", [Column("append ms", number(".2f")), Column("/ short")])
+    table.rows = {name: [median(values) * MILLI, ratio(values, short)] for name, values in series.items()}
+    report.tables.append(table)
+    what = f"{server}: append to a stream of {size.entries:,} ≤ 1.2 x one of 100"
+    report.targets.append(at_most(1.2, what, ratio(long, short).median))
 
 
 def _prepare(kind: type[Contender], url: str, names: list[str], same: bool) -> Callable[[float], int]:

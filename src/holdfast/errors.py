@@ -650,6 +650,15 @@ class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatu
     problem = "is unsafe"
 
 
+class StoreFull(StoreUnavailable, code="E_STORE_FULL", exit_status=ExitStatus.REFUSED, retryable=False):
+    """The store's server has no space left, on its disk or by its quota. Nothing was changed."""
+
+    hint = (
+        "Free space on the disk of the server. For etcd: compact and defragment it, or raise its quota; then disarm it."
+    )
+    problem = "is full"
+
+
 class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):
     """The store's server has no such database. Nothing was changed by this call."""
 

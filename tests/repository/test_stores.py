@@ -175,14 +175,14 @@ def test_a_schema_of_a_later_version_is_refused(tmp_path: Path, postgres_url: st
 
     with PostgresStore(postgres_url) as postgres:
         postgres.engine.connections.run(  # type: ignore[attr-defined]
-            lambda connection: connection.execute("UPDATE settings SET value = '2'")
+            lambda connection: connection.execute("UPDATE holdfast.settings SET value = '9'")
         )
     with EtcdStore(etcd_url) as etcd:
         key = etcd.engine.keys.schema  # type: ignore[attr-defined]
-        etcd.engine.gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(b"2")})  # type: ignore[attr-defined]
+        etcd.engine.gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(b"9")})  # type: ignore[attr-defined]
 
     for address in (postgres_url, etcd_url):
-        with pytest.raises(StoreIncompatible, match="schema version 2"):
+        with pytest.raises(StoreIncompatible, match="schema version 9"):
             open_address(tmp_path, address).read(INDEX)
 
 

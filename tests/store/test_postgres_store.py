@@ -81,13 +81,13 @@ class PostgresBackend(Backend):
             yield
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
-        statement = "UPDATE documents SET content = %s WHERE name = %s"
+        statement = "UPDATE holdfast.documents SET content = %s WHERE name = %s"
         with _engine(store).connections.borrowed() as connection:
             connection.execute(statement, [content, key.name.encode()])
 
     def stored(self, store: Store, key: Key[Any]) -> bytes:
         with _engine(store).connections.borrowed() as connection:
-            found = connection.execute("SELECT content FROM documents WHERE name = %s", [key.name.encode()])
+            found = connection.execute("SELECT content FROM holdfast.documents WHERE name = %s", [key.name.encode()])
             content: bytes = found.fetchone()[0]
             return content
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from holdfast.errors import NotFound, TooManyRetries, UsageFailure
 from holdfast.locks.retry import CHANCE
+from holdfast.store import postgres_sql as statements
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import encoded
 from holdfast.store.model import Create, Decision, Key, Stream, View
@@ -33,9 +35,9 @@ from holdfast.testing.backend import (
 from proof.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd, Postgres
 
-pytest.importorskip("psycopg", reason="psycopg is not installed here")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
-from holdfast.store.postgres import PostgresEngine, PostgresStore
+from holdfast.store.postgres import PostgresEngine, PostgresStore  # noqa: E402
 
 ONE = ISSUES.key("one")
 
@@ -104,10 +106,10 @@ def test_a_commit_id_is_forgotten_after_a_week_and_not_before(store: ServedStore
     commit("old")
     if isinstance(store.engine, PostgresEngine):
         connections = store.engine.connections
-        connections.run(lambda each: each.execute("UPDATE commits SET at = at - interval '8 days'"))
+        connections.run(lambda each: each.execute("UPDATE holdfast.commits SET at = at - interval '8 days'"))
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
-        kept = connections.run(lambda each: each.execute("SELECT count(*) FROM commits").fetchone()[0])
+        kept = connections.run(lambda each: each.execute("SELECT count(*) FROM holdfast.commits").fetchone()[0])
     else:
         assert isinstance(store.engine, EtcdEngine)
         key = store.engine.keys.commit("old")
@@ -117,6 +119,75 @@ def test_a_commit_id_is_forgotten_after_a_week_and_not_before(store: ServedStore
             increment(store, INDEX)
         kept = len(store.engine._range(store.engine.keys.commit(""), store.engine.keys.commit("~"), 0))
     assert kept == 1
+
+
+def test_old_commit_ids_are_forgotten_piece_by_piece_with_an_index(postgres_url: str) -> None:
+    """Also in a store that has no index on their age yet."""
+    notes = "INSERT INTO holdfast.commits SELECT %s || n, true, now() - %s::interval FROM generate_series(1, 5000) AS n"
+    with PostgresStore(postgres_url) as store, mock.patch.object(CHANCE, "randrange", return_value=0):
+        assert isinstance(store.engine, PostgresEngine)
+        ask = store.engine.connections.run
+        for prefix, age in (("old", "8 days"), ("young", "1 day")):
+            ask(lambda each: each.execute(notes, [prefix, age]))  # noqa: B023
+        kept = []
+        for _ in range(4):
+            increment(store, ONE)
+            found = ask(lambda each: each.execute("SELECT count(*) FROM holdfast.commits WHERE id LIKE 'old%'"))
+            kept.append(found.fetchone()[0])
+        assert kept == [3000, 1000, 0, 0]
+        ask(lambda each: each.execute("ANALYZE holdfast.commits"))
+        plan = ask(lambda each: each.execute(f"EXPLAIN {statements.FORGET}").fetchall())
+        assert "commits_at" in str(plan)
+        young = ask(lambda each: each.execute("SELECT count(*) FROM holdfast.commits").fetchone()[0])
+        assert young == 5004
+
+
+def test_a_user_who_may_not_create_an_index_still_forgets(postgres_server: Postgres, postgres_url: str) -> None:
+    schema = postgres_url.partition("schema=")[2]
+    with PostgresStore(postgres_url) as owner, psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        increment(owner, ONE)
+        admin.execute("CREATE ROLE guest LOGIN")
+        admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO guest")
+        admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO guest")
+        admin.execute(f"UPDATE {schema}.commits SET at = at - interval '8 days'")
+        try:
+            guest = PostgresStore(postgres_url.replace("holdfast@", "guest@"))
+            with guest, mock.patch.object(CHANCE, "randrange", return_value=0):
+                increment(guest, ONE)
+            assert admin.execute(f"SELECT count(*) FROM {schema}.commits").fetchone() == (1,)
+        finally:
+            admin.execute("DROP OWNED BY guest")
+            admin.execute("DROP ROLE guest")
+
+
+def test_forgetting_looks_at_a_bounded_number_of_notes_in_etcd(etcd_url: str) -> None:
+    with EtcdStore(etcd_url) as store, mock.patch("holdfast.store.etcd._LOOK_AT", 40):
+        engine = store.engine
+        assert isinstance(engine, EtcdEngine)
+        now = store.now()
+        for number in range(200):
+            note = msgspec.json.encode({"outcome": "made", "at": now - (number % 2) * 8 * 86400})
+            request = {"key": encoded(engine.keys.commit(str(uuid.uuid4()))), "value": encoded(note)}
+            engine.gateway.ask("/v3/kv/put", request)
+
+        def left() -> int:
+            return len(engine._range(engine.keys.commit(""), engine.keys.commit("~"), 0))
+
+        looked: list[int] = []
+        original = engine._range
+
+        def counting(start: bytes, end: bytes, limit: int) -> list[Any]:
+            looked.append(len(found := original(start, end, limit)))
+            return found
+
+        for _ in range(3):
+            looked.clear()
+            with mock.patch.object(engine, "_range", counting):
+                engine._forget(now)
+            assert sum(looked) == 40
+        for _ in range(200):
+            engine._forget(now)
+        assert left() == 100
 
 
 def test_a_name_outside_the_layout_is_refused_as_in_a_file_store(store: ServedStore) -> None:

@@ -216,7 +216,7 @@ def test_asking_for_a_commit_in_progress_waits_for_its_outcome(link: Link) -> No
     assert isinstance(store.engine, PostgresEngine)
     with store.engine.connections.borrowed() as connection:
         connection.execute("BEGIN")
-        connection.execute("INSERT INTO commits VALUES ('under-way', true, now())")
+        connection.execute("INSERT INTO holdfast.commits VALUES ('under-way', true, now())")
         threading.Timer(0.2, lambda: connection.execute("COMMIT")).start()
         assert link.store.was_made("under-way") is True
         time.sleep(0.05)

@@ -1,7 +1,7 @@
 """Intermediaries between clients and one TCP server.
 
 `Door` accepts clients and leaves serving them to subclasses. `Proxy` forwards to a server, counts round trips, adds
-latency and cuts connections.
+latency, and cuts or unplugs connections.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Literal, Self
 
 Cut = Literal["never", "before", "after"]
@@ -53,6 +54,11 @@ class Proxy(Door):
     `turns` counts round trips: the times a client spoke after hearing from the server. With `cut` set to "before",
     the next client message is lost with its connection; with "after", the server still receives it and answers, but
     the answer is lost. After that no client is accepted until `cut` is "never" again.
+
+    With `cut_after` set, the connection is cut when this number of bytes of answers has passed, once.
+
+    While it is `unplugged`, nothing passes, and no side is told. `on_message` is called for each client message and
+    returns whether to forward it.
     """
 
     def __init__(
@@ -62,6 +68,10 @@ class Proxy(Door):
         self.delay = delay
         self.cut: Cut = "never"
         self.lost = 0
+        self.cut_after: int | None = None
+        self.answered = 0  # bytes
+        self.unplugged = False
+        self.on_message: Callable[[], bool] = lambda: True
         self._target = (target, port)
         self._sockets: list[socket.socket] = []
         self._closed = False
@@ -85,6 +95,15 @@ class Proxy(Door):
             self.cut_all_lines()
         threading.Thread(target=connection.pump_answers, daemon=True).start()
         connection.pump_requests()
+
+    def passing(self, chunk: bytes) -> bytes:
+        """What passes of an answer."""
+        if self.cut_after is not None and len(chunk) > self.cut_after:
+            chunk, self.cut_after = chunk[: self.cut_after], None
+        elif self.cut_after is not None:
+            self.cut_after -= len(chunk)
+        self.answered += len(chunk)
+        return chunk
 
     def cut_all_lines(self) -> None:
         """Close every open connection; new ones are accepted."""
@@ -121,7 +140,8 @@ class _Connection:
                     self._doomed = True
                     if self._proxy.cut == "before":
                         break
-                self._server.sendall(chunk)
+                if not self._proxy.unplugged and self._proxy.on_message():
+                    self._server.sendall(chunk)
         if not (self._doomed and self._proxy.cut == "after"):
             self._end()
 
@@ -132,7 +152,11 @@ class _Connection:
                 if self._doomed:
                     break
                 self._server_spoke = True
-                self._client.sendall(chunk)
+                passing = self._proxy.passing(chunk)
+                if not self._proxy.unplugged:
+                    self._client.sendall(passing)
+                if len(passing) < len(chunk):
+                    break
         self._end()
 
     def _end(self) -> None:

@@ -64,7 +64,7 @@ def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, sinc
       holdfast audit --follow --since 1h
     """
     repository = open_repository(repo)
-    reader = repository.audit(verified=verify)
+    reader = repository.audit(verified=verify, last=None if since else limit)
     start = since(repository.now()) if since else None
     found = (each for each in reader.read() if start is None or parse_instant(each.at) >= start)
     entries = list(deque(found, maxlen=limit))

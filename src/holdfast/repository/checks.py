@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from holdfast import errors, findings
 from holdfast.clock import SKEW, format_duration
-from holdfast.errors import Failure, NotFound, NotInitialised
+from holdfast.errors import Failure, NotFound, NotInitialised, format_size
 from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
 from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.opening import open_ledger, open_tracker, tracker_of
-from holdfast.store.open import CONFIG, FILES, address_of, check_store
+from holdfast.store.model import Store
+from holdfast.store.open import CONFIG, FILES, FailFastStore, address_of, check_store
+from holdfast.store.served import ServedStore
 
 if TYPE_CHECKING:
     from holdfast.repository.home import Home
@@ -56,6 +58,9 @@ CHECKS: tuple[RepositoryCheck, ...] = (
 
 ACTOR = "auto:doctor"
 
+FULL = "NOSPACE"  # an alarm of etcd
+ALMOST_FULL = 0.8
+
 
 def all_checks(home: Home) -> tuple[RepositoryCheck, ...]:
     return (Check("store", _store), *home.checks(CHECKS), Check("ledger", _ledger), Check("issues", _issues))
@@ -79,15 +84,33 @@ def _store(examination: Examination) -> Iterator[Finding]:
     if server is not None and server.risk:
         message = f"the records are kept by {server}, which {server.risk}"
         yield findings.of("store-risky", address, message, version=server.version)
+    yield from _space(store, address)
     if abs(health.clock_difference) > SKEW:
         message = f"the store's clock and this machine's are {format_duration(abs(health.clock_difference))} apart"
         yield findings.of("clock-differs", address, message, **health.as_record())
+
+
+def _space(store: Store, address: str) -> Iterator[Finding]:
+    """A server that is full by its own limit, or will be soon, or that has raised another alarm."""
+    space = store.space() if isinstance(store, ServedStore | FailFastStore) else None
+    if space is None:
+        return
+    facts = space._asdict()
+    if FULL in space.alarms:
+        message = f"the server is full, with {format_size(space.size)}"
+        yield findings.of("store-full", address, message, **facts)
+    elif space.limit and space.size >= ALMOST_FULL * space.limit:
+        message = f"the server uses {format_size(space.size)} of {format_size(space.limit)}"
+        yield findings.of("store-filling", address, message, **facts)
+    for alarm in sorted({*space.alarms} - {FULL}):
+        yield findings.of("store-alarm", address, f"the server has raised the alarm {alarm}", **facts)
 
 
 _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     errors.StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
     errors.StoreUntrusted: ("store-untrusted", "The server may run, but cannot be trusted."),
     errors.StoreUnsafe: ("store-unsafe", "The server runs, but may lose records that it has acknowledged."),
+    errors.StoreFull: ("store-full", "The server runs, but refuses every commit, and etcd also most reads."),
     errors.StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
     errors.StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
     errors.StoreUnavailable: ("store-away", "The server, or the network to it, is down."),

@@ -325,9 +325,9 @@ class Repository:
         """The time by the store's clock."""
         return self.context.store.now()
 
-    def audit(self, *, verified: bool = False) -> AuditReader:
-        """A reader of the audit trail, from its beginning."""
-        return AuditReader(self.context.store, self.context.trail, verified=verified)
+    def audit(self, *, verified: bool = False, last: int | None = None) -> AuditReader:
+        """A reader of the audit trail, from its beginning, or of at least its `last` entries."""
+        return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
 
     def watch_audit(self) -> Watch:
         """Wakes up when the audit trail grows."""

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AuditChainBroken, Corrupt
 from holdfast.store.model import Append, Entry, Instant, Key, Store, Stream, StructCodec, View
+from holdfast.store.served import ServedStore
 
 START = "0" * 64  # the previous hash of the first entry
 
@@ -101,15 +102,18 @@ class ChainEnd(NamedTuple):
 
 
 class AuditReader:
-    """Reads a trail from the beginning, then only new entries. With `verified`, checks the chain."""
+    """Reads a trail from the beginning, then only new entries. With `verified`, checks the chain. Without it, `last`
+    allows to skip all but the last entries of this number."""
 
-    def __init__(self, store: Store, trail: AuditTrail, *, verified: bool = False) -> None:
+    def __init__(self, store: Store, trail: AuditTrail, *, verified: bool = False, last: int | None = None) -> None:
         self._store = store
         self._stream = trail.stream
         self._head = trail.head
         self._verified = verified
         self._position = 0
         self._last: AuditEntry | None = None
+        if isinstance(store, ServedStore) and last is not None and not verified:
+            self._position = max(0, store.end(self._stream) - last)
 
     @property
     def end(self) -> ChainEnd:

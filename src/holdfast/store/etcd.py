@@ -7,6 +7,8 @@ stale. See `served` for the protocol around it.
 
     <prefix>/d/<name>              a document
     <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps
+    <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
+    <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy unless that is large
     <prefix>/c/<id>                a commit that was made or ruled out; forgotten after some days
     <prefix>/clock                 the time of the last commit (see `etcd_gateway.ServerTime`)
     <prefix>/schema                the version of this schema
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 
@@ -38,13 +40,17 @@ from holdfast.store.etcd_gateway import (
     end_of,
     understanding,
 )
-from holdfast.store.model import Family, ServerVersion, Stream, Watch, Watched
+from holdfast.store.model import Family, ServerSpace, ServerVersion, Stream, Watch, Watched
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no heads; the first append to a store of version 1 upgrades it
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
+_LOOK_AT = 4 * _FORGET_EVERY  # notes
+_DIGITS = 20  # of the number of a record
+_LARGEST_COPY = 64 << 10  # bytes of a record in the head; etcd limits the size of a commit
 _MOST_RANGES = 100
+_MOST_STREAMS = 90  # whose heads are fetched: in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
 _MADE, _RULED_OUT = "made", "ruled out"
@@ -62,6 +68,7 @@ class EtcdEngine:
         self.gateway = Gateway(address, timeout=timeout)
         self.keys = Keys(address.prefix)
         self._checked = False
+        self._upgrades = False  # whether the store has an older version
 
     @property
     def server(self) -> ServerVersion | None:
@@ -69,25 +76,55 @@ class EtcdEngine:
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
         first = [self.keys.clock] if self._checked else [self.keys.clock, self.keys.schema]
+        streams = [each for each in named if isinstance(each, Stream)]
+        ordered: list[Named] = [*streams, *(each for each in named if not isinstance(each, Stream))]
         requests = [_get(key) for key in first]
+        requests += [self._end(each.name) for each in streams[:_MOST_STREAMS]]
         requests += [
-            _last(self.keys.records(each.name)) if isinstance(each, Stream) else _get(self.keys.document(each.name))
-            for each in named
+            _last(self.keys.records(each.name), below=self.keys.stop(each.name)) for each in streams[_MOST_STREAMS:]
         ]
+        requests += [_get(self.keys.document(each.name)) for each in ordered[len(streams) :]]
         with understanding(self.address):
             clock, *rows = self._ranges(requests)
             if len(first) > 1:
                 self._check_schema(rows.pop(0))
-            found = {each.name: _found(each, rows[0]) for each, rows in zip(named, rows, strict=True) if rows}
+            found = {each.name: self._found(each, rows[0]) for each, rows in zip(ordered, rows, strict=True) if rows}
+            found |= self._large_records({name: each for name, each in found.items() if each.content == b""})
             last_commit_at = float(decoded(clock[0]["value"])) if clock else 0.0
         return Fetched(found, self.gateway.time.now(last_commit_at))
+
+    def _large_records(self, ends: Mapping[str, StoredValue]) -> dict[str, StoredValue]:
+        """The ends of streams whose head has no copy of the last record. Records do not change."""
+        ends = {name: each for name, each in ends.items() if each.position}
+        rows = self._ranges([_get(self.keys.record(name, each.position)) for name, each in ends.items()])
+        return {
+            name: each._replace(content=_value(found[0]))
+            for (name, each), found in zip(ends.items(), rows, strict=True)
+        }
+
+    def _end(self, stream: str) -> dict[str, Any]:
+        """The head of a stream; without one, the last record: etcd then visits all records."""
+        head = self.keys.head(stream)
+        last = _last(self.keys.records(stream), below=self.keys.stop(stream))
+        return {"request_txn": {"compare": [_is_absent(head)], "success": [last], "failure": [_get(head)]}}
+
+    def _found(self, what: Named, row: Any) -> StoredValue:
+        """The end of a stream has the version of its head, or none."""
+        content = _value(row)
+        if not isinstance(what, Stream):
+            return StoredValue(row["mod_revision"], content)
+        if _key(row) != self.keys.head(what.name):
+            return StoredValue(content=content, position=_number(row))
+        return StoredValue(row["mod_revision"], content[_DIGITS:], int(content[:_DIGITS]))
 
     def _ranges(self, requests: list[dict[str, Any]]) -> list[list[Any]]:
         """The rows of several ranges, as of one revision; etcd limits the number of ranges in a request."""
         rows: list[list[Any]] = []
         for start in range(0, len(requests), _MOST_RANGES):
             answer = self.gateway.ask("/v3/kv/txn", {"success": requests[start : start + _MOST_RANGES]})
-            rows += [each["response_range"].get("kvs", []) for each in answer["responses"]]
+            for each in answer["responses"]:
+                inner = each["response_txn"]["responses"][0] if "response_txn" in each else each
+                rows.append(inner["response_range"].get("kvs", []))
             if start == 0:
                 for each in requests[_MOST_RANGES:]:
                     each["request_range"]["revision"] = answer["header"]["revision"]
@@ -95,11 +132,13 @@ class EtcdEngine:
 
     def _check_schema(self, rows: Sequence[Any]) -> None:
         """Refuse an unknown schema version; the first client records it."""
-        if not rows and self._create:
-            self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
-        else:
-            found = decoded(rows[0]["value"]).decode() if rows else None
-            served.require_version(self.address, found, SCHEMA_VERSION)
+        row = rows[0] if rows else None
+        if row is None and self._create:
+            row = self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
+        if row is not None or not self._create:
+            found = None if row is None else decoded(row["value"]).decode()
+            served.require_version(self.address, found, SCHEMA_VERSION, oldest=1)
+            self._upgrades = found != str(SCHEMA_VERSION)
         self._checked = True
 
     @contextlib.contextmanager
@@ -127,6 +166,7 @@ class EtcdEngine:
             if taken:
                 raise served.IdTaken
             return False
+        self._upgrades = self._upgrades and not plan.additions
         if CHANCE.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(Failure):
                 self._forget(plan.fetched.now)
@@ -151,16 +191,23 @@ class EtcdEngine:
             yield {"request_delete_range": {"key": encoded(key)}} if content is None else _put(key, content)
         for each in plan.additions:
             yield _put(self.keys.record(each.stream, each.position), each.content)
+        for each in {each.stream: each for each in plan.additions}.values():
+            copy = each.content if len(each.content) <= _LARGEST_COPY else b""
+            yield _put(self.keys.head(each.stream), b"%0*d" % (_DIGITS, each.position) + copy)
+            if not plan.fetched.of(each.stream).version:  # its first head
+                yield _put(self.keys.stop(each.stream), b"This store needs a newer version of Holdfast.")
+        if plan.additions and self._upgrades:
+            yield _put(self.keys.schema, str(SCHEMA_VERSION).encode())
 
     def _send(self, request: object) -> Any:
-        deadline = time.monotonic() + self.gateway.timeout
-        while True:
-            try:
-                return self._send_once(request)
-            except NotSent as error:  # so it may be sent again
-                if time.monotonic() >= deadline:
-                    raise StoreUnavailable(self.address, error) from error
-                time.sleep(CHANCE.random() * 0.1)
+        with self.gateway.deadline.within(self.gateway.timeout) as deadline:
+            while True:
+                try:
+                    return self._send_once(request)
+                except NotSent as error:  # so it may be sent again
+                    if time.monotonic() >= deadline:
+                        raise StoreUnavailable(self.address, error) from error
+                    time.sleep(CHANCE.random() * 0.1)
 
     def _send_once(self, request: object) -> Any:
         try:
@@ -189,12 +236,16 @@ class EtcdEngine:
         return None if answer.get("succeeded") else answer["responses"][0]["response_range"]["kvs"][0]
 
     def _forget(self, now: float) -> None:
-        """Remove the notes of commits that are too old for a lookup, oldest first."""
-        request = {**_prefix(self.keys.commit("")), "limit": _FORGET_EVERY}
-        request |= {"sort_order": "ASCEND", "sort_target": "MOD"}
-        for row in self.gateway.ask("/v3/kv/range", request).get("kvs", []):
-            if now - msgspec.json.decode(decoded(row["value"]))["at"] > _FORGET_AFTER:
-                self.gateway.ask("/v3/kv/deleterange", {"key": row["key"]})
+        """Remove old notes of commits among some that follow a random one, in the order of their ids. Finding the
+        oldest would visit all of them; this way, a quarter of the notes are old ones in the long run."""
+        first, end = self.keys.commit(""), end_of(self.keys.commit(""))
+        middle = self.keys.commit(f"{CHANCE.randrange(1 << 32):08x}")
+        notes = self._range(middle, end, _LOOK_AT)
+        notes += self._range(first, middle, _LOOK_AT - len(notes)) if len(notes) < _LOOK_AT else []
+        old = [row["key"] for row in notes if now - msgspec.json.decode(_value(row))["at"] > _FORGET_AFTER]
+        for start in range(0, len(old), _MOST_RANGES):
+            some = [{"request_delete_range": {"key": key}} for key in old[start : start + _MOST_RANGES]]
+            self.gateway.ask("/v3/kv/txn", {"success": some})
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start = self.keys.document(f"{family}/")
@@ -206,7 +257,7 @@ class EtcdEngine:
         if limit <= 0:
             return []
         with understanding(self.address):
-            rows = self._range(self.keys.record(stream, after + 1), end_of(self.keys.records(stream)), limit)
+            rows = self._range(self.keys.record(stream, after + 1), self.keys.stop(stream), limit)
             return [(_number(row), _value(row)) for row in rows]
 
     def _range(self, start: bytes, end: bytes, limit: int) -> list[Any]:
@@ -219,6 +270,14 @@ class EtcdEngine:
 
     def now(self) -> float:
         return self.fetch([]).now
+
+    def space(self) -> ServerSpace:
+        with understanding(self.address):
+            status = self.gateway.ask("/v3/maintenance/status", {})
+            alarms = self.gateway.ask("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", [])
+            limit = int(status.get("dbSizeQuota", 0)) or self.gateway.metric("etcd_server_quota_backend_bytes")
+            names = sorted({str(each["alarm"]) for each in alarms})
+            return ServerSpace(int(status.get("dbSize", 0)), limit, tuple(names))
 
     def close(self) -> None:
         self.gateway.close()
@@ -333,8 +392,15 @@ class Keys:
         """The prefix of all records of a stream."""
         return self._prefix + b"/s/" + stream.encode() + b"/"
 
+    def stop(self, stream: str) -> bytes:
+        """A key after all records, without a number: clients that look for the last record fail here."""
+        return self.records(stream) + b"~"
+
+    def head(self, stream: str) -> bytes:
+        return self._prefix + b"/h/" + stream.encode()
+
     def record(self, stream: str, position: int) -> bytes:
-        return self.records(stream) + b"%020d" % position
+        return self.records(stream) + b"%0*d" % (_DIGITS, position)
 
     def commit(self, commit_id: str) -> bytes:
         return self._prefix + b"/c/" + commit_id.encode()
@@ -357,12 +423,6 @@ def _number(row: Any) -> int:
     return int(_key(row).rpartition(b"/")[2])
 
 
-def _found(what: Named, row: Any) -> StoredValue:
-    if isinstance(what, Stream):
-        return StoredValue(content=_value(row), position=_number(row))
-    return StoredValue(row["mod_revision"], _value(row))
-
-
 def _prefix(prefix: bytes) -> dict[str, Any]:
     return {"key": encoded(prefix), "range_end": encoded(end_of(prefix))}
 
@@ -371,9 +431,9 @@ def _get(key: bytes) -> dict[str, Any]:
     return {"request_range": {"key": encoded(key)}}
 
 
-def _last(prefix: bytes) -> dict[str, Any]:
+def _last(start: bytes, *, below: bytes) -> dict[str, Any]:
     order = {"limit": 1, "sort_order": "DESCEND", "sort_target": "KEY"}
-    return {"request_range": {**_prefix(prefix), **order}}
+    return {"request_range": {"key": encoded(start), "range_end": encoded(below), **order}}
 
 
 def _put(key: bytes, value: bytes) -> dict[str, Any]:

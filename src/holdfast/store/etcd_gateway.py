@@ -13,6 +13,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import socket
 import ssl
 import threading
@@ -22,6 +23,7 @@ import weakref
 from collections.abc import Iterator
 from email.utils import parsedate
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
@@ -33,6 +35,7 @@ from holdfast.errors import (
     NotEncrypted,
     SettingInvalid,
     StoreAccessRefused,
+    StoreFull,
     StoreUnavailable,
     StoreUnsafe,
     StoreUntrusted,
@@ -42,7 +45,7 @@ from holdfast.errors import (
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import EtcdAddress, is_local
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT
+from holdfast.store.served import TIMEOUT, Deadline
 
 MARGIN = 5.0
 MOST_IDLE = 4
@@ -140,6 +143,7 @@ class Gateway:
         self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
         self._token = ""
+        self.deadline = Deadline()
         self._lock = threading.Lock()
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
@@ -154,7 +158,10 @@ class Gateway:
 
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
-        deadline = time.monotonic() + (self.timeout if patience is None else patience)
+        with self.deadline.within(self.timeout if patience is None else patience) as deadline:
+            return self._persist(path, request, deadline)
+
+    def _persist(self, path: str, request: object, deadline: float) -> Any:
         untrusted = 0
         while True:
             try:
@@ -194,6 +201,17 @@ class Gateway:
         self._give_back(connection)
         return answer
 
+    def metric(self, name: str) -> int:
+        """One of the figures that a member publishes; 0 if it does not publish it here."""
+        try:
+            connection = self._take()
+            status, content = self._ask_member(connection, "GET", "/metrics", None)
+        except (OSError, HTTPException, NotSent):
+            return 0
+        self._give_back(connection)
+        found = re.search(rf"^{name} (\S+)$", content.decode("utf-8", "replace"), re.MULTILINE)
+        return int(float(found[1])) if found and status == HTTPStatus.OK else 0
+
     def _exchange_as_user(self, connection: HTTPConnection, path: str, request: object) -> Any:
         try:
             return self._exchange(connection, path, request)
@@ -211,16 +229,18 @@ class Gateway:
             said = content[:100].decode("ascii", "replace").strip()
             raise GatewayError(0, f"{status} {said}: this does not look like the gateway of etcd") from None
         if status == 200 and "error" not in answer:
+            if "header" not in answer:  # etcd's own, which every answer has: this one was cut
+                raise _incomplete(connection)
             return answer
         code = answer.get("code")
         raise GatewayError(code if isinstance(code, int) else 0, str(answer.get("message") or answer.get("error")))
 
     def _ask_member(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """The status and the content of an answer, which must be complete within the time and size limits."""
-        deadline = time.monotonic() + self._answer_within
-        connection.response_class = partial(_TimedResponse, deadline)  # type: ignore[assignment]
+        limit = self.deadline.left(self._answer_within)
+        connection.response_class = partial(_TimedResponse, time.monotonic() + limit)  # type: ignore[assignment]
         if connection.sock is not None:
-            connection.sock.settimeout(self._answer_within)
+            connection.sock.settimeout(limit)
         try:
             connection.request(method, path, body, self.headers() if body is not None else {})
             response = connection.getresponse()
@@ -232,9 +252,9 @@ class Gateway:
                     most = format_size(MOST_ANSWER)
                     raise HTTPException(f"the response from {connection.host}:{connection.port} has more than {most}")
             if response.length:  # the connection ended before the content
-                raise HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
+                raise _incomplete(connection)
         except TimeoutError as error:
-            within = format_duration(self._answer_within)
+            within = format_duration(limit)
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} within {within}") from error
         except OSError:
             raise
@@ -258,8 +278,7 @@ class Gateway:
                 hint="Start etcd with larger '--max-request-bytes' and '--max-txn-ops', or commit less at once.",
             )
         if error.code == _EXHAUSTED:
-            hint = "etcd is full: compact and defragment it, or raise its quota."
-            return StoreUnavailable(display, error, hint=hint)
+            return StoreFull(display, error)
         return StoreAccessRefused(display, error)
 
     def _take(self) -> HTTPConnection:
@@ -305,7 +324,7 @@ class Gateway:
         raise NotSent(reason, untrusted=untrusted == len(self._members))
 
     def _connection(self, host: str, port: int) -> HTTPConnection:
-        limit = max(0.05, self.timeout / (2 * len(self._members)))  # leaves time for the other members
+        limit = self.deadline.left(max(0.05, self.timeout / (2 * len(self._members))))  # leaves time for the others
         if self._tls is not None:
             return HTTPSConnection(host, port, timeout=limit, context=self._tls)
         return HTTPConnection(host, port, timeout=limit)
@@ -323,7 +342,10 @@ class Gateway:
         member = (connection.host, connection.port)
         version = _versions.get(member)
         if version is None:
-            version = _version_in(self._ask_member(connection, "GET", "/version", None)[1])
+            content = self._ask_member(connection, "GET", "/version", None)[1]
+            if not content:
+                raise _incomplete(connection)
+            version = _version_in(content)
         self.server = server = server_version(version)
         if server.risk and not self.address.accepts_unsafe:
             reason = f"{connection.host}:{connection.port} runs {server}, which {server.risk}"
@@ -400,6 +422,10 @@ _versions: dict[tuple[str, int], str] = {}
 """The versions of the members that this process has connected to."""
 _warned: set[str] = set()
 """The addresses that this process has warned of, because their connections are not encrypted."""
+
+
+def _incomplete(connection: HTTPConnection) -> HTTPException:
+    return HTTPException(f"the response from {connection.host}:{connection.port} is incomplete")
 
 
 def _version_in(content: bytes) -> str:

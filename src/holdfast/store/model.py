@@ -443,6 +443,14 @@ class ServerVersion(NamedTuple):
         return f"{self.program} {self.version or 'of unknown version'}"
 
 
+class ServerSpace(NamedTuple):
+    """The space that a server has left by its own limits, in bytes, and the alarms that it has raised."""
+
+    size: int
+    limit: int  # 0 if it is not known
+    alarms: tuple[str, ...] = ()
+
+
 class Store(Protocol):
     """Documents and streams."""
 

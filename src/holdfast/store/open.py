@@ -45,6 +45,7 @@ from holdfast.store.addresses import (
 from holdfast.store.addresses import FILES as FILES
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
+from holdfast.store.served import ServedStore
 
 CONFIG = ".holdfast/config.json"
 SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.settings`
@@ -268,6 +269,10 @@ class FailFastStore:
     def now(self) -> float:
         with self._using() as store:
             return store.now()
+
+    def space(self) -> model.ServerSpace | None:
+        with self._using() as store:
+            return store.space() if isinstance(store, ServedStore) else None
 
     def close(self) -> None:
         if self._store is not None:

@@ -9,6 +9,7 @@ server's. See `served` for the protocol around it.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,11 +20,19 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store import served
 from holdfast.store.model import Key, ServerVersion, Watched
-from holdfast.store.postgres_connections import Connections, PostgresAddress, is_conflict, one_line, was_rejected
+from holdfast.store.postgres_connections import (
+    Connections,
+    PostgresAddress,
+    has_lost_its_turn,
+    is_conflict,
+    one_line,
+    was_rejected,
+)
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
 CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it shuts itself down
+TURN = 500  # milliseconds to wait for a turn, and to use it: a client that stops meanwhile delays others by no more
 _FORGET_EVERY = 1000
 
 
@@ -45,6 +54,7 @@ class PostgresEngine:
         self.address = address.display
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
+        self._has_index = False
 
     @property
     def skew(self) -> float:
@@ -66,14 +76,7 @@ class PostgresEngine:
         with contextlib.ExitStack() as inner:
             connection = inner.enter_context(self.connections.borrowed())
             inner.callback(_roll_back, connection)
-            if not in_turn:
-                found = _ask_for(connection, named)
-            else:
-                # Lock first: a statement sees what existed when it began.
-                with connection.pipeline():
-                    connection.execute("BEGIN")
-                    connection.execute(statements.LOCK, [_names(named)])
-                    found = _ask_for(connection, named)
+            found = _ask_in_turn(connection, named) if in_turn else _ask_for(connection, named)
             fetched = _fetched(named, found)
             stack.push(inner.pop_all())
         return Attempt(fetched, partial(self._commit_on, connection))
@@ -85,8 +88,10 @@ class PostgresEngine:
             if error.diag.table_name == "commits":
                 raise served.IdTaken from error
             return False
+        except psycopg.errors.LockNotAvailable as error:
+            raise served.Blocked(self.connections.failure(error)) from error
         except psycopg.Error as error:
-            if is_conflict(error) or self.connections.cannot_notify(error):
+            if is_conflict(error) or has_lost_its_turn(error) or self.connections.cannot_notify(error):
                 return False  # start over, without notifying if that was refused
             if was_rejected(error):
                 raise self.connections.failure(error) from error
@@ -105,15 +110,22 @@ class PostgresEngine:
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             answer = connection.ask(statement, parameters)
         else:
-            with connection.pipeline():
-                answer = connection.ask(statement, parameters)
-                connection.execute("COMMIT")
+            answer = connection.ask_at_once(f"{statement}; COMMIT", parameters)
         row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
-            with contextlib.suppress(psycopg.Error):  # the commit is made, and a later one forgets more
-                connection.execute(statements.FORGET)
+            self._forget(connection)
         return made
+
+    def _forget(self, connection: Any) -> None:
+        """Remove notes of old commits, oldest first. It may fail: the commit is made, and a later one forgets more."""
+        with contextlib.suppress(psycopg.Error):  # only the owner of the tables may create an index
+            if not self._has_index and connection.execute(statements.FOUND_INDEX).fetchone() is None:
+                connection.execute(statements.CREATE_INDEX)
+                connection.execute(statements.NOTE_INDEX)
+        self._has_index = True  # or it cannot be had
+        with contextlib.suppress(psycopg.Error):
+            connection.execute(statements.FORGET)
 
     def fate_of(self, commit_id: str) -> Fate:
         def ask(connection: Any) -> Fate:
@@ -144,14 +156,37 @@ class PostgresEngine:
         found = self.connections.run(lambda connection: connection.execute(statements.NOW).fetchone())
         return float(found[0])
 
+    def space(self) -> None:
+        """The disk is the only limit, and clients cannot ask for it."""
+
     def close(self) -> None:
         self.connections.close()
 
 
 def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
+    return connection.ask(*_request(named))
+
+
+def _ask_in_turn(connection: Any, named: Sequence[Named]) -> Any:
+    """Lock, then fetch: a statement sees what existed when it began. The locks outlive this request, so the server
+    limits the time for them. Without a turn after a while, fetch without one."""
+    statement, (name,) = _request(named)
+    limit = min(TURN, math.ceil(connection.answer_within * 500))  # before the statement times out
+    together = statements.TAKE_TURN + statement.replace("%s", "%(name)s")
+    try:
+        answer = connection.ask_at_once(together, {"limit": limit, "names": _names(named), "name": name})
+    except psycopg.errors.LockNotAvailable:
+        _roll_back(connection)
+        return _ask_for(connection, named)
+    while answer.nextset():
+        pass
+    return answer
+
+
+def _request(named: Sequence[Named]) -> tuple[str, list[Any]]:
     if len(named) == 1 and isinstance(named[0], Key):
-        return connection.ask(statements.FETCH_ONE, [named[0].name.encode()])
-    return connection.ask(statements.FETCH, [_names(named)])
+        return statements.FETCH_ONE, [named[0].name.encode()]
+    return statements.FETCH, [_names(named)]
 
 
 def _fetched(named: Sequence[Named], answer: Any) -> Fetched:

@@ -21,19 +21,26 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.clock import format_duration
-from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
+from holdfast.errors import (
+    SettingInvalid,
+    StoreAccessRefused,
+    StoreFull,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUntrusted,
+)
 from holdfast.fs import calls
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, is_local, joined, parts_of, query_of, without_secrets
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT, require_version
+from holdfast.store.served import TIMEOUT, Deadline, require_version
 
 Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
-DEFAULT_SCHEMA = "holdfast"
-_ONLY_WHEN_ASKED = 1 << 30
+DEFAULT_SCHEMA = "holdfast"  # of the statements, too
+_PREPARE_AFTER = 2  # uses of a statement; a command with one commit saves the round trip
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
 
@@ -48,6 +55,13 @@ _REFUSED = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects"),
     *("not permitted to log in", "permission denied", "valid client certificate"),
 )
+
+
+_HINTS = {
+    "53200": "The server is out of memory: read its log.",
+    "53300": "The server has no free connection: raise its max_connections, or use fewer processes.",
+}
+_LOCKED = "Another client holds locks for longer than Holdfast does: look for open transactions in pg_stat_activity."
 
 
 class PostgresAddress(NamedTuple):
@@ -100,29 +114,32 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     """A connection that does not wait forever for a server that does not answer."""
 
     answer_within = TIMEOUT
+    deadline = Deadline()
+    schema = DEFAULT_SCHEMA
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._asked_before: set[str] = set()
+    def placed(self, statement: Any) -> Any:
+        """A statement with the tables of this schema."""
+        if not isinstance(statement, str) or self.schema == DEFAULT_SCHEMA:
+            return statement
+        return statement.replace(f"{DEFAULT_SCHEMA}.", f'"{self.schema}".')
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:
+        return super().execute(self.placed(query), *arguments, **options)
 
     def ask(self, statement: str, parameters: Any) -> Any:
-        """Execute a frequent statement: prepared at its first use, in the same round trip."""
-        if statement in self._asked_before:
-            return self.execute(statement, parameters, prepare=True, binary=True)
-        self._asked_before.add(statement)
-        try:
-            with self.pipeline():
-                return self.execute(statement, parameters, prepare=True, binary=True)
-        except psycopg.Error:
-            raise
-        except LookupError as error:  # psycopg loses count if the server refuses only the end of a pipeline
-            self.close()
-            raise psycopg.OperationalError("the server's answer could not be parsed") from error
+        """Execute a frequent statement; it is prepared after a few uses. It goes out with its end, in one piece: the
+        server never waits for the client between the execution of a statement and its commit."""
+        return self.execute(statement, parameters, binary=True)
+
+    def ask_at_once(self, several: str, parameters: Any) -> Any:
+        """Execute several statements in one message, which the server runs only when it has received all of it."""
+        cursor = psycopg.ClientCursor(self)
+        return cursor.execute(self.placed(several), parameters)
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
             return super().wait(gen, interval, timeout)
-        limit = self.answer_within
+        limit = self.deadline.left(self.answer_within) + 1  # the server gives up first, if it can
         started = time.monotonic()
         try:
             return super().wait(gen, interval, limit)
@@ -143,8 +160,10 @@ class Connections:
         self.create = create
         self.timeout = timeout
         self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
+        self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
         self.server: ServerVersion | None = None
+        self.deadline = Deadline()
         self._pid = os.getpid()
         self._idle: list[Any] = []
         self._listeners: list[Any] = []
@@ -164,16 +183,16 @@ class Connections:
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
         """Do idempotent work; repeat it for as long as `patience` if the server goes away."""
-        deadline = time.monotonic() + (self.timeout if patience is None else patience)
-        while True:
-            try:
-                return work()
-            except psycopg.Error as error:
-                left = deadline - time.monotonic()
-                retryable = is_conflict(error) or (is_away(error) and not _is_refused(error))
-                if not retryable or left <= 0:
-                    raise self.failure(error) from error
-            time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
+        with self.deadline.within(self.timeout if patience is None else patience) as deadline:
+            while True:
+                try:
+                    return work()
+                except psycopg.Error as error:
+                    left = deadline - time.monotonic()
+                    retryable = is_conflict(error) or (is_away(error) and not _is_refused(error))
+                    if not retryable or left <= 0:
+                        raise self.failure(error) from error
+                time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Any]:
@@ -206,6 +225,11 @@ class Connections:
         else:
             connection.close()
 
+    @property
+    def listens(self) -> bool:
+        """Whether watchers are notified; otherwise, they poll."""
+        return self.notifies and not self.is_pooled
+
     def take_listener(self) -> Any:
         """A listener that an earlier watch has left, or None."""
         while self._listeners:
@@ -230,7 +254,7 @@ class Connections:
     def connect(self) -> Any:
         """A new connection; the first one also finds or creates the store's tables."""
         parameters = {
-            "connect_timeout": max(2, math.ceil(self.timeout)),
+            "connect_timeout": max(2, math.ceil(self.deadline.left(self.timeout))),
             "application_name": "holdfast",
             "target_session_attrs": "read-write",  # a standby may lag behind
             "keepalives_idle": 5,
@@ -239,10 +263,11 @@ class Connections:
             "tcp_user_timeout": math.ceil(self.timeout * 1000),
             **self.address.parameters,
         }
-        connection = Connection.connect(autocommit=True, prepare_threshold=_ONLY_WHEN_ASKED, **parameters)
+        connection = Connection.connect(autocommit=True, prepare_threshold=_PREPARE_AFTER, **parameters)
         try:
-            connection.answer_within = self.timeout + 1  # the server gives up first, if it can
-            connection.execute(self._session())
+            connection.deadline, connection.answer_within = self.deadline, self.timeout
+            connection.schema = self.address.schema
+            self._prepare(connection)
             if not self._checked:
                 with self._checking:
                     self._check(connection)
@@ -251,14 +276,56 @@ class Connections:
             raise
         return connection
 
-    def _session(self) -> Any:
-        """Session settings: abandoned transactions end, no statement waits forever, and commits are on disk."""
+    def _prepare(self, connection: Any) -> None:
+        """Set up the session, unless a pooler shares it with other clients: then nothing may depend on it. It has no
+        settings, prepared statements or notifications of ours, and a commit is on disk only if the server says so."""
+        direct, limits = self._is_direct(connection.info), self._limits(connection.info)
+        answer = connection.execute(self._session(direct=direct, limits=limits))
+        self.is_pooled = answer.rowcount == 0
+        if self.is_pooled:
+            connection.prepare_threshold = None
+            while answer.nextset():
+                pass
+            (level,) = answer.fetchone()
+            if level in ("off", "local"):
+                raise StoreAccessRefused(
+                    self.address.display,
+                    f"a pooler shares its sessions, and commits are not on disk: synchronous_commit is {level}",
+                    hint="Connect without the pooler, or set synchronous_commit to 'on' for the database.",
+                )
+
+    def _session(self, *, direct: Any, limits: Mapping[str, int]) -> Any:
+        """Session settings: limits, isolation, and that commits are on disk."""
+        settings = {"default_transaction_isolation": "read committed", **limits}
         return sql.SQL(
-            "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
-            "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"
+            "SELECT set_config(w.name, w.value, false) FROM (VALUES {settings}) AS w (name, value) WHERE {direct};"
             "SELECT set_config('synchronous_commit', 'on', false)"
-            " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        ).format(schema=sql.Identifier(self.address.schema), limit=sql.Literal(math.ceil(self.timeout * 1000)))
+            " WHERE current_setting('synchronous_commit') IN ('off', 'local') AND {direct};"
+            "SELECT current_setting('synchronous_commit')"
+        ).format(
+            settings=sql.SQL(", ").join(
+                sql.SQL("({}, {})").format(name, sql.Literal(str(value))) for name, value in settings.items()
+            ),
+            direct=direct,
+        )
+
+    def _is_direct(self, server: Any) -> Any:
+        """Whether the server knows the process that this connection claims to talk to: a pooler makes one up."""
+        if server.parameter_status("crdb_version"):
+            return sql.SQL("true")
+        return sql.SQL("EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})").format(sql.Literal(server.backend_pid))
+
+    def _limits(self, server: Any) -> dict[str, int]:
+        """Limits of the server: no statement waits forever, and what a client has left behind ends (a wait, a
+        transaction, a dead connection)."""
+        limit = math.ceil(self.timeout * 1000)
+        limits = {"statement_timeout": limit, "lock_timeout": math.ceil(limit / 2)}
+        limits |= {"idle_in_transaction_session_timeout": limit}
+        if not server.parameter_status("crdb_version"):
+            limits |= {"tcp_keepalives_idle": 5, "tcp_keepalives_interval": 2, "tcp_keepalives_count": 3}
+            limits |= {"tcp_user_timeout": limit} if server.server_version >= 120000 else {}
+            limits |= {"transaction_timeout": limit + 1000} if server.server_version >= 170000 else {}
+        return limits
 
     def _check(self, connection: Any) -> None:
         if self._checked:
@@ -306,8 +373,12 @@ class Connections:
         address, reason = self.address.display, one_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return StoreAccessRefused(address, reason)
+        if isinstance(error, psycopg.errors.DiskFull):
+            return StoreFull(address, reason)
         if is_away(error):
-            return _connection_failure(error)(address, reason)
+            return _connection_failure(error)(address, reason, hint=_HINTS.get(error.sqlstate or ""))
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return StoreUnavailable(address, reason, hint=_LOCKED)
         return StoreUnavailable(address, reason, hint="Read the server's message and its log.")
 
     def cannot_notify(self, error: Any) -> bool:
@@ -344,6 +415,11 @@ def is_conflict(error: Any) -> bool:
         | psycopg.errors.UniqueViolation
         | psycopg.errors.LockNotAvailable,
     )
+
+
+def has_lost_its_turn(error: Any) -> bool:
+    """Whether the server has ended an open transaction, and with it the connection: nothing was committed."""
+    return error.sqlstate in ("25P03", "25P04")
 
 
 def was_rejected(error: Any) -> bool:

@@ -1,8 +1,9 @@
 """The SQL of the PostgreSQL store, which related distributed databases accept too.
 
-No advisory locks, procedures, triggers or collations: names are bytes, so that their order is the same
-everywhere. A deleted document leaves its row, without content: its absence can be locked and has a version. A
-stream has a row with the position of its last record.
+No advisory locks, procedures, triggers or collations: names are bytes, so that their order is the same everywhere.
+Every table is named with its schema, here the default one (`Connection.placed` puts another in): nothing depends on the
+session, which a pooler may share among repositories. A deleted document leaves its row, without content: its absence
+can be locked and has a version. A stream has a row with the position of its last record.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 SCHEMA_VERSION = 1
 
 CREATE = """
-CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value text NOT NULL);
-CREATE TABLE IF NOT EXISTS documents (
+CREATE TABLE IF NOT EXISTS holdfast.settings (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE IF NOT EXISTS holdfast.documents (
     name bytea PRIMARY KEY, version text NOT NULL, content bytea, position bigint);
-CREATE TABLE IF NOT EXISTS entries (
+CREATE TABLE IF NOT EXISTS holdfast.entries (
     stream bytea NOT NULL, position bigint NOT NULL, content bytea NOT NULL, PRIMARY KEY (stream, position));
-CREATE TABLE IF NOT EXISTS commits (id text PRIMARY KEY, made boolean NOT NULL, at timestamptz NOT NULL);
-CREATE TABLE IF NOT EXISTS watchers (id text PRIMARY KEY, until timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS holdfast.commits (id text PRIMARY KEY, made boolean NOT NULL, at timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS holdfast.watchers (id text PRIMARY KEY, until timestamptz NOT NULL);
 """
 
-FOUND_VERSION = "SELECT value FROM settings WHERE name = 'schema_version'"
+FOUND_VERSION = "SELECT value FROM holdfast.settings WHERE name = 'schema_version'"
 NOTE_VERSION = """
-INSERT INTO settings (name, value) VALUES ('schema_version', %s) ON CONFLICT (name) DO NOTHING"""
+INSERT INTO holdfast.settings (name, value) VALUES ('schema_version', %s) ON CONFLICT (name) DO NOTHING"""
 
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
@@ -29,28 +30,33 @@ FETCH = """
 SELECT extract(epoch FROM clock_timestamp())::float8,
     d.name, d.version, coalesce(d.content, e.content), d.position
 FROM (SELECT 1 AS one) AS always
-LEFT JOIN documents AS d ON d.name = ANY(%s::bytea[])
-LEFT JOIN entries AS e ON e.stream = d.name AND e.position = d.position"""
+LEFT JOIN holdfast.documents AS d ON d.name = ANY(%s::bytea[])
+LEFT JOIN holdfast.entries AS e ON e.stream = d.name AND e.position = d.position"""
 """One statement sees one instant. There is always a row, for the time."""
 
 FETCH_ONE = """
 SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
-FROM (SELECT 1 AS one) AS always LEFT JOIN documents AS d ON d.name = %s"""
+FROM (SELECT 1 AS one) AS always LEFT JOIN holdfast.documents AS d ON d.name = %s"""
 """The same for one document."""
 
-LOCK = "SELECT name FROM documents WHERE name = ANY(%s::bytea[]) ORDER BY name FOR UPDATE"
-"""Contenders queue here, in the order of names."""
+TAKE_TURN = """
+BEGIN;
+SET LOCAL lock_timeout TO %(limit)s;
+SET LOCAL idle_in_transaction_session_timeout TO %(limit)s;
+SELECT name FROM holdfast.documents WHERE name = ANY(%(names)s::bytea[]) ORDER BY name FOR UPDATE;
+"""
+"""Contenders queue here, in the order of names. The server ends both the wait and, if the client stops, the turn."""
 
 COMMIT = """
 WITH held AS (
-    SELECT d.name FROM documents AS d
+    SELECT d.name FROM holdfast.documents AS d
     JOIN unnest(%(names)s::bytea[], %(versions)s::text[]) AS n (name, version)
         ON d.name = n.name AND d.version = n.version
     ORDER BY d.name FOR UPDATE OF d
 ), fits AS (
     SELECT count(*) = %(count)s::bigint AS yes FROM held
 ), put AS (
-    INSERT INTO documents AS d (name, version, content, position)
+    INSERT INTO holdfast.documents AS d (name, version, content, position)
     SELECT p.name, p.version, p.content, p.position
     FROM unnest(%(put)s::bytea[], %(new_versions)s::text[], %(contents)s::bytea[], %(positions)s::bigint[])
         AS p (name, version, content, position)
@@ -59,13 +65,13 @@ WITH held AS (
         version = CASE WHEN d.version = ANY(%(versions)s::text[]) THEN excluded.version END,
         content = excluded.content, position = excluded.position
 ), added AS (
-    INSERT INTO entries (stream, position, content)
+    INSERT INTO holdfast.entries (stream, position, content)
     SELECT a.stream, a.position, a.content
     FROM unnest(%(streams)s::bytea[], %(places)s::bigint[], %(records)s::bytea[])
         AS a (stream, position, content)
     CROSS JOIN fits WHERE fits.yes
 ), noted AS (
-    INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits WHERE fits.yes
+    INSERT INTO holdfast.commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits WHERE fits.yes
 )
 SELECT fits.yes FROM fits"""
 """A whole commit in one statement, which is its own transaction.
@@ -78,10 +84,10 @@ it the whole statement. (The empty version may have been fetched; but then there
 
 COMMIT_ONE = """
 WITH fits AS (
-    UPDATE documents SET version = %(id)s, content = %(content)s
+    UPDATE holdfast.documents SET version = %(id)s, content = %(content)s
     WHERE name = %(name)s AND version = %(version)s RETURNING true AS yes
 ), noted AS (
-    INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
+    INSERT INTO holdfast.commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
 )
 SELECT fits.yes FROM fits"""
 """The same for one document that depends on nothing else: the updated row is the compared one. Returns no row
@@ -93,7 +99,7 @@ def notifying(commit: str) -> str:
     return commit.replace(
         "SELECT fits.yes FROM fits",
         """SELECT fits.yes, CASE
-    WHEN fits.yes AND EXISTS (SELECT 1 FROM watchers WHERE until > clock_timestamp())
+    WHEN fits.yes AND EXISTS (SELECT 1 FROM holdfast.watchers WHERE until > clock_timestamp())
     THEN pg_notify(%(channel)s, %(changed)s) END FROM fits""",
     )
 
@@ -102,25 +108,33 @@ COMMIT_AND_NOTIFY = notifying(COMMIT)
 COMMIT_ONE_AND_NOTIFY = notifying(COMMIT_ONE)
 
 RULE_OUT = """
-INSERT INTO commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
+INSERT INTO holdfast.commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
 """Waits for a commit of this id that is under way, and then finds it or rules it out."""
 
-WAS_MADE = "SELECT made FROM commits WHERE id = %s"
+WAS_MADE = "SELECT made FROM holdfast.commits WHERE id = %s"
 
-FORGET = "DELETE FROM commits WHERE at < clock_timestamp() - interval '7 days'"
-"""A lost answer is looked up within seconds."""
+FORGET = """
+DELETE FROM holdfast.commits WHERE id IN (
+    SELECT id FROM holdfast.commits WHERE at < now() - interval '7 days' ORDER BY at LIMIT 2000)"""
+"""A lost answer is looked up within seconds. Twice as many as are noted meanwhile, so that a backlog shrinks."""
+
+FOUND_INDEX = "SELECT value FROM holdfast.settings WHERE name = 'commits_at'"
+CREATE_INDEX = "CREATE INDEX IF NOT EXISTS commits_at ON holdfast.commits (at)"
+NOTE_INDEX = "INSERT INTO holdfast.settings (name, value) VALUES ('commits_at', 'index') ON CONFLICT (name) DO NOTHING"
+"""The index is no part of the schema's version: a store works without it. `CREATE INDEX` waits for writers even if
+there is nothing to do, so its existence is noted."""
 
 PAGE = """
-SELECT name, version, content FROM documents
+SELECT name, version, content FROM holdfast.documents
 WHERE name > %s AND name < %s AND content IS NOT NULL ORDER BY name LIMIT %s"""
 
 PAGE_OF_STREAM = """
-SELECT position, content FROM entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
+SELECT position, content FROM holdfast.entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
 
-VERSION = "SELECT name, version FROM documents WHERE name = %s AND version <> ''"
-FAMILY_VERSIONS = "SELECT name, version FROM documents WHERE name > %s AND name < %s AND version <> ''"
+VERSION = "SELECT name, version FROM holdfast.documents WHERE name = %s AND version <> ''"
+FAMILY_VERSIONS = "SELECT name, version FROM holdfast.documents WHERE name > %s AND name < %s AND version <> ''"
 
 REGISTER = """
-INSERT INTO watchers (id, until) VALUES (%s, clock_timestamp() + interval '60 seconds')
+INSERT INTO holdfast.watchers (id, until) VALUES (%s, clock_timestamp() + interval '60 seconds')
 ON CONFLICT (id) DO UPDATE SET until = excluded.until"""
-UNREGISTER = "DELETE FROM watchers WHERE id = %s OR until < clock_timestamp() - interval '1 day'"
+UNREGISTER = "DELETE FROM holdfast.watchers WHERE id = %s OR until < clock_timestamp() - interval '1 day'"

@@ -53,13 +53,13 @@ class Listener:
 
     def register(self) -> None:
         """Register as a watcher, unless that was done recently."""
-        if self._connections.notifies and time.monotonic() - self._registered_at >= REFRESH_INTERVAL:
+        if self._connections.listens and time.monotonic() - self._registered_at >= REFRESH_INTERVAL:
             self.connection.execute(statements.REGISTER, [self._id])
             self._registered_at = time.monotonic()
 
     def listen(self) -> None:
         """Receive notifications from now on, and none of earlier commits."""
-        if not self._connections.notifies:
+        if not self._connections.listens:
             return
         try:
             self.register()
@@ -75,14 +75,14 @@ class Listener:
     def pause(self) -> bool:
         """Stop receiving notifications; False if the connection is dead."""
         try:
-            if self._connections.notifies:
+            if self._connections.listens:
                 self.connection.execute("UNLISTEN *")
         except psycopg.Error:
             return False
         return True
 
     def close(self) -> None:
-        if self._connections.notifies and self.pid == os.getpid():
+        if self._connections.listens and self.pid == os.getpid():
             with contextlib.suppress(psycopg.Error):
                 self.connection.execute(statements.UNREGISTER, [self._id])
         self.connection.close()
@@ -121,7 +121,7 @@ class PostgresWatch(Watch):
         return changed
 
     def _notified(self, left: float) -> set[str]:
-        if not self._connections.notifies:
+        if not self._connections.listens:
             time.sleep(left)
             return set()
         changed: set[str] = set()
@@ -150,7 +150,7 @@ class PostgresWatch(Watch):
         else:
             rows = connection.execute(statements.VERSION, [name.encode()], binary=True)
         found = {each.decode(): version for each, version in rows.fetchall()}
-        seldom = self._connections.notifies and not self._first
+        seldom = self._connections.listens and not self._first
         self._poll_at = time.monotonic() + (REFRESH_INTERVAL if seldom else POLL_INTERVAL)
         self._first = False
         return found

@@ -13,6 +13,9 @@ is unchanged; each is a single request. Nothing is locked in between, so a clien
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +26,7 @@ from holdfast.errors import (
     Failure,
     NotFound,
     OutcomeUnknown,
+    StoreAccessRefused,
     StoreIncompatible,
     StoreUnavailable,
     TooManyRetries,
@@ -95,6 +99,34 @@ class IdTaken(Exception):
     """A commit with this id exists or has been ruled out."""
 
 
+class Blocked(Exception):
+    """A commit had to wait for another client for too long, and did nothing; why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Deadline(threading.local):
+    """The end of the work that this thread does for an engine: no attempt may wait beyond it."""
+
+    at = math.inf
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[float]:
+        """A block that must end in time; yields when."""
+        before = self.at
+        self.at = min(before, time.monotonic() + seconds)
+        try:
+            yield self.at
+        finally:
+            self.at = before
+
+    def left(self, most: float) -> float:
+        """The time that one attempt may take: at most this, and hardly more than is left."""
+        return max(min(0.05, most), min(most, self.at - time.monotonic()))
+
+
 class Fate(Enum):
     """The fate of a commit."""
 
@@ -105,7 +137,7 @@ class Fate(Enum):
 
 class Attempt(NamedTuple):
     """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
-    conflict, and raises `AnswerLost` or `IdTaken`."""
+    conflict, and raises `AnswerLost`, `Blocked` or `IdTaken`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -140,6 +172,9 @@ class ServerEngine(Protocol):
 
     def now(self) -> float: ...
 
+    def space(self) -> model.ServerSpace | None:
+        """The space that the server has left; None if it has no limit of its own."""
+
     def close(self) -> None: ...
 
 
@@ -167,6 +202,13 @@ class ServedStore:
     @property
     def server(self) -> model.ServerVersion | None:
         return self.engine.server
+
+    def space(self) -> model.ServerSpace | None:
+        """The space that the server has left; None if it has no limit of its own, or this user may not know."""
+        try:
+            return self.engine.space()
+        except StoreAccessRefused:
+            return None
 
     def close(self) -> None:
         self.engine.close()
@@ -202,7 +244,7 @@ class ServedStore:
         self._check(stream)
         if after < 0:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
-        end = self.engine.fetch([stream]).of(stream.name).position
+        end = self.end(stream)
         pages = _pages(
             lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
         )
@@ -210,6 +252,11 @@ class ServedStore:
             yield model.Entry(position, stream.codec.decode(content, self._where(stream.name, position)))
             if position >= end:
                 return
+
+    def end(self, stream: Stream[Any]) -> int:
+        """The position of the last record, which is their number."""
+        self._check(stream)
+        return self.engine.fetch([stream]).of(stream.name).position
 
     def watch(self, what: model.Watched) -> model.Watch:
         if isinstance(what, Family):
@@ -253,6 +300,8 @@ class ServedStore:
                 raise UsageFailure(
                     f"the commit id {tries.commit_id} was used before", commit_id=tries.commit_id
                 ) from None
+            except Blocked as blocked:
+                made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
         if made:
@@ -321,7 +370,12 @@ class _Tries:
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
         self.id = _attempt_id(self.commit_id, self._ruled_out)
+        self.failed(reason)
+
+    def failed(self, reason: Failure) -> bool:
+        """Note why an attempt was not made: False."""
         self._last = reason
+        return False
 
     def pause(self) -> None:
         """Wait for a random time before the next attempt, so that contenders do not collide again."""
@@ -368,11 +422,11 @@ def _pages(
         limit = min(_LARGEST_PAGE, limit * 4) if total < _ENOUGH_BYTES else max(4, limit // 4)
 
 
-def require_version(address: str, found: str | None, known: int) -> None:
-    """Refuse a store whose schema version is missing or not the known one."""
+def require_version(address: str, found: str | None, known: int, *, oldest: int | None = None) -> None:
+    """Refuse a store whose schema version is missing or not a known one."""
     if found is None:
         raise NotFound(f"there is no store at {address} yet", store=address)
-    if found != str(known):
+    if found not in map(str, range(known if oldest is None else oldest, known + 1)):
         raise StoreIncompatible(
             f"the store {address} has the schema version {found}; this version of Holdfast supports {known}",
             store=address,
