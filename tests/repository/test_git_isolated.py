@@ -101,22 +101,25 @@ def test_an_agent_commits_without_a_write_outside_of_its_directory(
     require_sound(repository)
 
 
-def test_the_work_in_one_lands(repository: Repository, dev: Path, path: Path) -> None:
+def test_the_commits_of_one_land(repository: Repository, dev: Path, path: Path) -> None:
     before, status = files_in(path), git("status", "--porcelain", at=path)
-    commit(dev, {"work": "committed"})
-    put_files(dev, {"more": "uncommitted"})
     landings = Landings(repository, actor="human:user")
-    with repository.lease("dev") as lease:
-        entry = landings.enqueue("dev", Proof.of(lease), LandOptions())
-    assert landings.wait(entry.landing_id).state is LandingState.LANDED
 
-    assert files_in(path) == {**before, "work": "committed", "more": "uncommitted"}
+    def land() -> LandingState:
+        with repository.lease("dev") as lease:
+            entry = landings.enqueue("dev", Proof.of(lease), LandOptions())
+        return landings.wait(entry.landing_id).state
+
+    for content in ("one", "two"):  # the agent goes on where it was
+        commit(dev, {"work": content})
+        assert land() is LandingState.LANDED
+        assert files_in(path) == {**before, "work": content}
     assert git("status", "--porcelain", at=path) == status
-    assert commit(dev, {"more": "again"})  # the agent goes on where it was
-    with repository.lease("dev") as lease:
-        entry = landings.enqueue("dev", Proof.of(lease), LandOptions())
-    assert landings.wait(entry.landing_id).state is LandingState.LANDED
-    assert files_in(path)["more"] == "again"
+
+    put_files(dev, {"work": "uncommitted"})
+    with pytest.raises(Refused, match="is isolated, and has uncommitted changes: work"):
+        land()
+    assert files_in(path) == {**before, "work": "two"}
 
 
 def test_commits_arrive_with_a_snapshot_and_when_they_are_asked_for(repository: Repository, dev: Path) -> None:

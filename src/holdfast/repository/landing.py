@@ -37,6 +37,7 @@ from holdfast.git import landing as frozen
 from holdfast.git import transfer
 from holdfast.git import worktrees as linked
 from holdfast.git.following import followers
+from holdfast.git.isolated import is_isolated
 from holdfast.git.merging import merge
 from holdfast.issues.model import ClaimId, Issue
 from holdfast.issues.scopes import outside_scope
@@ -229,6 +230,9 @@ class Landings:
         check_early(self._context, worktree, proof)
         self._home.fetch_work(worktree)
         path = self._repository.path(worktree)
+        if is_isolated(path) and (names := self._home.uncommitted(worktree)):
+            hint = "Commit them there: its own repository would not know a commit that is made here."
+            raise Refused(f"{worktree} is isolated, and has uncommitted changes: {names}", hint=hint, path=str(path))
         message, author = self._message(worktree, issue), frozen.author_of(self.git, path)
         commit = frozen.commit_work(self.git, path, message, author)
         self._check_scope(issue, branch, commit)
