@@ -27,6 +27,7 @@ from holdfast.issues import rules as issue_rules
 from holdfast.issues.creating import MOST_TOGETHER, NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.model import GATES, Registry
+from holdfast.issues.scopes import MOST_PATTERNS, checked_touches
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.service import HIGHEST_PRIORITY
 from holdfast.ledger import log
@@ -38,6 +39,7 @@ from holdfast.repository.history import MOST_STEPS, add_pin, resolve
 from holdfast.repository.opening import init_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import Policy
+from holdfast.repository.settings import CHECK_TIMEOUT, Settings
 from holdfast.store import addresses, etcd_gateway, lines
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import MOST_BYTES, StructCodec
@@ -218,7 +220,11 @@ REFUSALS: dict[str, Refusal] = {
         lambda _: RetryConfig(initial_delay=9.0, max_delay=5.0).checked(),
         "'9s', but must be a duration from 0s to max_delay, 5s",
     ),
+    "time limit of checks": Refusal(lambda _: Settings().changed(CHECK_TIMEOUT, ["2d"]), "1d at most"),
     # Counts
+    "touches": Refusal(
+        lambda _: checked_touches(f"p{number}" for number in range(MOST_PATTERNS + 1)), f"at most {MOST_PATTERNS} pat"
+    ),
     "parts": Refusal(
         lambda place: place.tracker.break_down(place.issue(), [NewIssue(title="x")] * (MOST_TOGETHER + 1)),
         f"1 to {MOST_TOGETHER} parts, not {MOST_TOGETHER + 1}",

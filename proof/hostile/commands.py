@@ -91,6 +91,15 @@ doctor --strict
 doctor --fix
 agent run --next --ttl 5s -- true
 agent run --issue {issue} --gate tests -- true
+land side --no-wait
+land side --dry-run
+land --all
+landing list --all
+landing show x
+landing cancel x
+landing retry x
+landing log x
+conflicts
 issue init
 issue create x --depends-on {issue} --gate tests
 issue list --json
@@ -169,6 +178,7 @@ EXEMPT = {
     "demo": "it makes a repository of its own",
     "demo-task": "a part of the demo",
     "demo-faulty-agent": "a part of the demo",
+    "demo-landing-task": "a part of the demo",
 }
 """Commands that no hostile repository reaches, with the reason."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
+from holdfast.fs.names import is_safe_name
 
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
@@ -63,12 +64,13 @@ def is_confirmed(checkout: Checkout) -> bool:
 
 
 def name_in(git_dir: str) -> str | None:
-    """The worktree's name that is written in git's own directory of a linked worktree; None if it is not ours."""
+    """The worktree's name that is written in git's own directory of a linked worktree; None if it is not ours, or if no
+    worktree can have that name."""
     try:
-        content = calls.read_small(os.path.join(git_dir, _NAME), _MOST_OF_A_PATH, follow=False)
-        return content.decode().removesuffix("\n") or None
+        name = calls.read_small(os.path.join(git_dir, _NAME), _MOST_OF_A_PATH, follow=False).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError):  # for a main checkout, this is the root's directory
         return None
+    return name if is_safe_name(name) else None
 
 
 def main_checkout(common: str) -> str | None:
