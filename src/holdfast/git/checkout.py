@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
-from holdfast.fs.names import is_safe_name
 
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
@@ -70,7 +69,7 @@ def name_in(git_dir: str) -> str | None:
         name = calls.read_small(os.path.join(git_dir, _NAME), _MOST_OF_A_PATH, follow=False).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError):  # for a main checkout, this is the root's directory
         return None
-    return name if is_safe_name(name) else None
+    return name if name and "\0" not in name and "/" not in name else None
 
 
 def main_checkout(common: str) -> str | None:
