@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ from tests.git.conftest import git, new_repository, write
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> None:
-    program._why_unavailable.cache_clear()
-    program._require_trust.cache_clear()
+def nothing_remembered() -> Iterator[None]:
+    """Neither what earlier tests have found out, nor by later ones what these have."""
+    remembered = (program._why_unavailable, program._require_trust)
+    for each in remembered:
+        each.cache_clear()
+    yield
+    for each in remembered:
+        each.cache_clear()
 
 
 def test_variables_of_a_hook_do_not_lead_git_elsewhere(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
