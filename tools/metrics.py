@@ -24,8 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 49_750  # 40,000 for the first version; what is added later has to fit into small steps like this one
-MODULES, MOST_MODULES = "150 to 180, 210 with git", 210  # "about": a few more still meet the target
+MOST_LINES = 57_000  # 40,000 for the first version, 49,750 with git homes; the rest is landing and isolated worktrees
+MODULES, MOST_MODULES = "150 to 180, 210 with git, 240 with landing", 240  # "about": a few more still meet the target
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
 
@@ -50,6 +50,11 @@ COMMANDS = {
 }
 
 REASONS: dict[str, str] = {
+    "holdfast.git.current": "the tree of uncommitted work, which git's layer reads as it captures snapshots",
+    "holdfast.git.repair": "only `verify --repair` loads it",
+    "holdfast.git.soundness": "says what git may be started on; `program` starts it",
+    "holdfast.repository.conflict_cache": "a file that may be forged, with its decoder, apart from the search",
+    "holdfast.repository.landing_tests": "runs tests side by side in threads, which the lander itself has not",
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",

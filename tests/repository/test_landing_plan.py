@@ -17,7 +17,7 @@ from holdfast.repository.landing_plan import (
     GROWTH,
     Candidate,
     LandingPlan,
-    Outcome,
+    PlanOutcome,
     after,
     on_new_tip,
     outcome,
@@ -56,7 +56,7 @@ class Target:
             self.red.append(built)
         return with_result(plan, candidate, passed=passed)
 
-    def carry_out(self, plan: LandingPlan, decided: Outcome) -> LandingPlan:
+    def carry_out(self, plan: LandingPlan, decided: PlanOutcome) -> LandingPlan:
         if decided.publish:
             self.landed += decided.publish
             self.flaky += decided.flaky
@@ -74,7 +74,7 @@ def work_off(target: Target, plan: LandingPlan, order: random.Random | None = No
     entries = len(plan.queue)
     while plan.queue:
         decided = outcome(plan)
-        if decided != Outcome():
+        if decided != PlanOutcome():
             plan = target.carry_out(plan, decided)
             rests = (after(decided.publish, each) for each in running)
             running = [each for each in rests if each and set(each).isdisjoint(decided.failed)]
@@ -170,7 +170,7 @@ def test_the_queue_can_change_while_it_is_worked_off() -> None:
 def test_a_result_that_comes_late_changes_nothing() -> None:
     plan = with_result(plan_for(names(4)), ("e0", "e1"), passed=True)
     late = with_result(plan, ("e0", "e1"), passed=False)
-    assert outcome(late) == outcome(plan) == Outcome(publish=("e0", "e1"))
+    assert outcome(late) == outcome(plan) == PlanOutcome(publish=("e0", "e1"))
 
 
 def bound(entries: int, culprits: int, batch: int) -> float:
@@ -249,7 +249,7 @@ def test_a_target_that_others_move_and_a_queue_that_changes_come_to_an_end(
     target, plan = Target(without(list(culprits))), plan_for(entries)
     gone: list[str] = []
     while plan.queue:
-        if (decided := outcome(plan)) != Outcome():
+        if (decided := outcome(plan)) != PlanOutcome():
             plan = target.carry_out(plan, decided)
         elif chance.random() < rate and plan.tested:
             target.landed += (f"person-{target.runs}",)
@@ -270,7 +270,7 @@ def test_a_target_that_others_move_and_a_queue_that_changes_come_to_an_end(
 
 
 def test_a_planner_that_publishes_an_untested_prefix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(plan: LandingPlan) -> Outcome:
+    def hasty(plan: LandingPlan) -> PlanOutcome:
         decided = landing_plan.outcome(plan)
         return decided._replace(publish=decided.publish[:-1]) if len(decided.publish) > 1 else decided
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import StoreUnavailable, TooManyRetries
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.model import Create
-from holdfast.store.served import Deadline
+from holdfast.store.served import TimeLimit
 from holdfast.testing.backend import INDEX, Item, apply, increment, number_of
 from tests.support.proxy import Proxy
 
@@ -40,7 +40,7 @@ def test_attempts_that_fail_late_leave_less_time_for_the_next(request: pytest.Fi
 
 
 def test_the_time_left_is_that_of_the_innermost_limit_of_this_thread() -> None:
-    deadline, elsewhere = Deadline(), []
+    deadline, elsewhere = TimeLimit(), []
     assert deadline.left(5.0) == 5.0
     with deadline.within(2.0) as outer:
         with deadline.within(60.0) as inner:

@@ -106,7 +106,7 @@ def _sync_reference(git: Git, name: str) -> None:
 # --- Candidates ---------------------------------------------------------------------------------------
 
 
-class Addition(NamedTuple):
+class FrozenWork(NamedTuple):
     """A frozen commit to put on a tip, with the message of the commit that does so."""
 
     commit: str
@@ -114,14 +114,16 @@ class Addition(NamedTuple):
     squash: bool = False
 
 
-class Added(NamedTuple):
+class NewTip(NamedTuple):
     """The new tip, or None if the merge conflicts. It is the old tip if that contains the commit."""
 
     tip: str | None
     merged: Merged
 
 
-def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author, attributes: Path | None = None) -> Added:
+def add(
+    git: Git, tip: str, tip_tree: str, addition: FrozenWork, author: Author, attributes: Path | None = None
+) -> NewTip:
     """Put one frozen commit on a tip: a merge of both, or one commit with all of its changes.
 
     `tip_tree` is the tree of the tip: if the merge does not change it, the tip may contain the commit. `attributes` is
@@ -129,13 +131,13 @@ def add(git: Git, tip: str, tip_tree: str, addition: Addition, author: Author, a
     """
     merged = merge(git, tip, addition.commit, attributes=attributes)
     if merged.tree is None:
-        return Added(None, merged)
+        return NewTip(None, merged)
     if merged.tree == tip_tree and is_contained(git, addition.commit, tip):
-        return Added(tip, merged)
+        return NewTip(tip, merged)
     parents = ("-p", tip) if addition.squash else ("-p", tip, "-p", addition.commit)
     words = "commit-tree", *parents, "-F", "-", merged.tree
     made = git.run(*words, content=addition.message.encode(), settings=("commit.gpgSign=false",), author=author)
-    return Added(made.decode().strip(), merged)
+    return NewTip(made.decode().strip(), merged)
 
 
 def attributes_in(git: Git, commit: str, directory: Path) -> Path | None:

@@ -21,7 +21,7 @@ from holdfast.leases.service import HeldLease
 from holdfast.repository import landing_plan
 from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, Target, with_failure
+from holdfast.repository.landing_candidates import Chain, LandingBranch, with_failure
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_checks import CheckRun, LandingCheck, gate_checks, run_checks, target_checks
 from holdfast.repository.landing_plan import Candidate, LandingPlan
@@ -77,7 +77,7 @@ class Lander:
         git = context.home.git
         remote = transfer.remote_named(git, target.remote, repository.path(MAIN)) if target.remote else None
         self._repository, self._changes = repository, changes
-        self._target = Target(git, target.branch, target.name, remote)
+        self._target = LandingBranch(git, target.branch, target.name, remote)
         self._author = landing.author_of(git)
         self._tell = tell
         self._rooms = contextlib.ExitStack()
@@ -180,7 +180,7 @@ class Lander:
             self._changes.decide(outcome, lease)
             self._tell(f"{outcome.landing_id} {outcome.state.value}: {outcome.title}")
 
-    def _publish(self, lease: HeldLease, work: _Work, queue: list[Landing], decided: landing_plan.Outcome) -> bool:
+    def _publish(self, lease: HeldLease, work: _Work, queue: list[Landing], decided: landing_plan.PlanOutcome) -> bool:
         """Publish a candidate that has passed."""
         assert work.plan is not None
         length = len(decided.publish)

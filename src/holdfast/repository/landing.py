@@ -216,7 +216,9 @@ class Landings:
         commit = self._commit(worktree, proof, issue, branch)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
         tip = transfer.fetch_branch(self.git, remote, branch, f"{frozen.FETCHED}{target_name(branch, remote.name)}")
-        addition = frozen.Addition(commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH)
+        addition = frozen.FrozenWork(
+            commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH
+        )
         added = frozen.add(self.git, tip, frozen.tree_of(self.git, tip), addition, frozen.author_of(self.git))
         if added.tip is None:
             conflicts = added.merged.conflicts

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.errors import GitFailed, NotFound
 from holdfast.git import landing, transfer
-from holdfast.git.landing import Addition
+from holdfast.git.landing import FrozenWork
 from holdfast.git.program import Author, Git
 from holdfast.git.transfer import Remote
 from holdfast.repository.landing_records import Landing, LandingState, LandingStyle
@@ -19,7 +19,7 @@ from holdfast.repository.landing_records import Landing, LandingState, LandingSt
 _MOST_SUBJECTS = 3
 
 
-class Target(NamedTuple):
+class LandingBranch(NamedTuple):
     """A branch that work lands on: here, or on a remote."""
 
     git: Git
@@ -78,7 +78,7 @@ class Chain:
         entries before it is deferred: they may not land."""
         self._tree = self._tree or landing.tree_of(self.git, self.end())
         squash = entry.style is LandingStyle.SQUASH
-        addition = Addition(entry.commit, message_of(entry), squash=squash)
+        addition = FrozenWork(entry.commit, message_of(entry), squash=squash)
         try:
             added = landing.add(self.git, self.end(), self._tree, addition, self._author, self._attributes)
         except GitFailed as failure:

@@ -34,7 +34,7 @@ _ENOUGH = 2  # failures in a row that count
 Candidate: TypeAlias = tuple[str, ...]
 
 
-class Tested(msgspec.Struct, frozen=True, omit_defaults=True):
+class CandidateResults(msgspec.Struct, frozen=True, omit_defaults=True):
     """The results of one candidate so far: how often it failed, and whether it passed at last."""
 
     candidate: Candidate
@@ -52,10 +52,10 @@ class LandingPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     size: int
     batch: int = BATCH
     parallel: int = PARALLEL
-    tested: tuple[Tested, ...] = ()
+    tested: tuple[CandidateResults, ...] = ()
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What the results decide: the candidate to publish, or entries that fail; both are empty if tests are needed.
 
     `flaky` says that the candidate to publish failed before it passed.
@@ -80,31 +80,31 @@ def wanted(plan: LandingPlan, running: Collection[Candidate] = ()) -> tuple[Cand
     `running` are the candidates under test. Start those that are wanted and not running; end those that are running and
     not wanted, because their results would no longer decide anything.
     """
-    if not plan.queue or outcome(plan) != Outcome():
+    if not plan.queue or outcome(plan) != PlanOutcome():
         return ()
     lengths = list(_lengths(plan, {len(each) for each in running if each == plan.queue[: len(each)]}))
     return tuple(plan.queue[:length] for length in lengths[: plan.parallel])
 
 
-def outcome(plan: LandingPlan) -> Outcome:
+def outcome(plan: LandingPlan) -> PlanOutcome:
     """What the results so far decide. Carry it out, then continue with `published` or `with_queue`."""
     prefixes = _prefixes(plan)
     passed = [each for each in prefixes.values() if each.passed]
     if passed:
         longest = max(passed, key=lambda each: len(each.candidate))
-        return Outcome(publish=longest.candidate, flaky=longest.failures > 0)
+        return PlanOutcome(publish=longest.candidate, flaky=longest.failures > 0)
     first = prefixes.get(1)
     if first is not None and first.failures >= _ENOUGH:
-        return Outcome(failed=first.candidate)
-    return Outcome()
+        return PlanOutcome(failed=first.candidate)
+    return PlanOutcome()
 
 
 def with_result(plan: LandingPlan, candidate: Candidate, *, passed: bool) -> LandingPlan:
     """The plan after one more test of a candidate. A result of a candidate that passed already changes nothing."""
     known = {each.candidate: each for each in plan.tested}
-    before = known.get(candidate, Tested(candidate))
+    before = known.get(candidate, CandidateResults(candidate))
     if not before.passed:
-        known[candidate] = Tested(candidate, before.failures + (not passed), passed)
+        known[candidate] = CandidateResults(candidate, before.failures + (not passed), passed)
     return msgspec.structs.replace(plan, tested=tuple(known.values()))
 
 
@@ -152,7 +152,7 @@ def _largest(batch: int) -> int:
     return 1 if batch == 1 else batch * GROWTH
 
 
-def _prefixes(plan: LandingPlan) -> dict[int, Tested]:
+def _prefixes(plan: LandingPlan) -> dict[int, CandidateResults]:
     """The results that are about prefixes of the queue, by length."""
     return {len(each.candidate): each for each in plan.tested if each.candidate == plan.queue[: len(each.candidate)]}
 

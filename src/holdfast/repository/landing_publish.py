@@ -23,7 +23,7 @@ from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN, RepositoryContext
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, Target
+from holdfast.repository.landing_candidates import Chain, LandingBranch
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_records import (
     IntentEntry,
@@ -40,7 +40,7 @@ Tell = Callable[[str], object]
 class Publisher:
     """Publishes candidates of one target. It needs the landing lease, whose token transaction 1 checks."""
 
-    def __init__(self, context: RepositoryContext, changes: LandingChanges, target: Target, tell: Tell) -> None:
+    def __init__(self, context: RepositoryContext, changes: LandingChanges, target: LandingBranch, tell: Tell) -> None:
         assert isinstance(context.home, GitHome)
         self._context, self._home, self._git = context, context.home, context.home.git
         self._changes = changes

@@ -45,7 +45,7 @@ from holdfast.errors import (
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import EtcdAddress, is_local
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT, Deadline
+from holdfast.store.served import TIMEOUT, TimeLimit
 
 MARGIN = 5.0
 MOST_IDLE = 4
@@ -143,7 +143,7 @@ class Gateway:
         self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
         self._token = ""
-        self.deadline = Deadline()
+        self.deadline = TimeLimit()
         self._lock = threading.Lock()
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None

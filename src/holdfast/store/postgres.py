@@ -89,7 +89,7 @@ class PostgresEngine:
                 raise served.IdTaken from error
             return False
         except psycopg.errors.LockNotAvailable as error:
-            raise served.Blocked(self.connections.failure(error)) from error
+            raise served.WaitedTooLong(self.connections.failure(error)) from error
         except psycopg.Error as error:
             if is_conflict(error) or has_lost_its_turn(error) or self.connections.cannot_notify(error):
                 return False  # start over, without notifying if that was refused

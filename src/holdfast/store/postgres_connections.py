@@ -34,7 +34,7 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, is_local, joined, parts_of, query_of, without_secrets
 from holdfast.store.model import ServerVersion
-from holdfast.store.served import TIMEOUT, Deadline, require_version
+from holdfast.store.served import TIMEOUT, TimeLimit, require_version
 
 Answer = TypeVar("Answer")
 
@@ -114,7 +114,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     """A connection that does not wait forever for a server that does not answer."""
 
     answer_within = TIMEOUT
-    deadline = Deadline()
+    deadline = TimeLimit()
     schema = DEFAULT_SCHEMA
 
     def placed(self, statement: Any) -> Any:
@@ -163,7 +163,7 @@ class Connections:
         self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
         self.server: ServerVersion | None = None
-        self.deadline = Deadline()
+        self.deadline = TimeLimit()
         self._pid = os.getpid()
         self._idle: list[Any] = []
         self._listeners: list[Any] = []

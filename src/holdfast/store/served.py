@@ -99,7 +99,7 @@ class IdTaken(Exception):
     """A commit with this id exists or has been ruled out."""
 
 
-class Blocked(Exception):
+class WaitedTooLong(Exception):
     """A commit had to wait for another client for too long, and did nothing; why."""
 
     def __init__(self, failure: Failure) -> None:
@@ -107,7 +107,7 @@ class Blocked(Exception):
         self.failure = failure
 
 
-class Deadline(threading.local):
+class TimeLimit(threading.local):
     """The end of the work that this thread does for an engine: no attempt may wait beyond it."""
 
     at = math.inf
@@ -137,7 +137,7 @@ class Fate(Enum):
 
 class Attempt(NamedTuple):
     """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
-    conflict, and raises `AnswerLost`, `Blocked` or `IdTaken`."""
+    conflict, and raises `AnswerLost`, `WaitedTooLong` or `IdTaken`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -300,7 +300,7 @@ class ServedStore:
                 raise UsageFailure(
                     f"the commit id {tries.commit_id} was used before", commit_id=tries.commit_id
                 ) from None
-            except Blocked as blocked:
+            except WaitedTooLong as blocked:
                 made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
