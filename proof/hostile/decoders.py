@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from holdfast import clock
@@ -267,6 +268,8 @@ def _answer(content: bytes) -> object:
         return gateway._exchange(_Connection(content), "/v3/kv/range", {})  # type: ignore[arg-type]  # noqa: SLF001
     except GatewayError as error:
         return gateway.failure(error)
+    except HTTPException:
+        return None  # a lost answer: reads are repeated, and the outcome of a commit is looked up
 
 
 class _Response:
