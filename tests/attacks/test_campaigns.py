@@ -54,6 +54,7 @@ def test_every_command_is_tried_or_has_a_reason_why_not(template: Victim) -> Non
     assert not missing
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_random_mutations_of_a_repository_harm_nobody(kind: str, request: pytest.FixtureRequest) -> None:

@@ -70,6 +70,7 @@ def prepared(top: Path) -> tuple[Home, snapshots.GitCaptured, snapshots.GitCaptu
     return home, one, two
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_capture_that_is_killed_at_any_start_of_git_leaves_only_scratch(tmp_path: Path, when: str) -> None:
     number = 0
@@ -99,6 +100,7 @@ def test_a_capture_that_is_killed_at_any_start_of_git_leaves_only_scratch(tmp_pa
     effort.tried["kills at a start of git"] += number - 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_restore_that_is_killed_at_any_start_of_git_is_finished_by_the_next(tmp_path: Path, when: str) -> None:
     number = 0

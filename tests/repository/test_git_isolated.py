@@ -625,6 +625,7 @@ def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(case: type[Case]
     assert kill_at_git_commands(case, scratch) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_durable_step_leaves_the_old_or_the_new(

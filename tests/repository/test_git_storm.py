@@ -342,6 +342,7 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "agent@example")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_eight_agents_and_a_person_lose_nothing(scratch: Path, record_property: Callable[[str, object], None]) -> None:
     storm = Storm(scratch, f"{effort.SEED}")

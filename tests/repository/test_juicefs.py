@@ -337,6 +337,7 @@ while won < rounds:
 """
 
 
+@pytest.mark.long
 @pytest.mark.req("WT-12")
 def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, there: Path) -> None:
     """A process on each of two mounts increments a number that only the lease protects."""

@@ -69,6 +69,7 @@ def survive_kills(project: Project, branch: str, plant: Callable[[], object] = l
         project.verdict(edits=EDIT)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("branch", ["trunk", "integration"])
 def test_a_lander_that_is_killed_at_any_step_is_succeeded_by_one_that_finishes(project: Project, branch: str) -> None:
     survive_kills(project, branch)
@@ -96,6 +97,7 @@ def survive_stops(project: Project, branch: str, plant: Callable[[], object] = l
         project.verdict(edits=EDIT)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("branch", ["trunk", "integration"])
 def test_a_lander_that_was_stopped_for_longer_than_its_lease_changes_nothing(project: Project, branch: str) -> None:
     survive_stops(project, branch)

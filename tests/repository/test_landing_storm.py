@@ -72,6 +72,7 @@ def wait_for(project: Project, entry: Landing) -> None:
     project.landings().wait(entry.landing_id)
 
 
+@pytest.mark.long
 def test_landers_that_are_killed_at_random_land_everything_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landing, "OWN_TTL", 1.0)
     for number in range(effort.rounds(200, least=1)):

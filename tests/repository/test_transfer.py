@@ -514,6 +514,7 @@ def test_a_kill_at_any_command_of_git_is_finished_by_the_next(scenario: type[Fet
     assert kill_at_git_commands(scenario, scratch) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [Fetch, Push])
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_durable_step_is_finished_by_the_next(scenario: type[Fetch]) -> None:
