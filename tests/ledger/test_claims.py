@@ -217,6 +217,12 @@ def test_claims_are_listed_by_subtree_and_each_node_has_a_history(claims: Claims
     assert [each.event["type"] for each in claims.history("1.2")] == ["lock_acquired", "lock_released"]
 
 
+def test_an_event_whose_type_is_no_text_is_in_no_history(claims: Claims) -> None:
+    append_raw(claims.ledger, {"type": ["lock_acquired"], "node_id": "1.2"})
+
+    assert claims.history("1.2") == []
+
+
 def test_an_event_can_be_appended_under_a_valid_claim_only(claims: Claims, clock: ManualClock) -> None:
     held = claims.claim("1", "a", ttl=10)
     assert held.append({"type": "result"}).event["type"] == "result"

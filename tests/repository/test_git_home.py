@@ -234,7 +234,7 @@ def test_a_creation_that_fails_leaves_those_of_others_alone(repository: Reposito
     for each in begun:
         each.mkdir(parents=True)
         (each / "locked").write_text("initializing")
-    (begun[1] / "gitdir").touch()
+    (begun[1] / "gitdir").write_bytes(b"\0")
     with pytest.raises(GitFailed):
         repository.worktrees.create("dev1", branch="trunk")
 

@@ -78,8 +78,9 @@ def test_the_block_goes_right_after_the_first_line_of_a_script() -> None:
         b"<!-- holdfast:end -->\n",
         b"<!-- holdfast:end -->\n<!-- holdfast:begin v1 -->\n",
         2 * b"<!-- holdfast:begin v1 -->\n<!-- holdfast:end -->\n",
+        b"<!-- holdfast:begin v" + b"9" * 5000 + b" -->\n<!-- holdfast:end -->\n",
     ],
-    ids=["no end", "no begin", "the wrong way round", "two"],
+    ids=["no end", "no begin", "the wrong way round", "two", "no version"],
 )
 def test_broken_markers_are_refused(content: bytes) -> None:
     with pytest.raises(Refused, match="do not enclose one block"):

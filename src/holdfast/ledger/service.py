@@ -234,7 +234,7 @@ class Claims:
     def history(self, node: str) -> list[Recorded]:
         """All events about the claims on a node."""
         node = node_id(node)
-        events = (each for each in self.ledger.events() if each.event.get("type") in KINDS)
+        events = (each for each in self.ledger.events() if str(each.event.get("type")) in KINDS)
         return [each for each in events if each.event.get("node_id") == node]
 
     def lock_timeout(self) -> float:

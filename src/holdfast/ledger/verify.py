@@ -218,7 +218,7 @@ def _form(event: Event, where: str) -> Iterator[Finding]:
         yield _error("form", where, "it has no type", _FORM)
     if _instant(event) is None:
         yield _error("form", where, "it has no timestamp that is an instant with a time zone", _FORM)
-    if event.get("type") in KINDS and (problem := form_problem(event)) is not None:
+    if str(event.get("type")) in KINDS and (problem := form_problem(event)) is not None:
         yield _error("form", where, f"it is not a valid {event['type']}: {problem}", _FORM)
 
 
@@ -234,7 +234,7 @@ def _appended_twice(recorded: Recorded, ids: dict[str, int], where: str) -> Iter
 
 
 def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Finding]:
-    if event.get("type") not in KINDS or not has_effect(event):
+    if str(event.get("type")) not in KINDS or not has_effect(event):
         return
     held, now = state.claims.get(event["node_id"]), _instant(event)
     if (forgery := _forgery(event, held, now)) is not None:

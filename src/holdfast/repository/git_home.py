@@ -39,6 +39,7 @@ from holdfast.repository.git_isolated import fetch_work, keep_commits
 from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
 from holdfast.repository.git_place import require_place
 from holdfast.repository.home import Home, ReadFile
+from holdfast.store.model import not_understood
 from holdfast.trees.manifest import ManifestEntry
 from holdfast.trees.results import Captured, Change, Problem
 from holdfast.trees.walker import shown
@@ -577,5 +578,8 @@ def branch_of(worktree: str) -> str:
 
 
 def _work(operation: Operation) -> GitWorktree:
-    assert operation.git, "every creation in a git home has it"
+    if not operation.git:
+        raise not_understood(
+            f"the operation {operation.operation_id}", "it names no worktree of git"
+        )
     return operation.git

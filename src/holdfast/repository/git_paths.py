@@ -102,7 +102,7 @@ def registered_path(git_dir: Path) -> str | None:
         content = durable.read(git_dir / "gitdir", limit=1 << 16)
     except (NotFound, Corrupt):
         return None
-    if not content.strip():  # git was killed before it wrote it
+    if not content.strip() or b"\0" in content:  # git was killed before it wrote it; or it is no path
         return None
     path = os.path.dirname(os.path.join(git_dir, os.fsdecode(content).rstrip("\r\n")))
     return os.path.join(calls.realpath(os.path.dirname(path)), os.path.basename(path))

@@ -117,7 +117,7 @@ def without_block(content: bytes, *, comment: Comment, where: str, first_line: b
 def find_block(content: bytes, *, comment: Comment, where: str) -> FoundBlock | None:
     """The block in this content, or None; `Refused` if the markers do not enclose exactly one block."""
     before, after = re.escape(comment.before.encode()), re.escape(comment.after.encode())
-    begin = rb"^%bholdfast:begin v(?P<version>\d+)(?P<flags>[ a-z]*?)%b\r?\n" % (before, after)
+    begin = rb"^%bholdfast:begin v(?P<version>\d{1,9})(?P<flags>[ a-z]*?)%b\r?\n" % (before, after)
     end = rb"^%bholdfast:end%b(?:\r?\n|\Z)" % (before, after)
     begins = list(re.finditer(begin, content, re.MULTILINE))
     ends = list(re.finditer(end, content, re.MULTILINE))
