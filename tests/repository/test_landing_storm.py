@@ -100,6 +100,7 @@ class Person:
     def __init__(self, project: Project, seed: str) -> None:
         self.project, self.top, self.chance = project, project.top, random.Random(seed)
         self.number = 0
+        self.said = ""  # by the command of git that failed last
         self.kept: dict[str, str] = {}  # the contents of files that nobody else touches
 
     def git(self, *words: str) -> bool:
@@ -110,6 +111,7 @@ class Person:
             )
             if done.returncode == 0:
                 return True
+            self.said += f"{words}: {done.stderr}"
             if ".lock" not in done.stderr and "cannot lock ref" not in done.stderr:
                 return False
             time.sleep(0.01)
@@ -140,15 +142,18 @@ class Person:
 
     def stash(self, name: str) -> None:
         self.git("add", name)
-        if self.git("stash", "push", "-q", "--", name):
-            assert self.git("stash", "pop", "-q"), "the stash is the person's alone"
+        self.git("stash", "push", "-q", "--", name)
+        while git(
+            "stash", "list", at=self.top
+        ):  # git stashes first and changes files then: a lock in between leaves both
+            assert self.git("stash", "pop", "-q") or self.git("stash", "drop", "-q"), self.said
 
     def switch(self, name: str) -> None:
         branch = f"side-{self.number}"
         assert self.git("switch", "-q", "-c", branch)
         self.commit(name)
         assert self.git("switch", "-q", "trunk")
-        assert self.git("merge", "-q", "-m", f"merge {branch}", branch)
+        assert self.git("merge", "-q", "-m", f"merge {branch}", branch), self.said
 
     def rebase(self, name: str) -> None:
         branch = f"topic-{self.number}"
@@ -156,7 +161,7 @@ class Person:
         self.commit(name)
         assert self.git("rebase", "-q", "trunk")
         assert self.git("switch", "-q", "trunk")
-        assert self.git("merge", "-q", "-m", f"merge {branch}", branch)
+        assert self.git("merge", "-q", "-m", f"merge {branch}", branch), self.said
 
     def overlap(self, name: str) -> None:
         """An edit of a file that work is about to change, for a moment."""
