@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -32,6 +33,7 @@ from holdfast.trees.walker import shown
 
 _OURS = b"holdfast landing "
 _LOCK = "index.lock"
+_LONGEST_SWITCH, _PAUSE = 2.0, 0.01  # seconds
 _MOST_OF_A_LOCK = 1 << 10
 _MOST_OF_A_NAME = 1 << 16
 _MOST_NAMED = 5
@@ -69,6 +71,16 @@ def _rebased(git_dir: Path) -> str | None:
         with contextlib.suppress(Failure):
             return os.fsdecode(durable.read(git_dir / name / "head-name", limit=_MOST_OF_A_NAME)).strip()
     return None
+
+
+def wait_for_switches(git: Git) -> None:
+    """Wait, for a moment at most, until no git changes the index of a checkout: it may be switching to a branch that
+    has just moved, and would then have the files of the old tip."""
+    ends_at = time.monotonic() + _LONGEST_SWITCH
+    for each in linked.registered(git):
+        lock = (git.common if each.git_id is None else git.common / "worktrees" / each.git_id) / _LOCK
+        while entry_exists(lock) and time.monotonic() < ends_at:
+            time.sleep(_PAUSE)
 
 
 class Move(NamedTuple):

@@ -579,7 +579,5 @@ def branch_of(worktree: str) -> str:
 
 def _work(operation: Operation) -> GitWorktree:
     if not operation.git:
-        raise not_understood(
-            f"the operation {operation.operation_id}", "it names no worktree of git"
-        )
+        raise not_understood(f"the operation {operation.operation_id}", "it names no worktree of git")
     return operation.git

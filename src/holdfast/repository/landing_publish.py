@@ -47,6 +47,7 @@ class Publisher:
         self._name, self._branch, self._target = target.name, target.branch, target
         self._tell = tell
         self._told = ""
+        self._is_unfollowed = False  # whether no checkout had the branch when it moved last
 
     def publish(self, lease: HeldLease, chain: Chain, length: int, flaky: Sequence[str] = ()) -> bool:
         """Publish the first entries of a chain; False if a checkout is in the way. True if they have landed, or if
@@ -94,6 +95,8 @@ class Publisher:
             self._changes.give_up(self._name, intent, lease, "")
             return True
         self._finish(intent)  # 8
+        if self._is_unfollowed:  # git changes the index first, and HEAD a moment later
+            self._catch_up(self._move(intent))
         chain.advance(length)
         return True
 
@@ -135,6 +138,7 @@ class Publisher:
 
     def _swap_here(self, move: Move) -> bool:
         found = following.followers(self._git, self._branch)
+        self._is_unfollowed = not found
         for each in _at_most_one(found, self._branch):
             with self._checkout_locked(each) as private:
 
@@ -145,7 +149,8 @@ class Publisher:
         with self._waiting_for_git():
             if not landing.swap(self._git, self._branch, move.old, move.new):
                 return False
-        self._catch_up(move)  # somebody may have switched to the branch just then
+        following.wait_for_switches(self._git)  # somebody may be switching to the branch just now
+        self._catch_up(move)
         return True
 
     @contextlib.contextmanager
