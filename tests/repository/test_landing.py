@@ -22,6 +22,7 @@ from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
 from holdfast.repository.landing import LandOptions, require_landed
+from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
 from holdfast.repository.landing_records import (
     IntentEntry,
@@ -606,3 +607,24 @@ def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Pa
     assert git("rev-parse", "trunk", at=remote) == before
     assert git("rev-parse", beside, at=remote) == commit
     assert "new" in git("ls-tree", "--name-only", beside, at=remote).split()
+
+
+def test_a_checkout_that_switches_to_the_branch_while_it_moves_follows(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git switches the files first, and HEAD a moment later: here, after the lander has looked for checkouts."""
+    finish = LandingChanges.finish
+
+    def finish_late(changes: LandingChanges, name: str, intent: PublishIntent) -> bool:
+        git("symbolic-ref", "HEAD", "refs/heads/trunk", at=project.top)
+        assert "landed" in git("status", "--porcelain", at=project.top), "it has the files of the old tip"
+        return finish(changes, name, intent)
+
+    git("switch", "-q", "-c", "side", at=project.top)
+    entry = project.queue(project.commit({"landed": "1\n"}))
+    monkeypatch.setattr(LandingChanges, "finish", finish_late)
+    project.landings().work_off()
+
+    assert project.entry(entry).state is LandingState.LANDED
+    assert (project.top / "landed").read_text() == "1\n"
+    assert git("status", "--porcelain", at=project.top) == ""
