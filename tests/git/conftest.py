@@ -17,6 +17,7 @@ from holdfast.git.program import Git
 from holdfast.git.restore import unsaved
 from holdfast.git.snapshots import GitCaptured, GitSource, capture
 from holdfast.trees.results import Change
+from tests.support.homes import copied
 
 _VARIABLES = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -65,11 +66,14 @@ def own_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout with a commit of three files."""
-    top = new_repository(tmp_path / "checkout")
+    return copied(_make_checkout, tmp_path / "checkout")
+
+
+def _make_checkout(top: Path) -> None:
+    new_repository(top)
     for name in ("one", "two", "sub/three"):
         write(top / name, f"{name}\n")
     commit_all(top)
-    return top
 
 
 class Home:

@@ -17,15 +17,25 @@ from holdfast.git import program, snapshots
 from holdfast.git.restore import restore
 from proof import effort
 from proof.crash import Ending, Outcome, kill_points
+from proof.traced import end_of_group, orphans_are_ours
 from tests.git.conftest import Home, commit_all, content_of, fingerprint, git, new_repository, write
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="waits for the children of a killed process")
 
 
 def killed_at(number: int, when: str, work: Callable[[], object]) -> bool:
-    """Do the work in a child that is killed at one of its starts of git; False if it has fewer."""
+    """Do the work in a child that is killed at one of its starts of git, with every git that still runs; False if it
+    has fewer."""
+    with orphans_are_ours():
+        status = end_of_group(_start_doomed(number, when, work))
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def _start_doomed(number: int, when: str, work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)
         started = 0
         real = subprocess.Popen
 
@@ -48,9 +58,7 @@ def killed_at(number: int, when: str, work: Callable[[], object]) -> bool:
         except BaseException:
             os._exit(1)
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    return child
 
 
 def prepared(top: Path) -> tuple[Home, snapshots.GitCaptured, snapshots.GitCaptured]:

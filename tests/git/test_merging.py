@@ -381,7 +381,7 @@ def edit_all(path: Path, edits: dict[int, str]) -> None:
         edit(path, line, text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_merges_end_as_those_of_git(top: Path, seed: int) -> None:
     """Including resolutions, markers inside of contents, and resolutions that fit only partly."""

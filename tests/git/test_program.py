@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, PathEscape, Refused
 from holdfast.git import program
+from holdfast.git import worktrees as linked
 from holdfast.git.program import Git, require_git
 from holdfast.git.soundness import require_sound
 from tests.git.conftest import git, new_repository, write
@@ -46,7 +47,7 @@ def test_variables_of_a_hook_do_not_lead_git_elsewhere(checkout: Path, monkeypat
     assert found == b"one\nsub/three\ntwo\n"
 
 
-def test_hooks_run_only_where_they_are_wanted(checkout: Path) -> None:
+def test_hooks_do_not_run(checkout: Path) -> None:
     hook = write(checkout / ".git/hooks/post-index-change", "#!/bin/sh\ntouch ran\n")
     hook.chmod(0o755)
     ours = Git(checkout / ".git")
@@ -54,8 +55,16 @@ def test_hooks_run_only_where_they_are_wanted(checkout: Path) -> None:
 
     ours.run(*refresh, worktree=checkout)
     assert not (checkout / "ran").exists()
-    ours.run(*refresh, worktree=checkout, hooks=True)
+    git(checkout, *refresh)
     assert (checkout / "ran").exists()
+
+
+def test_a_name_with_a_nul_byte_is_refused_as_git_refuses_names(checkout: Path) -> None:
+    with pytest.raises(GitFailed, match="NUL byte") as failed:
+        Git(checkout / ".git").run("rev-parse", "--verify", "refs/heads/a\0b")
+    assert "\0" not in str(failed.value)
+    with pytest.raises(NotFound):
+        linked.commit_of(Git(checkout / ".git"), "refs/heads/a\0b")
 
 
 def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from holdfast.errors import Changed, Failure, Refused
 from holdfast.git.restore import restore
 from tests.git.conftest import Home, commit_all, content_of, fingerprint, git, new_repository, write
+from tests.support.homes import approve_programs
 
 
 def test_files_change_and_nothing_else(home: Home) -> None:
@@ -209,6 +210,7 @@ def test_filters_and_line_endings_are_restored(home: Home) -> None:
     write(home.top / ".gitattributes", "*.txt text eol=crlf\n*.big filter=rot\n")
     for way in ("clean", "smudge"):
         git(home.top, "config", f"filter.rot.{way}", "tr a-zA-Z n-za-mN-ZA-M")
+    approve_programs(home.top)
     write(home.top / "a.txt", "1\r\n")
     write(home.top / "a.big", "Hello")
     one, before = home.capture(), content_of(home.top)

@@ -12,6 +12,7 @@ from holdfast.errors import AlreadyExists, ConsistencyUnavailable, GitFailed, No
 from holdfast.git import contents, look, snapshots
 from holdfast.git.restore import unsaved
 from tests.git.conftest import Home, commit_all, content_of, fingerprint, git, new_repository, write
+from tests.support.homes import approve_programs
 
 
 def committed(captured: snapshots.GitCaptured) -> str:
@@ -401,6 +402,7 @@ def test_filters_apply_in_both_directions(home: Home) -> None:
     for way in ("clean", "smudge"):
         git(home.top, "config", f"filter.rot.{way}", "tr a-zA-Z n-za-mN-ZA-M")
     git(home.top, "config", "filter.rot.required", "true")
+    approve_programs(home.top)
     write(home.top / "a.big", "Hello\n")
 
     captured = home.capture()
@@ -408,6 +410,7 @@ def test_filters_apply_in_both_directions(home: Home) -> None:
     assert contents.read_file(home.git, committed(captured), b"a.big", 100) == b"Uryyb\n"
     assert home.exported(committed(captured))[b"a.big"] == ("f", b"Hello\n")
     git(home.top, "config", "filter.rot.clean", "false")
+    approve_programs(home.top)
     write(home.top / "a.big", "Other\n")
     with pytest.raises(GitFailed, match=r"a\.big"):
         home.capture(captured)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import NewIssue
 from holdfast.errors import DirectoryReplaced, Failure, Refused
 from holdfast.git.isolated import read_head
+from holdfast.git.program import Git
 from holdfast.issues.tracker import Tracker
 from holdfast.repository.agent import AssignmentOptions, take_work
-from holdfast.repository.context import MAIN, Proof
+from holdfast.repository.context import MAIN, Consistency, Proof
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_of
@@ -24,9 +27,7 @@ from holdfast.repository.landing import Landings, LandOptions
 from holdfast.repository.landing_records import LandingState
 from holdfast.repository.opening import open_tracker, place_for_tracker
 from holdfast.repository.repository import Repository, find_repository
-from proof.crash import kill_points
-from proof.effort import SHARE
-from tests.repository.stages import LASTING, files_in, files_stored, put_files
+from tests.repository.stages import files_in, files_stored, put_files
 from tests.repository.test_git_home import (
     FILES,
     Case,
@@ -34,7 +35,6 @@ from tests.repository.test_git_home import (
     CreationFromASnapshot,
     Removal,
     Renaming,
-    kill_at_git_commands,
     of_the_user,
     require_sound,
 )
@@ -77,6 +77,35 @@ def dev(repository: Repository) -> Path:
 def everything_in(directory: Path) -> dict[str, tuple[int, int]]:
     """Every entry; but not its time, which git updates for objects that it would have written, where it may."""
     return {str(each): (each.lstat().st_ino, each.lstat().st_size) for each in directory.rglob("*")}
+
+
+# --- The main checkout is none -------------------------------------------------------------------------
+
+
+def test_commits_of_a_person_stay_while_main_is_looked_at(
+    repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit before each command of git that Holdfast runs: whatever that knew before it is old by then."""
+    made: list[str] = []
+    run, one_person = Git.run, threading.Lock()
+
+    def after_a_commit(self: Git, *arguments: str, **how: Any) -> bytes:
+        with one_person:
+            made.append(commit(path, {"person": str(len(made))}))
+        return run(self, *arguments, **how)
+
+    with repository.lease(MAIN) as lease:
+        monkeypatch.setattr(Git, "run", after_a_commit)
+        repository.snapshot(MAIN, lease, consistency=Consistency.BEST_EFFORT)
+        home_of(repository).uncommitted(MAIN)
+        home_of(repository).revision(MAIN)
+        monkeypatch.undo()
+
+    assert made
+    assert git("rev-list", "HEAD", at=path).split()[: len(made)] == made[::-1]
+    known = repository.config(MAIN).git
+    assert known
+    assert not known.isolated
 
 
 # --- Working in one ------------------------------------------------------------------------------------
@@ -328,7 +357,7 @@ NO_HEADS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", NO_HEADS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_head_that_is_none_is_refused_and_nothing_waits_for_it(repository: Repository, dev: Path, kind: str) -> None:
     before = branch(repository)
     NO_HEADS[kind](dev / ".git/HEAD")
@@ -617,20 +646,3 @@ CASES: list[type[Case]] = [
     IsolatedRemoval,
     IsolatedSnapshot,
 ]
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(1)
-def test_a_kill_at_any_command_of_git_leaves_the_old_or_the_new(case: type[Case], scratch: Path) -> None:
-    assert kill_at_git_commands(case, scratch) > 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(1)
-def test_a_kill_at_any_durable_step_leaves_the_old_or_the_new(
-    case: type[Case], record_property: Callable[[str, object], None]
-) -> None:
-    report = kill_points(case(), names=LASTING, share=SHARE)
-    record_property("points", report.points)
-    report.require_clean(at_least=5)

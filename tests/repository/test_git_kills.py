@@ -1,13 +1,13 @@
 """Operations in a git home, killed together with their git, at every call of git's that changes the disk.
 
-`test_git_home` has the cases, and kills our process alone: around each command of git, and at each call of our own.
+`test_git_home` has the cases. `test_git_crashes` kills our process alone: around each command of git, and at each call
+of our own.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,20 +32,28 @@ _DIED, _DONE, _TOO_FEW_CALLS, _FAILED = 9, 0, 7, 8
 
 
 class DiesWithGit:
-    """Takes the place of `subprocess.run` in a process that dies with the git that it starts for the n-th time."""
+    """Runs git in a process that dies with the git that it starts for the n-th time."""
 
     def __init__(self, start: int, call: int) -> None:
         self.left, self.git = start, Doomed(call)
-        self.run = subprocess.run
+        self.run = program._completed
 
-    def __call__(self, command: list[str], **options: Any) -> Any:
+    def __call__(self, command: list[str], directory: Path, environment: Any, content: bytes, inherited: Any) -> Any:
         self.left -= 1
         if self.left != 0:
-            return self.run(command, **options)
-        done = self.git.run(command, **options)
+            return self.run(command, directory, environment, content, inherited)
+        done = self.git.run(
+            command,
+            input=content,
+            capture_output=True,
+            check=False,
+            cwd=directory,
+            env=environment,
+            pass_fds=inherited,
+        )
         if self.git.died:
             os._exit(_DIED)
-        return done
+        return program._Ended(done.returncode, done.stdout, done.stderr)
 
 
 def killed_with_git(case: Scenario, directory: Path, start: int, call: int) -> int:
@@ -54,7 +62,7 @@ def killed_with_git(case: Scenario, directory: Path, start: int, call: int) -> i
     if child == 0:
         os.setpgid(0, 0)
         dying = DiesWithGit(start, call)
-        program.subprocess.run = dying  # type: ignore[attr-defined]
+        program._completed = dying
         status = _FAILED
         try:
             case.operate(directory)

@@ -118,7 +118,7 @@ def test_lines_that_the_user_wrote_stay(repository: Repository, path: Path) -> N
 
 
 @pytest.mark.parametrize("place", [".", "..", ".git", ".git/x", "src", "inner/below", "../project.worktrees/dev/x"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_directory_that_cannot_have_worktrees_is_refused(repository: Repository, path: Path, place: str) -> None:
     repository.worktrees.create("dev")
     git("worktree", "add", "-q", path / "inner", at=path)

@@ -12,15 +12,8 @@ import pytest
 
 from holdfast.errors import AlreadyExists, NotInitialised, Refused
 from holdfast.repository.git_init import adopt_checkout
-from holdfast.repository.opening import (
-    find_ledger,
-    find_root,
-    init_ledger,
-    open_tracker,
-    place_for_ledger,
-    place_for_tracker,
-    tracker_of,
-)
+from holdfast.repository.ledgers import find_ledger, init_ledger, place_for_ledger
+from holdfast.repository.opening import find_root, open_tracker, place_for_tracker, tracker_of
 from holdfast.repository.overview import find_workspace, look_around
 from holdfast.store.open import configure_store, read_config
 from tests.cli.commands import HOLDFAST, holdfast

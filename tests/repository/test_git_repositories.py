@@ -263,7 +263,7 @@ def there_and_back(repository: Repository, name: str, aside: Path, *, whole: boo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(3600)
 def test_a_whole_life_leaves_git_as_it_was(kind: Callable[[Path], Path], scratch: Path) -> None:
     top = kind(scratch)
@@ -328,7 +328,7 @@ exec {python} -m holdfast snapshot --json > {said} 2>&1
 
 @pytest.mark.parametrize("place", [MAIN, "dev"])
 @pytest.mark.parametrize("how", [["-a"], ["--", "src/a"], ["--amend", "-a"]], ids=["all", "partial", "amend"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_hook_takes_a_snapshot_although_git_points_elsewhere(scratch: Path, place: str, how: list[str]) -> None:
     """`git commit` gives its hooks an index that is not complete, by variables that say which one to use."""
     top = committed(begun(scratch / "project"))

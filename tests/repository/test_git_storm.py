@@ -216,11 +216,18 @@ class Storm:
 
     def _person_stash(self) -> None:
         self._person_edit()
-        git("stash", "push", "-q", "--include-untracked", at=self.top)
+        before = self._stashed()
+        told = git("stash", "push", "--include-untracked", at=self.top)
+        after = self._stashed()
+        assert after[1:] == before, f"{told}: {before} became {after}"
         if self.chance.random() < 0.7:
-            git("stash", "pop", "-q", at=self.top)
+            told = git("stash", "pop", at=self.top)
+            assert self._stashed() == before, f"{told}: {after} became {self._stashed()}"
         else:
             self.notes[MAIN].add("commit", id=git("rev-parse", "stash@{0}", at=self.top))
+
+    def _stashed(self) -> list[str]:
+        return git("stash", "list", "--format=%H", at=self.top).split()
 
     # --- A round, and its verdict ------------------------------------------------------------------
 
@@ -283,7 +290,8 @@ class Storm:
         acknowledged = {each["id"] for each in new if each["what"] == "commit"}
         kept = set(git("rev-list", f"refs/heads/{branch}", "--glob=refs/stash*", at=self.top).split())
         kept |= set(git("stash", "list", "--format=%H", at=self.top).split())
-        assert acknowledged <= kept, f"{name} has lost a commit"
+        told = "\n".join(map(str, new))
+        assert acknowledged <= kept, f"{name} has lost {acknowledged - kept}, of:\n{told}"
         before: dict[str, Any] = {}
         for each in new:
             if each["what"] in ("begins", "ends"):
@@ -386,7 +394,7 @@ create_ref = commits.create_ref
 @pytest.mark.parametrize(
     ("place", "bug"),
     [
-        ("holdfast.repository.git_home.GitHome._index", into_the_users_index),
+        ("holdfast.repository.git_snapshots.GitSnapshots.index", into_the_users_index),
         ("holdfast.git.snapshots._move_pack", without_a_keep_file),
         ("holdfast.git.snapshots.create_ref", over_the_branch),
     ],

@@ -14,26 +14,34 @@ from holdfast.cli import REPO
 from holdfast.cli.options import repo_option_for, store_address, with_output
 from holdfast.cli.output import Output, printable
 from holdfast.cli.repository import current_directory
-from holdfast.errors import UsageFailure
+from holdfast.errors import FilesUnproven, NotFound, StoreRestored, UsageFailure
 
 
 @click.command(short_help="Approve the store and the commands that a repository brings.")
 @repo_option_for(f"The directory.  [default: {REPO}, else the nearest repository, tracker or ledger upwards]")
-@click.option("--show", is_flag=True, help="Only show what the repository names, and what is approved.")
+@click.option("--show", is_flag=True, help="Only show what the repository names, and whether it is approved.")
 @click.option("--revoke", is_flag=True, help="Withdraw all approvals for it.")
+@click.option("--files", "adopt", is_flag=True, help="Declare that these files belong to the records on the server.")
 @click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
 @with_output
-def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bool) -> None:
+def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, adopt: bool, yes: bool) -> None:
     """Show the store that a repository names, its setup and teardown commands, the checks that work must pass before
-    it lands and the commands of its gates, and approve them on this machine.
+    it lands, the programs that its git configuration names and the commands of its gates, and approve them on this
+    machine.
 
     A repository from elsewhere may name a stranger's server, and commands that would run with your rights. Until you
     approve them, Holdfast contacts no store and runs no command that a repository names. The store that you name with
     'init', 'migrate' or HOLDFAST_STORE, the commands that you set with 'config' and the gates that you define need no
     approval. A changed address or command must be approved again, and so must a copy of the repository at another path.
 
-    Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are in the store, so they are
-    shown once it is approved.
+    If the records are on a server, a machine gets leases only if it is known to see the same files as the others. While
+    no other machine has a lease, it becomes known by itself; otherwise, run 'holdfast trust' on a known machine. If the
+    files were moved or restored, or the server was restored from a backup, --files declares that these files and the
+    present records belong together. Other machines must then prove themselves again, and new fencing tokens are higher
+    than every token granted here.
+
+    Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are in the store, so they are shown
+    only after it is approved.
 
     \b
     Examples:
@@ -41,23 +49,27 @@ def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, yes: bo
       holdfast trust
       holdfast trust --repo ~/project --yes
     """
+    from holdfast.repository.locating import git_home_of
     from holdfast.repository.overview import check_workspace, find_workspace
     from holdfast.store import approvals
 
-    if (show and (revoke or yes)) or (revoke and yes):
-        raise UsageFailure("--show, --revoke and --yes exclude each other", hint="Use one of them.")
+    if (show and (revoke or yes or adopt)) or (revoke and (yes or adopt)):
+        raise UsageFailure("--show and --revoke cannot be combined with other options", hint="Use one of them alone.")
     chosen = repo or os.environ.get(REPO)
     root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    root = Path(git_home_of(os.fspath(root)) or root)
     check_workspace(root)
     if revoke:
         approvals.revoke(root)
         output.result({"root": str(root), "revoked": True}, [f"Withdrew all approvals for {root}."])
         return
     store, known = _trust_store(output, root, show=show, yes=yes)
+    programs = _trust_git(output, root, show=show, yes=yes)
     commands = _trust_settings(output, root, show=show, yes=yes)
     checkers = _trust_checkers(output, root, show=show, yes=yes) if known else []
     record = {"root": str(root), "store": store, "store_approved": known, "checkers": checkers if known else None}
-    record["commands"] = commands
+    record |= {"commands": commands, "git_programs": programs}
+    record["epoch"] = _trust_files(output, root, adopt=adopt, yes=yes) if known and not show else None
     rest = "The checkers can be read once the store is approved." if not known else "" if show else "Approved."
     output.result(record, [rest] if rest else [])
 
@@ -119,6 +131,47 @@ def _trust_settings(output: Output, root: Path, *, show: bool, yes: bool) -> lis
         approved = [True] * len(rows)
     told = zip(rows, approved, strict=True)
     return [{"setting": key, "command": each, "approved": known} for (key, each), known in told]
+
+
+def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
+    """The programs of git's configuration, and whether each is approved, perhaps just now: exactly as shown."""
+    from holdfast.git.program import Git
+    from holdfast.repository.locating import is_git_home
+    from holdfast.store.approvals import approve, are_approved
+
+    programs = Git(root.parent).programs() if is_git_home(os.fspath(root)) else []
+    approved = are_approved(root, [each.text for each in programs])
+    for each, known in zip(programs, approved, strict=True):
+        _say(output, f"git configuration: {each.key} = {each.value}{_state(known)}")
+    if not all(approved) and not show:
+        _confirm(output, root, "Let git run these programs when Holdfast starts it?", yes=yes)
+        approve(root, commands=[each.text for each in programs])
+        approved = [True] * len(programs)
+    told = zip(programs, approved, strict=True)
+    return [{"setting": each.key, "command": each.value, "approved": known} for each, known in told]
+
+
+def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int | None:
+    """Let this machine become known, and admit others; with `adopt`, begin a new epoch, and return it."""
+    from holdfast.repository.repository import Repository
+
+    try:
+        repository = Repository(root)
+    except NotFound:  # a tracker or a ledger, or a store without records
+        if adopt:
+            raise
+        return None
+    with repository:
+        if not adopt:
+            try:
+                repository.context.prove_site()
+            except (FilesUnproven, StoreRestored) as failure:
+                _say(output, f"{failure.message}. {failure.hint}")
+            return None
+        _confirm(output, root, "Are these the files that the records belong to, and is no other copy in use?", yes=yes)
+        epoch = repository.adopt_files()
+    _say(output, f"These are now the files of the repository, in the epoch {epoch}.")
+    return epoch
 
 
 def _state(known: bool) -> str:

@@ -33,6 +33,9 @@ _MOST_OF_A_CONFIG = 1 << 20
 _NAME = "holdfast"
 MAIN_CHECKOUT = ("holdfast", "checkout")
 """The file below the common directory that has the path of a main checkout that git itself could not tell."""
+CLONE = ("holdfast", "clone")
+"""The file below the common directory of a clone that has joined: the name of its checkout as a worktree, and on a
+second line the identity of the clone."""
 CLONE_OF = "holdfast"
 """The file in the `.git` of an isolated worktree that has the path of its registration in the repository."""
 
@@ -70,6 +73,22 @@ def name_in(git_dir: str) -> str | None:
     except (OSError, UnicodeDecodeError):  # for a main checkout, this is the root's directory
         return None
     return name if name and "\0" not in name and "/" not in name else None
+
+
+def checkout_name(common: str) -> str:
+    """The name of the main checkout as a worktree: `main`, or its own in a clone that has joined."""
+    return clone_in(common)[0]
+
+
+def clone_in(common: str) -> tuple[str, str]:
+    """The name and the identity of a clone that has joined; of another one, `main` and nothing."""
+    try:
+        content = calls.read_small(os.path.join(common, *CLONE), _MOST_OF_A_PATH, follow=False).decode()
+    except (OSError, UnicodeDecodeError):
+        return "main", ""
+    name, _, identity = content.partition("\n")
+    is_name = name and "\0" not in name and "/" not in name
+    return (name, identity.strip()) if is_name else ("main", "")
 
 
 def main_checkout(common: str) -> str | None:

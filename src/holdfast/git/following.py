@@ -40,6 +40,7 @@ _MOST_NAMED = 5
 _REBASES = ("rebase-merge", "rebase-apply")
 _SYMLINK = "120000"
 _REFUSALS = ("not uptodate", "would be overwritten", "would be removed", "would lose", "Cannot merge")
+_NOT_BELOW = "--ignore-submodules=dirty"  # see `look.STATUS`
 _STAGED = ("diff-index", "--cached", "-z", "--name-only", "--no-renames")
 
 
@@ -77,8 +78,8 @@ def wait_for_switches(git: Git) -> None:
     """Wait, for a moment at most, until no git changes the index of a checkout: it may be switching to a branch that
     has just moved, and would then have the files of the old tip."""
     ends_at = time.monotonic() + _LONGEST_SWITCH
-    for each in linked.registered(git):
-        lock = (git.common if each.git_id is None else git.common / "worktrees" / each.git_id) / _LOCK
+    for git_dir in (git.common, *(git.common / "worktrees" / git_id for git_id, _ in linked.git_ids(git))):
+        lock = git_dir / _LOCK
         while entry_exists(lock) and time.monotonic() < ends_at:
             time.sleep(_PAUSE)
 
@@ -105,7 +106,7 @@ def require_clear(git: Git, follower: Follower, move: Move, private: Path) -> No
 def follow(
     git: Git, follower: Follower, move: Move, private: Path, swap: Callable[[], bool], *, has_moved: bool = False
 ) -> bool:
-    """Bring a checkout along while `swap` moves the branch; False if the branch was not moved: then nothing changed.
+    """Bring a checkout along while `swap` moves the branch; False if the branch did not move, and nothing changed.
 
     The caller holds the flock of the checkout. `private` is the path of the private index. Raises `CheckoutInTheWay`.
     """
@@ -270,7 +271,7 @@ class _Files:
             rename(private, index)
 
     def resume(self) -> None:
-        """Make sense of files that a dead process left."""
+        """Settle the files that a dead process left behind."""
         self._resume(self._found, self._move.new)
 
     def go_back(self) -> None:
@@ -288,8 +289,8 @@ class _Files:
                 self._switch(back, new, old)
 
     def _switch(self, found: list[Difference], old: str, new: str, *, dry: bool = False) -> None:
-        """Change files. If git refuses, its index may only not know the files: look at them, and accept those that are
-        already as in the new commit. Raises `GitFailed` if git failed in the middle."""
+        """Change files. If git refuses, perhaps only its index is out of date: compare the files, and accept those that
+        are already as in the new commit. Raises `GitFailed` if git failed halfway."""
         command = ("read-tree", "-m", "-u", *(("-n",) if dry else ()), old, new)
         try:
             self._run(*command)
@@ -308,7 +309,7 @@ class _Files:
 
     def _overlapping(self, found: list[Difference], old: str, refusal: GitFailed) -> CheckoutInTheWay:
         top = self._follower.top
-        changed = self._run("diff-index", "-z", "--name-only", "--no-renames", old, "--").split(b"\0")
+        changed = self._run("diff-index", "-z", "--name-only", "--no-renames", _NOT_BELOW, old, "--").split(b"\0")
         names = [shown(os.fsdecode(path)) for path in sorted({each.path for each in found} & set(changed))]
         some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
         message = f"{top} has uncommitted changes in files that landing changes: {some or refusal.message}"
@@ -316,7 +317,7 @@ class _Files:
         return CheckoutInTheWay(message, hint=hint, path=str(top), files=names)
 
     def _stage(self, found: list[Difference]) -> None:
-        """Let the private index have these paths as in the new commit."""
+        """Set these paths in the private index to the new commit."""
         lines = b"".join(f"{each.modes[1]} {each.oids[1]}\t".encode() + each.path + b"\0" for each in found)
         if lines:
             self._run("update-index", "-z", "--index-info", content=lines)
@@ -377,5 +378,5 @@ class _Files:
 
 
 def _is_refusal(failure: GitFailed) -> bool:
-    """Whether git has looked at the files, and touched none."""
+    """Whether git has compared the files and touched none."""
     return any(words in str(failure.facts["stderr"]) for words in _REFUSALS)

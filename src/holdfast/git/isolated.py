@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt, GitFailed, NameInvalid, NotFound, PathEscape, Refused, TooLarge
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, rename
+from holdfast.fs.directory import Directory, failing_to, make_directories, rename, status_at
 from holdfast.git.checkout import CLONE_OF, is_worktree_of, leads_back
 from holdfast.git.contents import sizes
 from holdfast.git.look import copy_with_time
@@ -79,8 +80,14 @@ def is_begun(top: Path, common: Path) -> bool:
 
 
 def is_isolated(top: Path) -> bool:
-    """Whether a worktree of the repository, which the caller has found to be one, has a repository of its own."""
-    return calls.is_directory(top / ".git") and entry_exists(top / ".git" / CLONE_OF)
+    """Whether a worktree of the repository, which the caller has found to be one, has a repository of its own.
+
+    The main checkout has not: what has that name in its `.git` is the directory of our root.
+    """
+    if not calls.is_directory(top / ".git"):
+        return False
+    found = status_at(top / ".git" / CLONE_OF)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def detach(top: Path) -> None:

@@ -7,25 +7,28 @@ Nothing here changes a checkout, except `commit_work`, which commits in a worktr
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import GitFailed, NotFound, Refused
-from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, failing_to, sync_parents
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, sync_parents
 from holdfast.git import worktrees as linked
+from holdfast.git.look import STATUS, Look, WorkTree, looked
 from holdfast.git.merging import Merged, merge, write_attributes
 from holdfast.git.program import HOLDFAST, Author, Git
-from holdfast.git.snapshots import update_refs
+from holdfast.git.snapshots import git_dir_of, update_refs
+from holdfast.git.soundness import require_plain_reference
 from holdfast.trees.walker import remove_tree
 
 FROZEN = "refs/holdfast/landing/"
 CANDIDATES = "refs/holdfast/candidates/"
 FETCHED = "refs/holdfast/fetched/"  # the tips of branches on remotes
 _NOT_COMMITTED = ("a rebase", "a cherry-pick", "a revert", "a bisection")
-_MOST_SYNCED = 200  # objects that are synced one by one; beyond that, the filesystem is
+_MOST_SYNCED = 16  # objects that are synced one by one; more go to a pack, which takes one sync
 _DURABLE = ("core.fsync=all", "core.fsyncMethod=batch")
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between attempts to move a branch that another git has locked
 
@@ -45,12 +48,9 @@ def author_of(git: Git, worktree: Path | None = None) -> Author:
 # --- Freezing -----------------------------------------------------------------------------------------
 
 
-def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
-    """The commit that is checked out at `path`, after everything uncommitted there has been committed, without hooks.
-
-    A merge whose conflicts are resolved is concluded. Raises `Refused` if there are unresolved conflicts, or if another
-    operation of git is in progress: nobody but its author can tell what it should become.
-    """
+def require_committable(git: Git, path: Path) -> str | None:
+    """Raise `Refused` if there are unresolved conflicts, or if an operation of git is in progress that nobody but its
+    author can conclude. Returns the one that can be concluded: a merge."""
     if (doing := linked.is_busy(git, path)) in _NOT_COMMITTED:
         hint = "Finish or abort it ('git status' says how), and try again."
         raise Refused(f"{doing} is in progress in {path}", hint=hint, path=str(path))
@@ -59,19 +59,40 @@ def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
         hint = "Resolve them, 'git add' the files, and try again."
         message = f"{path} has unresolved conflicts: {', '.join(names[:5])}"
         raise Refused(message, hint=hint, path=str(path), files=names)
-    if doing is not None or git.run("status", "--porcelain", "-z", "--untracked-files=all", worktree=path):
-        git.run("add", "--all", worktree=path, settings=_DURABLE)
+    return doing
+
+
+def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
+    """The commit that is checked out at `path`, after everything uncommitted there has been committed, without hooks.
+
+    A merge whose conflicts are resolved is concluded. Raises `Refused` as `require_committable` does.
+    """
+    doing = require_committable(git, path)
+    found = git.run(*STATUS, worktree=path)
+    if doing is not None or found:
+        if (branch := linked.current_branch(git, path)) is not None:
+            require_plain_reference(git.common, f"refs/heads/{branch}")
+        _stage(git, path, looked(found))
         words = "commit", "--quiet", "--no-verify", "--no-edit", "--cleanup=verbatim", "--allow-empty", "-F", "-"
-        settings = (*_DURABLE, "commit.gpgSign=false")
-        git.run(*words, worktree=path, content=message.encode(), settings=settings, author=author)
+        git.run(*words, worktree=path, content=message.encode(), settings=_DURABLE, author=author)
     commit = linked.head_commit(git, path)
     if commit is None:
         raise Refused(f"{path} has no commit, so there is nothing to land", path=str(path))
     return commit
 
 
+def _stage(git: Git, path: Path, look: Look) -> None:
+    """Like `git add --all`, which would start another git in nested repositories, with the settings that these have."""
+    tree = WorkTree(git, path, git_dir_of(git, path) / "index")
+    links = [each.rstrip(b"/") for each in look.nested if tree.has_commit(each)]
+    for option, paths in (("--force-remove", [*look.removed]), ("--replace", [*look.changed, *links])):
+        if paths:
+            words = "update-index", "-z", "--add", "--remove", option, "--stdin"
+            git.run(*words, worktree=path, content=b"\0".join(paths), settings=_DURABLE)
+
+
 def keep(git: Git, landing_id: str, commit: str) -> None:
-    """Let git keep a frozen commit, durably."""
+    """Protect a frozen commit from git's garbage collection, durably."""
     update_refs(git, f"update {FROZEN}{landing_id} {commit}\n")
     _sync_reference(git, f"{FROZEN}{landing_id}")
 
@@ -136,7 +157,7 @@ def add(
         return NewTip(tip, merged)
     parents = ("-p", tip) if addition.squash else ("-p", tip, "-p", addition.commit)
     words = "commit-tree", *parents, "-F", "-", merged.tree
-    made = git.run(*words, content=addition.message.encode(), settings=("commit.gpgSign=false",), author=author)
+    made = git.run(*words, content=addition.message.encode(), author=author)
     return NewTip(made.decode().strip(), merged)
 
 
@@ -150,7 +171,7 @@ def attributes_in(git: Git, commit: str, directory: Path) -> Path | None:
 
 
 def is_contained(git: Git, commit: str, tip: str) -> bool:
-    """Whether a commit is, or is an ancestor of, another. One that does not exist here is not."""
+    """Whether a commit equals another or is an ancestor of it. A commit that does not exist here is neither."""
     try:
         return commit == tip or git.succeeds("merge-base", "--is-ancestor", commit, tip)
     except GitFailed:
@@ -164,17 +185,19 @@ def tree_of(git: Git, commit: str) -> str:
 def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
     """Let git keep a candidate, and raise `GitFailed` if an object of it is missing: it may have been pruned before.
 
-    `known` are commits that references keep. All objects are durable when this returns.
+    `known` are commits that references keep. All other objects are durable when this returns.
     """
     update_refs(git, f"update {CANDIDATES}{name} {tip}\n")
-    listed = git.run("rev-list", "--objects", "--no-object-names", tip, "--not", *known).decode().split()
+    listed = git.run("rev-list", "--objects", "--no-object-names", tip, "--not", *known).split()
     if len(listed) > _MOST_SYNCED:
-        with Directory.open(git.objects) as directory, failing_to("sync", git.objects):
-            if directory.fd is not None:
-                calls.sync_filesystem(directory.fd)
+        path, settings = git.objects / "pack", ("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync")
+        words = "pack-objects", "-q", "--window=0", os.fspath(path / "pack")
+        git.run(*words, content=b"\n".join([*listed, b""]), settings=settings)
+        with Directory.open(path) as directory:
+            durable.sync_names(directory)
         return
     below: dict[str, list[str]] = {}
-    for oid in listed:
+    for oid in map(os.fsdecode, listed):
         below.setdefault(oid[:2], []).append(oid[2:])
     for name, files in below.items():
         with contextlib.suppress(NotFound), Directory.open(git.objects / name) as directory:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,14 +68,25 @@ class WorkTree(msgspec.Struct, frozen=True):
 
     def look(self, *, keep: bool = False) -> Look:
         """Compare the files with the index. With `keep`, what git learned is written to the index."""
-        found = self.run(
-            *(() if keep else ("--no-optional-locks",)),
-            *("status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty"),
-        )
-        look = Look({}, {}, [])
-        for record in found.split(b"\0"):
-            _sort(record, look)
-        return look
+        found = looked(self.run(*(() if keep else ("--no-optional-locks",)), *STATUS))
+        for path in filter(self._is_loop, [each for each, seen in found.changed.items() if seen is _NOTHING]):
+            found.removed.update(self._entries_below(path))
+        return found
+
+    def _is_loop(self, path: bytes) -> bool:
+        """Whether a link leads to itself. git cannot tell that the entries below its path are gone."""
+        try:
+            calls.stat(os.path.join(self.top, os.fsdecode(path)))
+        except OSError as error:
+            return error.errno == errno.ELOOP
+        return False
+
+    def _entries_below(self, path: bytes) -> Iterator[tuple[bytes, Indexed]]:
+        for each in self.run("ls-files", "--stage", "-z", "--", f":(literal){os.fsdecode(path)}/").split(b"\0"):
+            if each:
+                facts, _, name = each.partition(b"\t")
+                mode, oid, _ = facts.decode().split(" ")
+                yield name, Indexed(mode, oid, _NOTHING.mode)
 
     def ignored(self) -> list[bytes]:
         """What git ignores, where a directory stands for everything in it."""
@@ -136,6 +149,16 @@ def _untracked(top: Path) -> tuple[str, str]:
 
 
 _NOTHING = Indexed("000000", "0", "")
+STATUS = ("status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
+"""The command that `looked` understands. In a nested repository, git would start another git, with its settings."""
+
+
+def looked(raw: bytes) -> Look:
+    """What the answer of `STATUS` says about the files."""
+    look = Look({}, {}, [])
+    for record in raw.split(b"\0"):
+        _sort(record, look)
+    return look
 
 
 def _sort(record: bytes, look: Look) -> None:

@@ -1,7 +1,8 @@
 """The user's program `git`: how Holdfast starts it, and what its failures become.
 
 It gets none of the caller's variables `GIT_*` that say which repository, index or objects to use: inside a hook, these
-point elsewhere. It never prompts, never starts `git gc`, and runs hooks only where the caller says so.
+point elsewhere. It never prompts, never starts `git gc`, and runs no hooks. Programs that the repository's own
+configuration names need the user's approval (`git/configured.py`), unless Holdfast never needs them: then they are off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, R
 from holdfast.fs import calls
 from holdfast.fs.directory import failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
-from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_sound
+from holdfast.git.configured import ConfiguredProgram, programs_of, require_approved
+from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_plain_reference, require_sound
 from holdfast.locks.flock import descriptors_of_held
 
 S = TypeVar("S")
@@ -31,7 +33,8 @@ _PROGRAM = "git"
 _OLDEST = (2, 38)
 _MOST_LINES = 8
 _WAITED = -1  # in place of an exit status
-_PIPE = "fatal: a named pipe is in place of one of its files ('find . -type p' lists them)"
+_FATAL = 128  # with which git itself refuses a name
+_PIPE = b"fatal: a named pipe is in place of one of its files ('find . -type p' lists them)"
 _LOOK = 1.0  # seconds between two looks at what a git that takes long is doing
 _MOST_WORDS = 4
 _MOST_AT_ONCE = 16
@@ -44,7 +47,11 @@ _KEPT = tuple(
 )
 """Variables that say who the user is and how servers are reached, not which repository this is."""
 _SETTINGS = (
+    "core.hooksPath=/dev/null",
     "core.fsmonitor=false",  # a program that the repository names, whose word would replace a look at the files
+    "commit.gpgSign=false",  # these three start the program `gpg.program`
+    "push.gpgSign=false",
+    "log.showSignature=false",
     "core.splitIndex=false",
     "index.sparse=false",
     "core.safecrlf=false",  # else line endings that do not survive a round trip make it fail
@@ -54,7 +61,8 @@ _SETTINGS = (
     "maintenance.auto=false",
     "submodule.recurse=false",
 )
-_QUIET = ("core.hooksPath=/dev/null",)
+_CHANGING_REFERENCES = ("update-ref", "symbolic-ref", "fetch")
+_REFERENCE = re.compile(r"refs/[^\s\0:]+")
 _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Else git returns the memory of zlib to the system after each object: a third of the time of writing small objects
 with the GNU C library. Other systems ignore it."""
@@ -92,7 +100,6 @@ class Git(NamedTuple):
         objects: Path | None = None,
         alone: bool = False,
         content: bytes | None = None,
-        hooks: bool = False,
         settings: tuple[str, ...] = (),
         author: Author | None = None,
     ) -> bytes:
@@ -105,11 +112,15 @@ class Git(NamedTuple):
         require_git()
         _require_trust(self.common)
         command = [_PROGRAM]
-        for setting in (*_SETTINGS, *(() if hooks else _QUIET), *settings):
+        for setting in (*_SETTINGS, *settings):
             command += ["-c", setting]
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
         for each in {self.common, own or self.common}:
             require_sound(each)
+        require_approved(self.common, own or self.common, self._listed)
+        if arguments[0] in _CHANGING_REFERENCES:
+            for name in set(_REFERENCE.findall("\0".join(arguments) + "\0" + os.fsdecode(content or b""))):
+                require_plain_reference(self.common, name)
         variables = {"GIT_DIR": os.fspath(own or self.common), **(author or HOLDFAST).variables()}
         if worktree is not None:
             variables["GIT_WORK_TREE"] = os.fspath(worktree)
@@ -121,6 +132,15 @@ class Git(NamedTuple):
                 variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
         with descriptors_of_held(os.fspath(self.common / "holdfast")) as held:
             return _output(command, arguments, worktree or self.common, variables, content, held)
+
+    def programs(self) -> list[ConfiguredProgram]:
+        """The programs that the configuration of this repository names, approved or not."""
+        require_git()
+        return programs_of(self.common, self._listed)
+
+    def _listed(self, path: Path) -> bytes:
+        words = "config", "--file", os.fspath(path), "--no-includes", "--list", "-z"
+        return _output([_PROGRAM], words, Path("/"), {}, None)  # it would obey the configuration of a repository
 
     def succeeds(self, *arguments: str, worktree: Path | None = None) -> bool:
         """Whether a question is answered with the exit status 0, not 1; raises `GitFailed` for any other one."""
@@ -244,7 +264,7 @@ def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     # not LC_ALL, which the user's filters may depend on
-    return _MEMORY | without_repository(os.environ) | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "en"}
+    return _MEMORY | without_repository(os.environ) | {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": ":", "LANGUAGE": "en"}
 
 
 def _quoted(path: str) -> str:
@@ -252,6 +272,14 @@ def _quoted(path: str) -> str:
     if os.pathsep not in path and not path.startswith('"'):
         return path
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class _Ended(NamedTuple):
+    """How a git ended, and what it wrote."""
+
+    status: int
+    output: bytes
+    said: bytes
 
 
 def _output(
@@ -262,11 +290,23 @@ def _output(
     content: bytes | None,
     inherited: Sequence[int] = (),
 ) -> bytes:
+    if any("\0" in each for each in arguments):  # a damaged file of git's had it: no program can be given one
+        raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
+    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited)
+    if ended.status:
+        failure = _failed(arguments, ended.status, os.fsdecode(ended.said))
+        failure.output = ended.output
+        raise failure
+    return ended.output
+
+
+def _completed(
+    command: list[str], directory: Path, environment: dict[str, str], content: bytes, inherited: Sequence[int]
+) -> _Ended:
     """Run git. It inherits locks: if we are killed, git goes on, and nobody may finish our work while it still does."""
-    environment = _environment() | variables
     try:
         started = subprocess.Popen(
-            [*command, *arguments],
+            command,
             cwd=directory,
             env=environment,
             stdin=subprocess.PIPE,  # without `content` an empty one: git must not read the user's terminal
@@ -280,28 +320,24 @@ def _output(
         raise GitUnavailable(f"cannot start git: {error.strerror}") from error
     with started as running:
         try:
-            output, said = _communicate(running, arguments, content or b"")
+            return _communicate(running, content)
         except BaseException:
             running.kill()
             raise
-    if running.returncode:
-        failure = _failed(arguments, running.returncode, os.fsdecode(said))
-        failure.output = output
-        raise failure
-    return output
 
 
-def _communicate(running: subprocess.Popen[bytes], arguments: tuple[str, ...], content: bytes) -> tuple[bytes, bytes]:
+def _communicate(running: subprocess.Popen[bytes], content: bytes) -> _Ended:
     """Give git its input and wait until it ends. It may work for hours, but must not wait for a named pipe that is in
     place of one of its files."""
     given: bytes | None = content
     while True:
         try:
-            return running.communicate(given, timeout=_LOOK)
+            output, said = running.communicate(given, timeout=_LOOK)
+            return _Ended(running.returncode, output, said)
         except subprocess.TimeoutExpired:
             given = None  # what is left of it is still to be passed
             if end_if_it_waits_for_a_pipe(running.pid):
-                raise _failed(arguments, _WAITED, _PIPE) from None
+                return _Ended(_WAITED, b"", _PIPE)
 
 
 def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:

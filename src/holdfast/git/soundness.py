@@ -7,6 +7,7 @@ repository of a stranger could so make it write elsewhere, or stop a command (`d
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 import sys
 from collections.abc import Mapping
@@ -51,21 +52,37 @@ def require_sound(git_dir: Path) -> None:
                 _check(registrations, dict.fromkeys(registrations.directories(), _REGISTERED))
 
 
+def require_plain_reference(common: Path, name: str) -> None:
+    """Raise as `require_sound` does if something is in the way of a reference, or of its log: git would follow a link
+    in place of a directory at any depth, and write or delete elsewhere."""
+    for place in (common, common / "logs"):
+        here = os.fspath(place)
+        for part in name.split("/"):
+            here = os.path.join(here, part)
+            try:
+                status = calls.stat(here, follow_symlinks=False)
+            except OSError:
+                break
+            _require_plain(status, here)
+
+
 def _check(directory: Directory, names: Mapping[str, Any]) -> None:
     for name, below in names.items():
         status = directory.status(name)
         if status is None:
             continue
-        where = directory.where(name)
-        if is_link(status):
-            hint = "Put what it leads to in its place. A bind mount can be on another disk."
-            raise PathEscape(f"{where} is a symbolic link; git would follow it", hint=hint, path=where)
-        if stat.S_ISDIR(status.st_mode):
-            if below:
-                with directory.enter(name) as inner:
-                    _check(inner, below)
-        elif not stat.S_ISREG(status.st_mode):
-            raise Refused(f"{where} is not a file; git would wait for it", hint="Remove it.", path=where)
+        _require_plain(status, directory.where(name))
+        if stat.S_ISDIR(status.st_mode) and below:
+            with directory.enter(name) as inner:
+                _check(inner, below)
+
+
+def _require_plain(status: os.stat_result, where: str) -> None:
+    if is_link(status):
+        hint = "Put what it leads to in its place. A bind mount can be on another disk."
+        raise PathEscape(f"{where} is a symbolic link; git would follow it", hint=hint, path=where)
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        raise Refused(f"{where} is not a file; git would wait for it", hint="Remove it.", path=where)
 
 
 def end_if_it_waits_for_a_pipe(process: int) -> bool:

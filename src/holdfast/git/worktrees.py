@@ -17,6 +17,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, failing_to, make_directories, status_at
 from holdfast.git.checkout import MAIN_CHECKOUT, find_checkout, is_worktree_of
 from holdfast.git.program import Git
+from holdfast.git.soundness import require_plain_reference
 
 _MOST_OF_A_PATH = 1 << 16
 _LONGEST_LOCK, _PAUSE = 1.5, 0.05  # seconds
@@ -44,7 +45,7 @@ class Registered(NamedTuple):
 
 def registered(git: Git) -> list[Registered]:
     """Every worktree that git lists, the main one first; not the entry of a bare repository itself."""
-    ids = {path: git_id for git_id, path in _ids(git)}
+    ids = {path: git_id for git_id, path in git_ids(git)}
     found = []
     for record in git.run("worktree", "list", "--porcelain", "-z").split(b"\0\0"):
         fields = dict(_field(each) for each in record.split(b"\0") if each)
@@ -75,7 +76,7 @@ def _commit_or_none(name: str | None) -> str | None:
     return name if name and name.strip("0") else None
 
 
-def _ids(git: Git) -> Iterator[tuple[str, str]]:
+def git_ids(git: Git) -> Iterator[tuple[str, str]]:
     """The directories below `worktrees/`, and the worktrees that they belong to, spelled as git lists them."""
     place = git.common / "worktrees"
     with failing_to("list", place):
@@ -94,8 +95,9 @@ def _ids(git: Git) -> Iterator[tuple[str, str]]:
 
 def add(git: Git, path: Path, branch: str, commit: str, *, new_branch: bool) -> None:
     """Create a linked worktree at `path` on `branch`, which starts at `commit` if it is a new one."""
+    require_plain_reference(git.common, f"refs/heads/{branch}")
     on = ("-b", branch, "--no-track") if new_branch else ()
-    git.run("worktree", "add", "--quiet", *on, "--", os.fspath(path), commit if new_branch else branch, hooks=True)
+    git.run("worktree", "add", "--quiet", *on, "--", os.fspath(path), commit if new_branch else branch)
 
 
 def move(git: Git, old: Path, new: Path) -> None:
@@ -182,6 +184,11 @@ def head_commit(git: Git, path: Path) -> str | None:
         return None
 
 
+def first_commit(git: Git, commit: str) -> str:
+    """The commit that the history of a commit began with, along first parents."""
+    return git.run("rev-list", "--first-parent", "--max-parents=0", commit).decode().split()[-1]
+
+
 def require_branch_name(git: Git, branch: str) -> None:
     """Raise `NameInvalid` for a name that git would take for an option, or does not accept."""
     if branch.startswith("-") or not git.succeeds("check-ref-format", f"refs/heads/{branch}"):
@@ -260,7 +267,9 @@ def unlock(git: Git, *references: str) -> None:
     git does not say who holds such a lock. It needs one for moments, and waits a tenth of a second for that of another;
     so one that stays as it is for much longer has no owner. Only for references that others have no reason to change.
     """
-    for path in (git.common / f"{each}.lock" for each in references):
+    for each in references:
+        require_plain_reference(git.common, each)
+        path = git.common / f"{each}.lock"
         first, waited = status_at(path), 0.0
         while first is not None and waited < _LONGEST_LOCK:
             time.sleep(_PAUSE)

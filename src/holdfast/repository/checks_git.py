@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 def adapted(home: GitHome, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
     """The general checks, with those of a git home in the place of those of a plain one."""
     own = {"trees": partial(_references, home), "directories": partial(_worktrees, home), "remnants": None}
+    own |= {} if home.paths.main == MAIN else {"collections": None}  # they run in the clone `main`
     found = ((check.name, own.get(check.name, check.find)) for check in general)
     return tuple(Check(name, find) for name, find in found if find is not None)
 
@@ -80,9 +81,9 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
     configs = examination.configs()
     for name, config in configs.items():
         path = home.paths.payload(name)
-        if name in pending or examination.config(name) is None:
+        if name in pending or config.clone != home.paths.main or examination.config(name) is None:
             continue
-        if name != MAIN and name not in registered:
+        if name != home.paths.main and name not in registered:
             message, forget = f"git does not know the worktree {name} any more", None
             if not is_directory(path):
                 forget = partial(remove, examination.context, name, save=None, force=True)
@@ -97,8 +98,10 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
             message = f"{name} is now at {path}; its record says {config.git.path}"
             yield findings.of("worktree-moved", name, message, partial(_note_path, examination.context, config))
     for name, checkout in registered.items():
-        if name not in configs and name not in pending and examination.config(name) is None and checkout.top:
-            message = f"git's directory of {checkout.top} has the name {name}, which is no worktree"
+        known = (each for each in (configs.get(name), examination.config(name)) if each is not None)
+        is_ours = name in pending or any(each.clone == home.paths.main for each in known)
+        if not is_ours and checkout.top:
+            message = f"git's directory of {checkout.top} has the name {name}, which is no worktree of this clone"
             yield findings.of(
                 "worktree-name-stale", name, message, partial(clear_name, home.git, home.paths.payload(name))
             )

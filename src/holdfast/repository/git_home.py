@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,10 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, make_directories, move, sync_parents
 from holdfast.fs.names import printable
 from holdfast.git import contents
-from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
-from holdfast.git.checkout import is_worktree_of
+from holdfast.git.checkout import clone_in, is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
-from holdfast.git.program import Git
-from holdfast.git.restore import require_no_ignored, restore, unsaved
+from holdfast.git.restore import require_no_ignored, restore
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
@@ -36,183 +34,29 @@ from holdfast.repository.context import (
     RepositoryContext,
 )
 from holdfast.repository.git_isolated import fetch_work, keep_commits
-from holdfast.repository.git_paths import GitPaths, names_in_git, registered_path
+from holdfast.repository.git_paths import names_in_git, registered_path
 from holdfast.repository.git_place import require_place
-from holdfast.repository.home import Home, ReadFile
+from holdfast.repository.git_snapshots import ENGINE, GitSnapshots
 from holdfast.store.model import not_understood
-from holdfast.trees.manifest import ManifestEntry
-from holdfast.trees.results import Captured, Change, Problem
 from holdfast.trees.walker import shown
 
 if TYPE_CHECKING:
     from holdfast.repository.doctor import RepositoryCheck
-    from holdfast.repository.payloads import CaptureOptions, Scratch
+    from holdfast.repository.payloads import Scratch
     from holdfast.repository.restore import RestoreOptions
     from holdfast.repository.worktrees import CreateOptions
-    from holdfast.trees.repair import RepairedFile
-    from holdfast.trees.results import Materialised
-    from holdfast.trees.scan import Progress
 
-ENGINE = "git"
-_COMMIT, _BEGUN = "commit", "begun"  # in a scratch directory: the captured commit; a mark that files may have changed
+_BEGUN = "begun"  # a mark in a scratch directory: files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
 
 
-class GitHome(Home):
+class GitHome(GitSnapshots):
     """A checkout of git with its linked worktrees."""
 
     kind = "git"
-    skips_equal = has_branches = True
+    has_branches = True
     replaces_directory = False
-    paths: GitPaths
-
-    def __init__(self, paths: GitPaths) -> None:
-        self.paths = paths
-        self.git = Git(paths.common)
-        self._refs: dict[str, str] = {}
-
-    # --- Content of snapshots ----------------------------------------------------------------------
-
-    def commit(self, snapshot_id: str) -> str:
-        """The commit of a snapshot; `NotFound` if it has none."""
-        if not self.is_ready(snapshot_id):
-            raise NotFound(f"git has no reference of the snapshot {snapshot_id}", snapshot_id=snapshot_id)
-        return self._refs[snapshot_id]
-
-    def is_ready(self, snapshot_id: str) -> bool:
-        return snapshot_id in self._refs or snapshot_id in self.stored()
-
-    def stored(self) -> list[str]:
-        self._refs = commits.refs(self.git)
-        return sorted(self._refs)
-
-    def capture(self, room: Scratch, source: Path, how: CaptureOptions) -> Captured:
-        made = commits.capture(
-            GitSource(self.git, source, self._index(source), room.path / "objects"),
-            snapshot_id=room.scratch_id,
-            parent_tree=how.base_hash,
-            message=f"holdfast snapshot {room.scratch_id}",
-            quiesced=how.quiesced,
-            progress=how.progress,
-        )
-        commit = made.commit or self.commit(f"{how.base}")  # nothing differs: the same commit has the content
-        self.note_commit(room, commit)
-        left_out = {"ignored": made.left_out.ignored, "nested": made.left_out.nested}
-        return Captured(
-            engine=ENGINE,
-            payload_hash=made.tree,
-            files=made.files,
-            directories=0,
-            bytes=made.bytes,
-            stored_bytes=0,
-            not_preserved=(),
-            special=(),
-            left_out={what: count for what, count in left_out.items() if count},
-        )
-
-    def _index(self, directory: Path) -> Path:
-        """The private index of the worktree whose directory this is."""
-        make_directories(self.paths.indexes)
-        found = is_worktree_of(os.fspath(directory), os.fspath(self.paths.common))
-        return self.paths.indexes / (
-            MAIN if found is None or found.git_dir == found.common else Path(found.git_dir).name
-        )
-
-    def note_commit(self, room: Scratch, commit: str) -> None:
-        """Let `publish` publish this commit."""
-        durable.replace(room.path / _COMMIT, commit.encode())
-
-    def is_committed(self, snapshot_id: str, commit: str | None) -> bool:
-        """Whether a snapshot has the content of the commit that was checked out, or of `commit`."""
-        taken = self.commit(snapshot_id)
-        known = [each for each in (f"{taken}^", commit) if each is not None]
-        with contextlib.suppress(GitFailed):  # it was taken before the first commit
-            return self.tree(taken) in [self.tree(each) for each in known]
-        return False
-
-    def publish(self, room: Scratch, snapshot_id: str) -> None:
-        try:
-            commits.create_ref(self.git, snapshot_id, durable.read(room.path / _COMMIT).decode())
-        finally:
-            commits.drop_keep(self.git, snapshot_id)
-
-    def take_back(self, room: Scratch, snapshot_id: str) -> None:
-        self._delete_refs([snapshot_id])
-
-    def _delete_refs(self, snapshot_ids: Collection[str]) -> None:
-        commits.delete_refs(self.git, list(snapshot_ids))
-        for each in snapshot_ids:
-            self._refs.pop(each, None)
-
-    def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
-        """Without a snapshot, the changes since the commit that is checked out."""
-        if snapshot_id is None:
-            with contextlib.suppress(Failure):  # then since the one that is known: this only looks
-                fetch_work(self.paths, self.git, directory)
-        commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
-        tree = self.tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
-        return unsaved(self.git, directory, self._index(directory), tree)
-
-    def tree(self, commit: str) -> str:
-        """The tree of a commit."""
-        return self.git.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}").decode().strip()
-
-    def compare(self, one: str, other: str) -> Iterator[Change]:
-        return contents.compare(self.git, self.commit(one), self.commit(other))
-
-    def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
-        for path, kind, mode, oid, size in contents.entries(self.git, self.commit(snapshot_id)):
-            yield ManifestEntry(path, kind, int(mode, 8) & 0o7777, 0, 0, 0, size, oid if kind == "f" else "")
-
-    def reader(self, snapshot_id: str) -> ReadFile:
-        commit = self.commit(snapshot_id)
-        return lambda path, limit: contents.read_file(self.git, commit, path, limit)
-
-    def verify(self, descriptor: Descriptor, *, every_file: bool = True) -> Iterator[Problem]:
-        try:
-            commit = self.commit(descriptor.snapshot_id)
-            tree = self.tree(commit)
-        except (NotFound, GitFailed) as failure:
-            yield Problem("", "ready", f"its commit is missing: {failure.message}")
-            return
-        if tree != descriptor.payload_hash:
-            yield Problem("", "manifest", f"its commit has the tree {tree}, not {descriptor.payload_hash}")
-        elif every_file:
-            yield from contents.verify(self.git, commit)
-
-    def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
-        """From files of worktrees: git's objects are in one place."""
-        from holdfast.git.repair import repair
-        from holdfast.repository.context import WORKTREES
-
-        directories = [self.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
-        objects = room.path / "objects"
-        make_directories(objects)
-        return repair(self.git, map(self.commit, filter(self.is_ready, snapshot_ids)), directories, objects)
-
-    def materialise(
-        self, snapshot_id: str, target: Path, *, only: bytes | None = None, progress: Progress | None = None
-    ) -> Materialised:
-        return contents.export(self.git, self.commit(snapshot_id), target, only)
-
-    # --- Garbage collection ------------------------------------------------------------------------
-
-    def check_collectable(self, snapshot_ids: Collection[str]) -> None:
-        """git itself knows what other commits need."""
-
-    def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
-        self._delete_refs(snapshot_ids)
-
-    def sweep(self, context: RepositoryContext) -> None:
-        """git deletes what no reference reaches when it next collects garbage."""
-
-    def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        kept = [each for each in self.stored() if each not in set(snapshot_ids)]
-        return contents.reclaimable_sizes(self.git, snapshot_ids, kept)
-
-    def total_bytes(self) -> int:
-        return contents.reclaimable(self.git, self.stored(), [])
 
     # --- Directories of worktrees ------------------------------------------------------------------
 
@@ -221,10 +65,10 @@ class GitHome(Home):
         super().place_for_worktrees()
 
     def revision(self, text: str) -> str:
-        if text == MAIN or self.paths.registration(text) is not None:
+        if text == self.paths.main or self.paths.registration(text) is not None:
             self.fetch_work(text)
             return linked.commit_of(self.git, "HEAD", self.paths.payload(text))
-        return linked.commit_of(self.git, text, self.paths.payload(MAIN))
+        return linked.commit_of(self.git, text, self.paths.payload(self.paths.main))
 
     def work_commit(self, worktree: str) -> str | None:
         self.fetch_work(worktree)
@@ -238,15 +82,21 @@ class GitHome(Home):
         names = [shown(os.fsdecode(each.path)) for each in found[:_MOST_NAMED]]
         return ", ".join([*names, *(["..."] if len(found) > _MOST_NAMED else [])])
 
+    def first_commit(self) -> str | None:
+        head = linked.head_commit(self.git, self.paths.payload(self.paths.main))
+        return None if head is None else linked.first_commit(self.git, head)
+
     def described(self, worktree: str) -> dict[str, Any]:
-        path = self.paths.payload(worktree)
+        path, (clone, clone_id) = self.paths.payload(worktree), clone_in(os.fspath(self.paths.common))
+        facts: dict[str, Any] = {} if clone == MAIN else {"clone": clone}
+        facts |= {"clone_id": clone_id} if clone == worktree and clone_id else {}
         if not entry_exists(path):
-            return {"git": GitWorktree(path=str(path))}
+            return {"git": GitWorktree(path=str(path), **facts)}
         branch, isolated = linked.current_branch(self.git, path), is_isolated(path)
-        return {"git": GitWorktree(path=str(path), branch=branch, isolated=isolated or msgspec.UNSET)}
+        return {"git": GitWorktree(path=str(path), branch=branch, isolated=isolated or msgspec.UNSET, **facts)}
 
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
-        name, main = options.name, self.paths.payload(MAIN)
+        name, main = options.name, self.paths.payload(self.paths.main)
         if options.adopted is not None:
             return {"git": GitWorktree(path=str(self._adoptable(options.adopted)), new=False)}
         commit = options.commit
@@ -314,7 +164,7 @@ class GitHome(Home):
         objects = self.paths.scratch / operation.operation_id / "objects"
         make_directories(objects.parent)
         remove_tree(objects)  # a git that was killed leaves its lock file there
-        source = GitSource(self.git, path, self._index(path), objects)
+        source = GitSource(self.git, path, self.index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
         restore(source, self.tree(old), self.tree(new), only)
 
@@ -442,7 +292,7 @@ class GitHome(Home):
         remove_tree(removed)
         if branch is not None and branch.startswith("refs/heads/"):
             with contextlib.suppress(Failure):  # it stays then
-                target = linked.commit_of(self.git, "HEAD", self.paths.payload(MAIN))
+                target = linked.commit_of(self.git, "HEAD", self.paths.payload(self.paths.main))
                 name = branch.removeprefix("refs/heads/")
                 linked.delete_branch_if_contained(self.git, name, target, last=git_dir.name)
         elif branch is not None:
@@ -476,7 +326,7 @@ class GitHome(Home):
             exchanged_path(context, worktree, how.path)  # refuses a link on the way
         if how.path is not None and not self._has(commit, how.path):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
-        is_missing = not entry_exists(path) and worktree != MAIN
+        is_missing = not entry_exists(path) and worktree != self.paths.main
         if is_missing:  # it comes back as git would make it
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
@@ -485,7 +335,7 @@ class GitHome(Home):
         if not is_missing and (before := self._before(context, worktree)) is not None:
             only = None if how.path is None else os.fsencode(how.path)
             require_no_ignored(self.git, path, self.tree(before), self.tree(commit), only)  # before a head is published
-        durable.replace(room.path / _COMMIT, commit.encode())
+        self.note_commit(room, commit)
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         facts["keeps"] = how.keep and not is_missing
         return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)

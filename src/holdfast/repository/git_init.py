@@ -18,7 +18,8 @@ from holdfast.fs.probe import require_safe
 from holdfast.git import isolated, landing, transfer
 from holdfast.git import snapshots as commits
 from holdfast.git import worktrees as linked
-from holdfast.git.checkout import Checkout, find_checkout, is_confirmed, is_worktree_of, main_checkout
+from holdfast.git.checkout import CLONE, Checkout, find_checkout, is_confirmed, is_worktree_of, main_checkout
+from holdfast.git.configured import ConfiguredProgram
 from holdfast.git.program import Git
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import MAIN
@@ -38,10 +39,13 @@ from holdfast.repository.init import (
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from holdfast.repository.scratch_worktrees import remove_unused, scratch_worktrees
+from holdfast.repository.worktree_changes import forget_clone
 from holdfast.store.addresses import remember
+from holdfast.store.approvals import approve
 from holdfast.store.open import FILES, address_of, configure_store, is_in_files
 from holdfast.trees.walker import remove_tree
 
+_OF_WORKTREES = ("lease", "operation")  # kinds of holdings
 REMOVED = "holdfast.removed"  # beside the root: what a killed `deinit` leaves
 
 
@@ -50,9 +54,10 @@ def adopt_checkout(
 ) -> Initialised:
     """Make the git checkout that `start` is in, or that `git_dir` (`GIT_DIR`) names, the home of a repository.
 
-    Nothing is copied or moved, and git sees no change. An existing repository is not changed.
+    Nothing is copied or moved, and git sees no change. An existing repository is not changed. Programs that git's
+    configuration of a new one names are approved: the user works in this checkout.
     """
-    checkout = _checked_checkout(os.fspath(start), git_dir)
+    checkout = checked_checkout(os.fspath(start), git_dir)
     root = Path(checkout.common) / "holdfast"
     known = known_format(root)
     if known is not None:
@@ -63,7 +68,9 @@ def adopt_checkout(
         remember(store)
         require_free_store(root, store)
     finish_deinit(git)
+    programs = git.programs()
     make_directories(root)
+    _approve(root, programs)  # for this command
     if shared:
         share_directory(root)
     capabilities = require_safe(root, records_elsewhere=not is_in_files(address_of(root, store)))  # 1
@@ -74,16 +81,25 @@ def adopt_checkout(
             return Initialised(root, known, False, None)
         if store is not None:
             configure_store(root, store, check=False)
+        with contextlib.suppress(NotFound):
+            durable.remove(root / CLONE[1])  # of a join that was not finished
         if main_checkout(checkout.common) is None:  # 3. git itself cannot tell which one is `main`
             top = Path(checkout.top or "")
             if checkout.git_dir == checkout.common:
                 linked.set_main_checkout(git, top)
             else:
                 linked.set_name(git, top, MAIN)
-        return initialise_home(GitHome(GitPaths(root)), capabilities)
+        made = initialise_home(GitHome(GitPaths(root)), capabilities)
+        _approve(root, programs)  # for the repository, which has its id now
+        return made._replace(programs=tuple(each.shown for each in programs))
 
 
-def _checked_checkout(start: str, git_dir: str | None) -> Checkout:
+def _approve(root: Path, programs: list[ConfiguredProgram]) -> None:
+    if programs:
+        approve(root, commands=[each.text for each in programs])
+
+
+def checked_checkout(start: str, git_dir: str | None) -> Checkout:
     """The checkout to adopt; refused if there is none, or if a repository of another kind is around it."""
     found = find_checkout(start, git_dir)
     if found is None:
@@ -119,7 +135,7 @@ class Deinitialised(NamedTuple):
 
 def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialised:
     """Remove all references, names and records of a repository in a git home; worktrees, branches and files stay. An
-    isolated worktree stays as a clone.
+    isolated worktree stays as a clone. A clone that has joined leaves: the records of its own worktrees go.
 
     Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or a
     worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves the whole repository or
@@ -129,15 +145,18 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
     if not isinstance(home, GitHome):
         hint = "Delete its directory when you need nothing in it any more."
         raise Refused(f"{repository.root} is not in a git checkout", hint=hint, path=str(repository.root))
-    if address_of(repository.root) != FILES:
+    is_joined = home.paths.main != MAIN
+    if not is_joined and address_of(repository.root) != FILES:
         hint = "Move them to files first: 'holdfast migrate --to files'."
         raise Refused("the records of this repository are on a server", hint=hint)
     if not force:
         _refuse_if_held(repository)
         _refuse_if_unlanded(repository, home)
+    if is_joined:
+        forget_clone(repository.context, home.paths.main, force=force)
     made = home.stored()
     paths = tuple(Path(each.top) for _, each in home.paths.registrations() if each.top is not None)
-    main = home.paths.payload(MAIN)
+    main = home.paths.payload(home.paths.main)
     for scratch in scratch_worktrees(home.paths):
         remove_unused(scratch)
     for path in paths:
@@ -198,7 +217,10 @@ def _forget_worktree(git: Git, git_dir: Path) -> None:
 
 def _refuse_if_held(repository: Repository) -> None:
     kinds = ("lease", "operation", "issue", "claim")
-    held = [each for each in look_around(repository.root).holdings if each.kind in kinds]
+    main, configs = repository.context.paths.main, repository.worktrees.configs()
+    others = {each.worktree_id for each in configs if each.clone != main}
+    found = (each for each in look_around(repository.root).holdings if each.kind in kinds)
+    held = [each for each in found if main == MAIN or (each.kind in _OF_WORKTREES and each.what not in others)]
     if held:
         first = held[0]
         message = f"{first.who} holds the {first.kind} {first.what}"
@@ -208,18 +230,19 @@ def _refuse_if_held(repository: Repository) -> None:
 
 
 def _refuse_if_unlanded(repository: Repository, home: GitHome) -> None:
-    target = home.work_commit(MAIN)
+    main = home.paths.main
+    target = home.work_commit(main)
     hint = "Land or discard it ('holdfast worktree remove NAME'). Or leave it as it is, without snapshots: --force."
     for config in repository.worktrees.configs():
         name, path = config.worktree_id, home.paths.payload(config.worktree_id)
-        if name == MAIN:
+        if name == main or config.clone != main:
             continue
         try:
             commit = home.work_commit(name)
         except Failure:
             continue  # its directory is gone
         if commit and not (target and home.git.succeeds("merge-base", "--is-ancestor", commit, target)):
-            raise Refused(f"{name} has commits that {MAIN} does not have", hint=hint, worktree=name)
+            raise Refused(f"{name} has commits that {main} does not have", hint=hint, worktree=name)
         if next(home.changes(path, None, name), None) is not None:
             raise Refused(f"{name} has changes that are not in a commit", hint=hint, worktree=name)
     uncommitted = [each for each in home.stored() if not home.is_committed(each, target)]

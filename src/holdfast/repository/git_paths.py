@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.errors import Corrupt, DirectoryReplaced, Failure, NotFound, SettingInvalid
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, resolved
-from holdfast.git.checkout import Checkout, is_worktree_of, main_checkout, name_in
-from holdfast.repository.context import MAIN, RepositoryPaths
+from holdfast.git.checkout import Checkout, checkout_name, is_worktree_of, main_checkout, name_in
+from holdfast.repository.context import RepositoryPaths
 from holdfast.repository.settings import read_settings
 
 
@@ -25,13 +25,14 @@ class GitPaths(RepositoryPaths):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.common = self.private = root.parent
+        self.main = checkout_name(os.fspath(self.common))
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
         self.incoming = root / ".jvs" / "isolated"  # copies of what isolated worktrees have, while git fetches it
 
     @property
     def worktrees(self) -> Path:
         """As the setting says, relative to the main checkout; else beside that."""
-        main, chosen = self.payload(MAIN), None
+        main, chosen = self.payload(self.main), None
         with contextlib.suppress(Corrupt, SettingInvalid):  # `place_for_worktrees` raises it
             chosen = read_settings(self.root).directory
         if chosen is not None:
@@ -44,12 +45,12 @@ class GitPaths(RepositoryPaths):
         return [self.private, *found]
 
     def payload(self, worktree: str) -> Path:
-        if worktree == MAIN and (main := main_checkout(os.fspath(self.common))) is not None:
+        if worktree == self.main and (main := main_checkout(os.fspath(self.common))) is not None:
             return Path(main)
         found = self.registration(worktree)
         if found is not None and found.top is not None:
             return Path(found.top)
-        return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
+        return self.root / worktree if worktree == self.main else self.worktrees / worktree
 
     def above(self, worktree: str) -> Directory:
         try:
@@ -82,7 +83,7 @@ class GitPaths(RepositoryPaths):
         found = self.registration(worktree)
         if found is not None:
             return Path(found.git_dir)
-        if worktree != MAIN:
+        if worktree != self.main:
             hint = "It was removed with 'git worktree remove' or 'prune'. 'holdfast doctor --fix' forgets it too."
             raise NotFound(f"git does not know the worktree {worktree}", hint=hint, worktree=worktree)
         return self.common
@@ -92,7 +93,8 @@ class GitPaths(RepositoryPaths):
         found = is_worktree_of(os.fspath(path), os.fspath(self.common))
         if found is None or Path(found.git_dir) != self.git_dir(worktree):
             message = f"{path} is not the directory that git knows as the worktree {worktree}"
-            hint = f"If it or {self.payload(MAIN)} was moved: 'git worktree repair {path}' in {self.payload(MAIN)}."
+            main = self.payload(self.main)
+            hint = f"If it or {main} was moved: 'git worktree repair {path}' in {main}."
             raise DirectoryReplaced(message, hint=hint, worktree=worktree, path=str(path))
 
 
@@ -109,9 +111,9 @@ def registered_path(git_dir: Path) -> str | None:
 
 
 def names_in_git(paths: GitPaths) -> Iterator[str]:
-    """The worktrees that git has registered under a name of ours, and `main`."""
-    yield MAIN
+    """The worktrees that git has registered under a name of ours, and the main checkout."""
+    yield paths.main
     try:
-        yield from (name for name, _ in paths.registrations() if name != MAIN)
+        yield from (name for name, _ in paths.registrations() if name != paths.main)
     except Failure:
         return

@@ -13,7 +13,6 @@ from holdfast.errors import NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.directory import make_directories
 from holdfast.git.program import Git
-from holdfast.repository.context import MAIN
 from holdfast.repository.git_paths import GitPaths
 from holdfast.repository.settings import DIRECTORY, read_settings, require_approved
 
@@ -29,12 +28,12 @@ def require_place(paths: GitPaths, git: Git) -> None:
     if settings.directory is None:
         return
     require_approved(paths.root, settings, DIRECTORY)
-    place, main = paths.worktrees, paths.payload(MAIN)
+    place, main = paths.worktrees, paths.payload(paths.main)
     hint = f"Choose another one: 'holdfast config set {DIRECTORY} PATH'."
     if place.is_relative_to(paths.common) or main.is_relative_to(place):
         raise Refused(f"worktrees cannot be in {place}: that is the checkout, or git's own directory", hint=hint)
     for name, each in paths.registrations():
-        if name != MAIN and each.top is not None and place.is_relative_to(each.top):
+        if name != paths.main and each.top is not None and place.is_relative_to(each.top):
             raise Refused(f"worktrees cannot be in {place}: that is inside the worktree {name}", hint=hint)
     if place.is_relative_to(main):
         relative = os.fspath(place.relative_to(main))

@@ -1,0 +1,148 @@
+"""Programs that the configuration of a repository names, and that git would start: filters, merge drivers, helpers.
+
+The user's own configuration, global or of the system, is trusted. `config` and `config.worktree` in the git directory,
+and the files that these include, come with the repository: what they name needs the user's approval, as a command in
+our own records does (`docs/decisions/0012`). What Holdfast never needs is switched off instead (`git/program.py`).
+
+Nearly every configuration names no such program, and a search of its bytes shows that: names of settings are always
+written out. Only if a suspicious word is found is git asked. Conditions of includes are ignored: a branch that Holdfast
+creates can make one true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import NotFound, Refused, format_size
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import shortened
+from holdfast.store import approvals
+
+_CONFIG, _OF_WORKTREE = "config", "config.worktree"
+_MOST_BYTES = 1 << 20
+_DEEPEST = 10  # includes, as with git
+_LONGEST_SHOWN = 200
+_SUSPICIOUS = re.compile(
+    rb"include|clean|smudge|process|driver|command|gitproxy|askpass|helper|uploadpack|receivepack|\bvcs|promisor"
+    rb"|partialclone|protocol|cookie|\[lfs",
+    re.IGNORECASE,
+)
+_PROGRAMS = re.compile(
+    r"""
+    core\.(sshcommand|gitproxy|askpass|alternaterefscommand)
+    | filter\..*\.(clean|smudge|process)
+    | merge\..*\.driver
+    | credential\.(.*\.)?helper
+    | remote\..*\.(uploadpack|receivepack|vcs|promisor)
+    | extensions\.partialclone          # git contacts this remote when an object is missing
+    | protocol\.(.*\.)?allow            # a remote ext::... is a command
+    | http\.(.*\.)?(cookiefile|savecookies)
+    | lfs\.(customtransfer\..*\.path|extension\..*\.(clean|smudge)|(.*\.)?standalonetransferagent)
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,  # git keeps the case of the middle part, which git-lfs ignores
+)
+_INCLUDES = re.compile(r"include\.path|includeif\..*\.path", re.DOTALL)
+
+MERGE_DRIVER = (
+    "holdfast hook merge %O %A %B %P || { git merge-file -q --marker-size=%L -L ours -L base -L theirs "
+    "%A %O %B; exit 1; }"
+)
+"""The merge driver that `holdfast setup git` installs. If Holdfast cannot merge a file, or is no longer installed, git
+merges it and writes conflict markers."""
+
+List = Callable[[Path], bytes]
+"""What `git config --list -z` says about one file, includes left out."""
+
+
+class ConfiguredProgram(NamedTuple):
+    """A setting that names a program, or that makes git contact or write something that it otherwise would not."""
+
+    key: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        """What is approved."""
+        return f"git configuration {self.key}={self.value}"
+
+    @property
+    def shown(self) -> str:
+        return shortened(f"{self.key} = {self.value}", _LONGEST_SHOWN)
+
+
+Stamp = tuple[int, int, int, int] | None
+_known: dict[tuple[Path, ...], list[tuple[Path, Stamp]]] = {}
+"""The files behind the configurations that this process has found approved, as they were then."""
+
+
+def require_approved(common: Path, git_dir: Path, listed: List) -> None:
+    """Raise `NotApproved` if git in this directory could start a program that the repository names and the user has not
+    approved. Before `holdfast init`, everything passes."""
+    files = _files(common, git_dir)
+    if files in _known and all(_stamp(path) == stamp for path, stamp in _known[files]):
+        return
+    read: list[tuple[Path, Stamp]] = []
+    root = common / "holdfast"
+    found = list(dict.fromkeys(each for path in files for each in _programs_in(path, listed, read)))
+    if found and calls.exists(root):
+        approved = approvals.are_approved(root, (each.text for each in found))
+        for each, known in zip(found, approved, strict=True):
+            if not known:
+                shown = f"{each.shown}, which the git configuration of {common} names,"
+                approvals.require_command(root, each.text, shown, setting=each.key, command=each.value)
+    _known[files] = read
+
+
+def programs_of(common: Path, listed: List) -> list[ConfiguredProgram]:
+    """All programs that the configuration of a repository, and of its worktrees, names."""
+    places = [common]
+    with contextlib.suppress(NotFound), Directory.open(common / "worktrees") as directory:
+        places += [common / "worktrees" / name for name in sorted(directory.directories())]
+    files = dict.fromkeys(path for place in places for path in _files(common, place))
+    return list(dict.fromkeys(each for path in files for each in _programs_in(path, listed, [])))
+
+
+def _files(common: Path, git_dir: Path) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys((common / _CONFIG, common / _OF_WORKTREE, git_dir / _OF_WORKTREE)))
+
+
+def _programs_in(
+    path: Path, listed: List, read: list[tuple[Path, Stamp]], depth: int = 0
+) -> Iterator[ConfiguredProgram]:
+    """The programs that one file and its includes name. `read` collects the files that were examined."""
+    read.append((path, _stamp(path)))
+    try:
+        content = calls.read_small(os.fspath(path), _MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise Refused(f"cannot read the git configuration {path}: {error.strerror}", path=str(path)) from error
+    if len(content) >= _MOST_BYTES:
+        limit = format_size(_MOST_BYTES)
+        raise Refused(f"the git configuration {path} is too large; the limit is {limit}", path=str(path))
+    if not _SUSPICIOUS.search(content):
+        return
+    for record in listed(path).split(b"\0"):
+        key, _, value = os.fsdecode(record).partition("\n")
+        if _PROGRAMS.fullmatch(key) and value != MERGE_DRIVER:
+            yield ConfiguredProgram(key, value)
+        elif _INCLUDES.fullmatch(key):
+            if depth == _DEEPEST:
+                raise Refused(f"the git configuration {path} includes too many files", path=str(path))
+            if value.startswith("%("):
+                raise Refused(f"the git configuration {path} includes {value}", path=str(path))
+            yield from _programs_in(path.parent / os.path.expanduser(value), listed, read, depth + 1)
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = calls.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
