@@ -129,9 +129,13 @@ INSTANT = (
 """Matches instants of RFC 3339 from 1900 to 8999, all of which `parse_instant` reads and `format_instant` writes."""
 
 
+_YEAR_1, _YEAR_10000 = -62_135_596_800.0, 253_402_300_800.0  # their beginnings in UTC
+
+
 def parse_instant(text: str) -> float:
-    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else. As in RFC 3339, `t` and `z` may be
-    small; a leap second is the beginning of the next minute."""
+    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else, and if `format_instant` could not
+    write it: its year in UTC may be another one. As in RFC 3339, `t` and `z` may be small; a leap second is the
+    beginning of the next minute."""
     from datetime import datetime
 
     try:
@@ -141,7 +145,10 @@ def parse_instant(text: str) -> float:
         instant = datetime.fromisoformat(usual)
     if instant.tzinfo is None:
         raise ValueError(f"no time zone in {text!r}")
-    return instant.timestamp() + leap
+    seconds = instant.timestamp() + leap
+    if not _YEAR_1 <= seconds < _YEAR_10000:
+        raise ValueError(f"{text!r} is not in the years 1 to 9999 of UTC")
+    return seconds
 
 
 LONGEST_COMMAND = 24 * 3600.0  # how long a command that decides something may take

@@ -166,6 +166,12 @@ class SnapshotCollected(NotFound, code="E_SNAPSHOT_COLLECTED", retryable=True):
     hint = "Choose another snapshot from 'holdfast history --all'. To protect one, use 'holdfast pin'."
 
 
+class SnapshotElsewhere(NotFound, code="E_SNAPSHOT_ELSEWHERE"):
+    """The snapshot was taken in another clone, and its content is not here."""
+
+    hint = "Run 'holdfast snapshot push' in that clone, and 'holdfast snapshot fetch' here."
+
+
 class CommandNotFound(NotFound, code="E_COMMAND_NOT_FOUND"):
     """The command to run does not exist, or is not executable."""
 
@@ -230,9 +236,9 @@ class IssueClaimed(LockConflict, code="E_ISSUE_CLAIMED"):
 
 
 class PathsInProgress(LockConflict, code="E_PATHS_IN_PROGRESS"):
-    """The issue touches paths that an issue in progress touches too."""
+    """The issue touches paths that an issue in progress also touches."""
 
-    hint = "Claim another issue, or wait until that one is done. To claim it all the same: --ignore-touches."
+    hint = "Claim another issue, or wait until that one is done. To claim it anyway: --ignore-touches."
 
 
 class Deadlock(LockConflict, code="E_DEADLOCK"):
@@ -244,7 +250,7 @@ class Deadlock(LockConflict, code="E_DEADLOCK"):
 class InUse(Failure, code="E_IN_USE", exit_status=ExitStatus.CONFLICT, retryable=True):
     """Processes use the directory to be moved or deleted."""
 
-    hint = "Stop these processes, or let them leave the directory. --force ignores them."
+    hint = "Stop these processes, or have them leave the directory. --force ignores them."
 
 
 class SequenceMismatch(Failure, code="E_SEQUENCE_MISMATCH", exit_status=ExitStatus.CONFLICT, retryable=True):
@@ -376,7 +382,7 @@ class GateFailed(Failure, code="E_GATE_FAILED"):
 
 
 class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
-    """A branch cannot move, because the checkout that has it checked out cannot follow. Nothing was touched."""
+    """A branch cannot move, because a checkout of it cannot follow. Nothing was touched."""
 
     hint = "Finish what is under way there. To land without touching this checkout, use another branch: --into."
 
@@ -390,17 +396,17 @@ class LandingConflict(Failure, code="E_LANDING_CONFLICT", exit_status=ExitStatus
 class LandingFailed(Failure, code="E_LANDING_FAILED"):
     """Work did not land, because a check failed on the merged result. The worktree is as it was."""
 
-    hint = "'holdfast landing log ID' shows the output of the check. Repair the work, and land again: 'holdfast land'."
+    hint = "'holdfast landing log ID' shows the output of the check. Fix the work and land it again: 'holdfast land'."
 
 
 class LandingWithdrawn(Failure, code="E_LANDING_WITHDRAWN", exit_status=ExitStatus.CONFLICT):
-    """Work did not land, because it was withdrawn from the queue, or its issue belongs to somebody else by now."""
+    """Work did not land, because it was withdrawn from the queue, or somebody else has claimed its issue."""
 
     hint = "'holdfast landing show ID' says why. To queue it again: 'holdfast landing retry ID'."
 
 
 class LandingPending(Failure, code="E_LANDING_PENDING", exit_status=ExitStatus.TIMED_OUT, retryable=True):
-    """Work is still queued to land when the time to wait is up. It stays in the queue."""
+    """The time limit passed before the work landed. It stays in the queue."""
 
     hint = "Wait for it again with the same command, or let another process land it: 'holdfast land --all'."
 
@@ -419,11 +425,12 @@ class NotApproved(Refused, code="E_NOT_APPROVED"):
 
 
 class SetupFailed(Failure, code="E_SETUP_FAILED"):
-    """A setup command of a new worktree failed. The worktree stays, and no agent was started in it."""
+    """A setup command failed. A new worktree was kept, and no agent was started in it. Work whose checks need the setup
+    stays queued to land."""
 
     what = "the setup"
     hint = (
-        "Correct it ('holdfast config get worktree.setup'). The next 'holdfast agent run' repeats it; otherwise run it "
+        "Fix the command ('holdfast config get worktree.setup'). The next 'holdfast agent run' repeats it; or run it "
         "in the worktree, or remove the worktree and create it again."
     )
 
@@ -432,13 +439,19 @@ class TeardownFailed(Refused, code="E_TEARDOWN_FAILED"):
     """A teardown command failed, so the worktree was not removed."""
 
     what = "the teardown"
-    hint = "Correct it ('holdfast config get worktree.teardown'). --force removes the worktree nevertheless."
+    hint = "Fix the command ('holdfast config get worktree.teardown'). --force removes the worktree anyway."
 
 
 class DirectoryReplaced(Refused, code="E_DIRECTORY_REPLACED"):
     """The path of a worktree is not a directory; it was not changed."""
 
     hint = "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
+
+
+class WorktreeElsewhere(Refused, code="E_WORKTREE_ELSEWHERE"):
+    """The directory of the worktree is in another clone, so the command must run there."""
+
+    hint = "Run the command in that clone. To work on the same thing here: 'holdfast worktree create ANOTHER-NAME'."
 
 
 class NestedRepository(Refused, code="E_NESTED_REPOSITORY"):
@@ -556,10 +569,10 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 
 
 class GitFailed(Failure, code="E_GIT_FAILED"):
-    """A command of git failed."""
+    """A git command failed."""
 
     output = b""  # its standard output, which is the answer where git answers with an exit status
-    hint = "The message of git says why. With --json, `command` and `stderr` have the rest."
+    hint = "git's own message says why. With --json, `command` and `stderr` have the details."
 
 
 class NotApplied(UserWarning):
@@ -619,7 +632,7 @@ class StoreUnavailable(Failure, code="E_STORE_UNAVAILABLE", exit_status=ExitStat
 
 
 class StoreAccessRefused(StoreUnavailable, code="E_STORE_ACCESS_REFUSED", exit_status=ExitStatus.REFUSED):
-    """The store's server denies this user access, or the operation. Nothing was changed."""
+    """The store's server denies this user access, or does not permit the operation. Nothing was changed."""
 
     retryable = False
     hint = (
@@ -651,12 +664,47 @@ class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatu
 
 
 class StoreFull(StoreUnavailable, code="E_STORE_FULL", exit_status=ExitStatus.REFUSED, retryable=False):
-    """The store's server has no space left, on its disk or by its quota. Nothing was changed."""
+    """The store's server has no space left on its disk or within its quota. Nothing was changed."""
+
+    hint = "Free space on its disk. For etcd: compact and defragment it, or raise its quota; then disarm the alarm."
+    problem = "is full"
+
+
+class FilesUnproven(Refused, code="E_FILES_UNPROVEN", retryable=True):
+    """This machine has not proved that it sees the files that the records belong to: its directory may be a copy.
+    Nothing was granted or published."""
 
     hint = (
-        "Free space on the disk of the server. For etcd: compact and defragment it, or raise its quota; then disarm it."
+        "If the machines share the directory, run 'holdfast trust' on a known machine, then try again here. If the "
+        "files were moved or restored, and no other machine uses them, run 'holdfast trust --files'."
     )
-    problem = "is full"
+
+    def __init__(self, path: str, hosts: list[str]) -> None:
+        known = f"; known to see them: {', '.join(hosts)}" if hosts else ""
+        message = f"{path} is not known to be the directory that the records belong to{known}"
+        super().__init__(message, path=path, machines=hosts)
+
+
+class StoreRestored(Refused, code="E_STORE_RESTORED"):
+    """The server was restored from an older backup, or lost commits in a failover: tokens or marks that the files of
+    the repository have are missing from its records. Nothing was granted."""
+
+    hint = (
+        "Compare the records with the files: 'holdfast doctor'. To continue with the records as they are, run "
+        "'holdfast trust --files': new tokens are higher than every token granted here."
+    )
+
+
+class StoreMoved(Refused, code="E_STORE_MOVED"):
+    """The records were moved to another store, and this one accepts no further commits. Nothing was changed."""
+
+    hint = (
+        "Stop the processes that still use the old store; new commands in the migrated directory use the new one. "
+        "If the migration was interrupted, run it again: 'holdfast migrate --to ADDRESS'."
+    )
+
+    def __init__(self, place: str, target: str) -> None:
+        super().__init__(f"the records of the store {place} were moved to {target}", store=place, moved_to=target)
 
 
 class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):

@@ -52,15 +52,15 @@ def test_a_wait_that_ends_before_the_first_check_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("timeout", [0.0, queue.FIRST_CHECK])
 def test_a_wait_with_a_short_timeout_starts_no_thread(timeout: float) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     DeadlockWatch(Wait, timeout)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_wait_is_posted_once_checked_repeatedly_and_taken_down() -> None:
     watched = Wait()
     watch = DeadlockWatch(lambda: watched, None)
-    wait_until(lambda: watched.seen.count("check") == 3)
+    wait_until(lambda: watched.seen.count("check") >= 3)
     watch.end()
     assert watch.found is None
     assert watched.seen[:2] == ["post", "check"]
@@ -83,7 +83,7 @@ def test_a_deadlock_or_bug_that_a_check_finds_is_reported(problem: BaseException
 def test_a_check_that_cannot_reach_its_store_does_not_end_the_wait(problem: Exception) -> None:
     watched = Wait(raising(problem))
     watch = DeadlockWatch(lambda: watched, None)
-    wait_until(lambda: watched.seen.count("check") == 2)
+    wait_until(lambda: watched.seen.count("check") >= 2)
     watch.end()
     assert watch.found is None
 
@@ -96,7 +96,7 @@ def test_a_failed_preparation_is_retried() -> None:
         raise StoreUnavailable("elsewhere", "it is away")
 
     watch = DeadlockWatch(prepare, None)
-    wait_until(lambda: len(tried) == 2)
+    wait_until(lambda: len(tried) >= 2)
     watch.end()
 
 
@@ -125,11 +125,12 @@ def test_a_slow_preparation_posts_nothing_after_the_wait_has_ended() -> None:
         answer.wait(PATIENCE)
         return watched
 
+    before = set(threading.enumerate())
     watch = DeadlockWatch(prepare, None)
     assert asked.wait(PATIENCE)
     watch.end()
     answer.set()
-    wait_until(lambda: not any(each.name == "holdfast-deadlock" for each in threading.enumerate()))
+    wait_until(lambda: set(threading.enumerate()) <= before)
     assert watched.seen == []
 
 
@@ -220,8 +221,8 @@ def test_a_wait_is_not_checked_if_no_thread_can_start(monkeypatch: pytest.Monkey
 def test_checks_become_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "FIRST_CHECK", 0.001)
     monkeypatch.setattr(queue, "LAST_CHECK", 0.05)
-    watched = Wait()
+    watched, began = Wait(), time.monotonic()
     watch = DeadlockWatch(lambda: watched, None)
     time.sleep(0.4)
     watch.end()
-    assert watched.seen.count("check") <= 14
+    assert watched.seen.count("check") <= 7 + (time.monotonic() - began) / queue.LAST_CHECK

@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.clock import Clock, ManualClock
 from holdfast.errors import Failure, LockExpired, LockNotHeld, LockTimeout
-from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.creating import NewIssue
+from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.tracker import Tracker
 from holdfast.leases import heartbeat
 from holdfast.leases.heartbeat import BEATS, JITTER, Held, Subject

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import UsageFailure
-from holdfast.ledger.log import CHECKPOINT_EVERY, CHECKPOINTS, EVENTS, Checkpoint, Ledger, Recorded, save_checkpoint
+from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, Checkpoint, Ledger, Recorded, save_checkpoint
 from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
+from holdfast.store.layout import CHECKPOINTS
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision
 from proof.effort import rounds

@@ -14,7 +14,7 @@ from holdfast.errors import NodeLocked, NotFound, SequenceMismatch
 from holdfast.fs.directory import Directory
 from holdfast.ledger.verify import verify
 from holdfast.locks import ledger_lock
-from holdfast.repository.opening import OpenLedger
+from holdfast.repository.ledgers import OpenLedger
 from holdfast.store import streams
 from holdfast.store.files import FileStore
 from tests.ledger.ledgers import acquired, event_files, fill, open_claims, open_ledger

@@ -12,9 +12,10 @@ import pytest
 
 from holdfast.clock import ManualClock, format_instant
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import CHECKPOINTS, Ledger
+from holdfast.ledger.log import Ledger
 from holdfast.ledger.projection import VERSION, ClaimState
 from holdfast.ledger.verify import LedgerReport, verify
+from holdfast.store.layout import CHECKPOINTS
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired, append_raw, fill, open_claims, open_ledger, put_event
 

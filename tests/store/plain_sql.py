@@ -48,12 +48,19 @@ FOREIGN = (
         "not supported, or DDL there",
     ),
     Foreign("own isolation", r"\bSET (SESSION |LOCAL )?TRANSACTION\b|\bISOLATION LEVEL\b", "one level for all"),
-    Foreign("functions of this server", r"\bpg_(?!notify\b)\w+\s*\(", "many are missing"),
+    Foreign(
+        "functions of this server",
+        r"\bpg_(?!(?:notify|current_xact_id|current_snapshot|snapshot_xmin)\b)\w+\s*\(",
+        "many are missing",
+    ),
 )
 """The patterns match statements joined into one line."""
 
 NOTIFICATIONS = re.compile(r"\bLISTEN\b|\bUNLISTEN\b|\bNOTIFY\b|\bpg_notify\b|\bwatchers\b", re.IGNORECASE)
 """Allowed, but only where the store works without them."""
+
+NUMBERS = re.compile(r"\bpg_(current_xact_id|current_snapshot|snapshot_xmin)\b", re.IGNORECASE)
+"""The numbers of transactions: allowed, but only where the store works without them."""
 
 _CHANGES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+(\w+)", re.IGNORECASE)
 _STRUCTURE = re.compile(r"^\s*(CREATE|ALTER|DROP|GRANT|REVOKE)\b", re.IGNORECASE)

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.errors import Failure, NotApproved, SettingInvalid
 from holdfast.repository.init import initialise
-from holdfast.repository.opening import open_ledger, open_tracker
+from holdfast.repository.ledgers import open_ledger
+from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from holdfast.store import addresses, approvals
 from holdfast.store.approvals import approve, approved, are_approved, require_store, revoke

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,19 @@ from holdfast.locks.file_lock import HeldLock
 from holdfast.store import intents
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
-from holdfast.store.model import Append, Change, Create, Decision, Delete, Replace, Stream, StructCodec, View
+from holdfast.store.model import (
+    Append,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Family,
+    Key,
+    Replace,
+    Stream,
+    StructCodec,
+    View,
+)
 from holdfast.store.watch import DirectoryEvents
 from holdfast.testing.backend import (
     AUDIT,
@@ -648,7 +661,7 @@ class TestWatchingByPolling(FileBackend, WatchingContract):
     @pytest.fixture(autouse=True)
     def place(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = scratch / "store"
-        monkeypatch.setattr(DirectoryEvents, "open", lambda directories: None)
+        monkeypatch.setattr(DirectoryEvents, "open", lambda: None)
 
 
 @pytest.mark.parametrize("by_events", [True, False], ids=["by events", "by looking"])
@@ -657,18 +670,29 @@ def test_a_long_ledger_can_be_watched(store: FileStore, monkeypatch: pytest.Monk
     for number in range(2, 3000):
         (store.path / f"ledger/event-{number:06d}.json").write_bytes(b'{"number":0}')
     if not by_events:
-        monkeypatch.setattr(DirectoryEvents, "open", lambda directories: None)
+        monkeypatch.setattr(DirectoryEvents, "open", lambda: None)
     with store.watch(LEDGER) as watch:
         assert watch.wait(0.1) == frozenset()
         assert append_often(store, LEDGER, "", 1) == [3000]
         assert watch.wait(PATIENCE) == {LEDGER.name}
 
 
-def test_watching_a_missing_document_does_not_create_it(store: FileStore) -> None:
-    with store.watch(WORKTREES.key("later")) as watch:
-        assert not (store.path / ".jvs/worktrees/later").exists()
-        apply(store, Create(WORKTREES.key("later"), Item(1)))
-        assert watch.wait(PATIENCE) == {"jvs/worktrees/later"}
+@pytest.mark.parametrize("what", [WORKTREES.key("later"), ONE, ISSUES, LEDGER, EVENTS], ids=lambda each: each.name)
+def test_watching_creates_nothing_and_notices_what_is_created_later(
+    store: FileStore, what: Key[Item] | Family[Item] | Stream[Event]
+) -> None:
+    before = sorted(store.path.rglob("*"))
+    with store.watch(what) as watch:
+        assert watch.wait(0.0) == frozenset()
+        assert sorted(store.path.rglob("*")) == before
+        apply(store, Create(WORKTREES.key("later"), Item(1)), Create(ONE, Item(1)), Append(EVENTS, Event(1)))
+        apply(store, Append(LEDGER, Event(1)))
+        assert watch.wait(PATIENCE) == {ONE.name if what is ISSUES else what.name}
+        shutil.rmtree(store.path / ".jit")
+        shutil.rmtree(store.path / ".jvs")
+        shutil.rmtree(store.path / "ledger")
+        assert watch.wait(PATIENCE)
+        assert sorted(each.name for each in store.path.iterdir()) == [".holdfast"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
@@ -691,10 +715,12 @@ def test_lost_events_make_the_watch_report_everything(store: FileStore, monkeypa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
-def test_a_commit_that_is_decided_but_not_applied_is_reported(store: FileStore) -> None:
-    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+def test_a_commit_that_is_decided_but_not_applied_is_reported(store: FileStore, *, is_first: bool) -> None:
+    if not is_first:
+        apply(store, Create(TWO, Item(1)), Create(GATES, Item(1)))
     with store.watch(ISSUES) as watch:
-        killed_at(store, just_decided, Replace(ONE, Item(2)), Replace(INDEX, Item(2)))
+        killed_at(store, just_decided, Create(ONE, Item(2)), Create(INDEX, Item(2)))
         assert watch.wait(PATIENCE) == {ONE.name}
 
 

@@ -19,6 +19,7 @@ from holdfast.issues import model as issues
 from holdfast.issues.creating import NewIssue
 from holdfast.leases.service import LeaseService
 from holdfast.ledger.log import Ledger
+from holdfast.locks.retry import CHANCE
 from holdfast.store.audit import START, AuditEntry, AuditReader, AuditTrail, _hash
 from holdfast.store.etcd import SCHEMA_VERSION, EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import Gateway, decoded, encoded
@@ -96,7 +97,9 @@ def grow_all(store: ServedStore, to: int) -> None:
         hashes[number] = _hash(entry)
         return msgspec.structs.replace(entry, hash=hashes[number])
 
-    grow(store, TRAIL.stream, to, audited)
+    direct = AuditTrail()
+    direct.stream.chain = None  # nothing stays loose
+    grow(store, direct.stream, to, audited)
     grow(store, issues.EVENTS, to, lambda number: issues.IssueEvent(type="x", id=str(number)))
     ledger = Ledger(store)
     while (missing := to - ledger.sequence) > 0:
@@ -104,6 +107,13 @@ def grow_all(store: ServedStore, to: int) -> None:
 
 
 # --- Costs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_housekeeping() -> Iterator[None]:
+    """No commit happens to seal loose records, or to forget old commits."""
+    with mock.patch.object(CHANCE, "randrange", lambda limit: limit - 1):
+        yield
 
 
 def keys_visited(store: ServedStore, act: Callable[[], object]) -> int:

@@ -123,7 +123,8 @@ def test_a_commit_id_is_forgotten_after_a_week_and_not_before(store: ServedStore
 
 def test_old_commit_ids_are_forgotten_piece_by_piece_with_an_index(postgres_url: str) -> None:
     """Also in a store that has no index on their age yet."""
-    notes = "INSERT INTO holdfast.commits SELECT %s || n, true, now() - %s::interval FROM generate_series(1, 5000) AS n"
+    notes = """INSERT INTO holdfast.commits (id, made, at, names)
+        SELECT %s || n, true, now() - %s::interval, '{}' FROM generate_series(1, 5000) AS n"""
     with PostgresStore(postgres_url) as store, mock.patch.object(CHANCE, "randrange", return_value=0):
         assert isinstance(store.engine, PostgresEngine)
         ask = store.engine.connections.run

@@ -17,6 +17,7 @@ import pytest
 from holdfast.errors import LockExpired, OutcomeUnknown, StoreUnavailable, UsageFailure
 from holdfast.leases.rules import LeaseRequest
 from holdfast.leases.service import LeaseService, acquire
+from holdfast.locks.retry import CHANCE
 from holdfast.store.audit import AuditTrail
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.model import Append, Create, Decision, Replace, View
@@ -106,9 +107,10 @@ def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(link: 
     if known:
         for worktree, _ in held:
             leases.release(worktree, leases.acquire(worktree, leases.request(ttl=60)).lease.lock_id)
-    assert each_once(leases.acquire) <= 2
-    assert each_once(lambda worktree, request: leases.renew(worktree, request.lock_id)) <= 2
-    assert each_once(lambda worktree, request: leases.release(worktree, request.lock_id)) <= 2
+    with mock.patch.object(CHANCE, "randrange", lambda limit: limit - 1):  # without those that also seal
+        assert each_once(leases.acquire) <= 2
+        assert each_once(lambda worktree, request: leases.renew(worktree, request.lock_id)) <= 2
+        assert each_once(lambda worktree, request: leases.release(worktree, request.lock_id)) <= 2
 
 
 def test_reading_takes_one_round_trip_and_a_commit_two(link: Link) -> None:
@@ -216,7 +218,7 @@ def test_asking_for_a_commit_in_progress_waits_for_its_outcome(link: Link) -> No
     assert isinstance(store.engine, PostgresEngine)
     with store.engine.connections.borrowed() as connection:
         connection.execute("BEGIN")
-        connection.execute("INSERT INTO holdfast.commits VALUES ('under-way', true, now())")
+        connection.execute("INSERT INTO holdfast.commits VALUES ('under-way', true, now(), NULL, '{}')")
         threading.Timer(0.2, lambda: connection.execute("COMMIT")).start()
         assert link.store.was_made("under-way") is True
         time.sleep(0.05)

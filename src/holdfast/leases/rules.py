@@ -201,6 +201,7 @@ class LeaseRequest(NamedTuple):
     client: Holder | None = None  # the agent that the holder, a server, requests it for
     actor: str = ""
     above: tuple[str, ...] = ()  # the ancestors of the process that waits
+    seen: int = 0  # the highest token that was ever granted here, which a restored store may have forgotten
 
 
 class LeaseGranted(NamedTuple):
@@ -315,7 +316,7 @@ def _grant(
         created_at=format_instant(now.now),
         last_renewed_at=format_instant(now.now),
         lease_expires_at=format_instant(now.now + request.ttl),
-        fencing_token=counter.fencing_token + 1 if counter else 1,
+        fencing_token=max(counter.fencing_token if counter else 0, request.seen) + 1,
         ttl=request.ttl,
         purpose=request.purpose,
         identity=Identity.of(request.holder),
@@ -362,7 +363,8 @@ def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseW
 
 def _facts(lease: Lease) -> dict[str, object]:
     subject = "name" if isinstance(lease, NamedLease) else "worktree_id"
-    return {name: getattr(lease, name) for name in (subject, "lock_id", "holder_id", "fencing_token", "purpose")}
+    facts = {name: getattr(lease, name) for name in (subject, "lock_id", "holder_id", "fencing_token", "purpose")}
+    return {**facts, "actor": lease.actor} if lease.actor else facts
 
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:

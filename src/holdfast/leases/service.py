@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.clock import (
     SKEW,
@@ -22,7 +22,7 @@ from holdfast.clock import (
     format_instant,
     ttl_within,
 )
-from holdfast.errors import LockConflict, LockTimeout, SettingInvalid
+from holdfast.errors import Failure, LockConflict, LockTimeout, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
 from holdfast.leases import deadlock, rules
@@ -62,6 +62,16 @@ class LeaseState(NamedTuple):
     waiters: tuple[LeaseWaiter, ...]
 
 
+class LeaseSite(Protocol):
+    """The files that leases are about, if the records are on a server."""
+
+    def before_grant(self, keys: LeaseKeys) -> int:
+        """Raise if this machine gets no lease; return the highest token that was granted here."""
+
+    def after_grant(self, keys: LeaseKeys, token: int) -> None:
+        """Note a token."""
+
+
 class LeaseService:
     """Grants, renews and releases the leases of one store: those of worktrees, or those of names (`of_names`).
 
@@ -69,7 +79,7 @@ class LeaseService:
     too, and a pure function that may refuse (the worktree does not exist). `skew` is the largest difference between the
     clocks of the processes that share the store: 0 if the store has its own clock. `other_graphs` are the wait graphs
     that a deadlock may lead through, read only during a wait. With a `reserve`, leases can be renewed and released on a
-    full disk.
+    full disk. The `site` takes part in grants if the records are apart from the files.
     """
 
     def __init__(
@@ -85,10 +95,12 @@ class LeaseService:
         skew: float = SKEW,
         other_graphs: Callable[[], Sequence[ReadGraph]] = tuple,
         reserve: Reserve | None = None,
+        site: LeaseSite | None = None,
     ) -> None:
         self.store = store
         self.families = rules.WORKTREE_LEASES
         self._reserve = reserve
+        self._site = site
         self._trail = trail
         self._also_named = also_named
         self._precondition = precondition
@@ -167,7 +179,7 @@ class LeaseService:
 
     def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
         """Take over an expired lease; `LockConflict` if it has not expired."""
-        return self._transact(worktree, lambda view, now, keys: rules.steal(view, now, keys, request), granting=True)
+        return self._granting(worktree, request, rules.steal)
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Extend the lease from now. After `LockNotHeld` or `LockExpired`, stop writing."""
@@ -221,11 +233,7 @@ class LeaseService:
         """Ask at once; only if that is refused, find out which waiters are dead, and ask again."""
 
         def ask(gone: frozenset[str]) -> LeaseGranted | LeaseWaiting:
-            return self._transact(
-                worktree,
-                lambda view, now, keys: rules.acquire(view, now, keys, request, wait=wait, gone=gone),
-                granting=True,
-            )
+            return self._granting(worktree, request, partial(rules.acquire, wait=wait, gone=gone))
 
         try:
             answer = ask(frozenset())
@@ -236,6 +244,19 @@ class LeaseService:
             return ask(gone)
         gone = frozenset() if isinstance(answer, LeaseGranted) else self._dead_waiters(worktree)
         return ask(gone) if gone else answer
+
+    def _granting(self, worktree: str, request: LeaseRequest, rule: Callable[..., rules.LeaseRuling[Result]]) -> Result:
+        keys, site = self.keys(worktree), self._site
+        request = request if site is None else request._replace(seen=site.before_grant(keys))
+        answer = self._transact(worktree, lambda view, now, keys: rule(view, now, keys, request), granting=True)
+        if site is not None and isinstance(answer, LeaseGranted):
+            try:
+                site.after_grant(keys, answer.lease.fencing_token)
+            except Failure:
+                with contextlib.suppress(Failure):
+                    self.release(worktree, answer.lease.lock_id)
+                raise
+        return answer
 
     def _relieved(self, worktree: str, rule: Rule[Result]) -> Result:
         """Apply a rule that must succeed on a full disk too; a failure over a full disk has changed nothing."""

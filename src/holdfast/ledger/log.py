@@ -31,10 +31,10 @@ from holdfast.errors import (
     TooLarge,
     UsageFailure,
 )
-from holdfast.fs import durable, strictjson
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
+from holdfast.store.layout import read_checkpoint, write_checkpoint
 from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
 from holdfast.store.served import ServedStore
 
@@ -392,12 +392,10 @@ def _check_json(state: object) -> None:
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------
-# A checkpoint is a cache. It names the event that it follows by a digest, and carries a digest of itself: if it is
-# torn, of another form, or of another ledger, it is ignored. So it is written without a sync, may be deleted at any
-# time, and decides nothing but how long a replay takes.
+# A checkpoint names the event that it follows by a digest, and carries a digest of itself: if it is torn, of another
+# form, or of another ledger, it is ignored.
 
 CHECKPOINT_FORMAT = 1
-CHECKPOINTS = ".holdfast/checkpoints"  # the directory of the checkpoint files, below the root
 
 
 class Checkpoint(NamedTuple):
@@ -412,9 +410,8 @@ class Checkpoint(NamedTuple):
 
 def load_checkpoint(root: Path, name: str, version: str) -> Checkpoint | None:
     """The checkpoint of a fold, if it is whole and has this version."""
+    content = read_checkpoint(root, _checkpoint_file(name)) or b""
     try:
-        with Directory.open(root / CHECKPOINTS) as directory:
-            content = durable.read_in(directory, _checkpoint_file(name))
         value = strictjson.decode(content.removesuffix(b"\n"))
         record = value["checkpoint"]
         if value["digest"] != _digest(strictjson.encode(record)) or record.get("format") != CHECKPOINT_FORMAT:
@@ -432,9 +429,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint) -> None:
         file = _checkpoint_file(checkpoint.name)
         content = strictjson.encode({"format": CHECKPOINT_FORMAT, **checkpoint._asdict()})
         whole = b'{"digest":"' + _digest(content).encode() + b'","checkpoint":' + content + b"}\n"
-        make_directories(root / CHECKPOINTS)
-        with Directory.open(root / CHECKPOINTS) as directory:
-            durable.publish(directory, durable.write_draft(directory, file, whole, durable=False), file)
+        write_checkpoint(root, file, whole)
 
 
 def _checkpoint_file(name: str) -> str:

@@ -298,10 +298,10 @@ def _user() -> str:
 
 def _machine_id() -> str:
     """An id of this machine that survives a reboot, hashed because the real one is confidential."""
-    import hashlib  # slow to load, and the guard does not need it
+    from _blake2 import blake2s  # `hashlib` loads OpenSSL, which is slow
 
     machine = read_small("/etc/machine-id")
-    return hashlib.blake2s(machine.encode(), person=b"holdfast", digest_size=8).hexdigest() if machine else ""
+    return blake2s(machine.encode(), person=b"holdfast", digest_size=8).hexdigest() if machine else ""
 
 
 def _pid_namespace() -> str:

@@ -28,7 +28,7 @@ chooses (`passfile`, `service`), or are secrets themselves."""
 _OPTIONS = {"postgresql": POSTGRES_OPTIONS, "postgres": POSTGRES_OPTIONS, "etcd": ETCD_OPTIONS, "file": ()}
 ETCD_PORT = 2379
 _MOST_HOSTS = 100
-_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1|localhost")
+_LOOPBACK = r"127(\.[0-9]{1,3}){3}|::1|localhost"  # not compiled here: few commands need it
 
 _remembered: dict[str, str] = {}
 opened: set[str] = set()
@@ -87,7 +87,7 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
 
 def is_local(host: str) -> bool:
     """Whether a host is this machine: a loopback address, or the directory of a socket."""
-    return not host or host[0] in "/@" or _LOOPBACK.fullmatch(host) is not None
+    return not host or host[0] in "/@" or re.fullmatch(_LOOPBACK, host) is not None
 
 
 def remember(address: str) -> None:

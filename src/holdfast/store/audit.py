@@ -5,13 +5,17 @@ without its change. Altering, removing or reordering entries breaks the chain, a
 last entry is kept in a second place, the head of the stream, and changed by the same transaction: so an emptied trail,
 or one that was cut at the end, is noticed too, and the next entry continues from the head, which keeps the gap visible.
 A damaged head is reported until the next entry replaces it.
+
+On a server, an entry is loose at first: its own record, written by the transaction that it records. Readers and, every
+few commits, writers seal the loose ones: one transaction gives them their numbers and hashes, in the order of their
+commits, and moves them to the end of the chain. So unrelated commits do not wait for each other (decision 0018).
 Rewriting the trail and its head is not noticed: compare the last hash with one noted elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -55,14 +59,22 @@ class AuditTrail:
 
     def __init__(self, name: str = "jvs/audit") -> None:
         self.head: Key[AuditEntry] = Key(f"{name}-head", _HeadCodec(AuditEntry, pretty=False))
-        self.stream: Stream[AuditEntry] = Stream(name, StructCodec(AuditEntry, pretty=False), head=self.head)
+        self.stream: Stream[AuditEntry] = Stream(
+            name, StructCodec(AuditEntry, pretty=False), head=self.head, chain=self._chain
+        )
 
     def entry(self, view: View, now: float, event: str, *, actor: str, facts: Mapping[str, object]) -> Append:
         """The change that records an event. Pure; the transaction must name the stream."""
-        end = self._end(view)
-        number, previous = (1, START) if end is None else (end.number + 1, end.hash)
-        entry = AuditEntry(number, format_instant(now), event, actor, dict(facts), previous)
-        return Append(self.stream, msgspec.structs.replace(entry, hash=_hash(entry)))
+        entry = AuditEntry(0, format_instant(now), event, actor, dict(facts), "")
+        return Append(self.stream, entry if view.is_loose(self.stream) else _after(self._end(view), entry))
+
+    def _chain(self, view: View, loose: Sequence[AuditEntry]) -> list[Append]:
+        """Seal loose entries: they follow the last one. Pure."""
+        end, sealed = self._end(view), list[Append]()
+        for each in loose:
+            end = _after(end, each)
+            sealed.append(Append(self.stream, end))
+        return sealed
 
     def _end(self, view: View) -> AuditEntry | None:
         """The last entry that was ever written, whether the trail still has it or not."""
@@ -70,6 +82,13 @@ class AuditTrail:
         if last is None or (head is not None and head.number > last.record.number):
             return head
         return last.record
+
+
+def _after(end: AuditEntry | None, entry: AuditEntry) -> AuditEntry:
+    """The entry as the one that follows `end`."""
+    number, previous = (1, START) if end is None else (end.number + 1, end.hash)
+    chained = msgspec.structs.replace(entry, number=number, previous=previous)
+    return msgspec.structs.replace(chained, hash=_hash(chained))
 
 
 def _hash(entry: AuditEntry) -> str:
@@ -113,6 +132,7 @@ class AuditReader:
         self._position = 0
         self._last: AuditEntry | None = None
         if isinstance(store, ServedStore) and last is not None and not verified:
+            store.seal(self._stream)
             self._position = max(0, store.end(self._stream) - last)
 
     @property

@@ -7,11 +7,13 @@ stale. See `served` for the protocol around it.
 
     <prefix>/d/<name>              a document
     <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps
+    <prefix>/s/<stream>/~<place>   a loose record of a stream
     <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
     <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy unless that is large
     <prefix>/c/<id>                a commit that was made or ruled out; forgotten after some days
     <prefix>/clock                 the time of the last commit (see `etcd_gateway.ServerTime`)
     <prefix>/schema                the version of this schema
+    <prefix>/moved                 the address of the store that has the records now; it ends commits to this one
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Failure, StoreUnavailable
+from holdfast.errors import Failure, StoreMoved, StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import served
 from holdfast.store.addresses import EtcdAddress
 from holdfast.store.etcd_gateway import (
+    ALARMS,
     MISUNDERSTOOD,
     NOT_ETCD,
     Gateway,
@@ -41,7 +44,17 @@ from holdfast.store.etcd_gateway import (
     understanding,
 )
 from holdfast.store.model import Family, ServerSpace, ServerVersion, Stream, Watch, Watched
-from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
+from holdfast.store.served import (
+    Attempt,
+    CommitPlan,
+    Fate,
+    Fetched,
+    LooseRecord,
+    Named,
+    ServedChanges,
+    ServedStore,
+    StoredValue,
+)
 
 SCHEMA_VERSION = 2  # 1 had no heads; the first append to a store of version 1 upgrades it
 _FORGET_EVERY = 1000
@@ -59,6 +72,7 @@ _MADE, _RULED_OUT = "made", "ruled out"
 class EtcdEngine:
     """Requests to etcd."""
 
+    most_sealed = 40  # etcd limits the operations in a commit, and each needs two
     skew = 1.5
 
     def __init__(self, url: str, *, timeout: float = served.TIMEOUT, create: bool = True) -> None:
@@ -155,16 +169,18 @@ class EtcdEngine:
                 _put(self.keys.commit(plan.id), msgspec.json.encode(note)),
                 _put(self.keys.clock, repr(plan.fetched.now).encode()),
             ],
-            "failure": [_get(self.keys.commit(plan.id))],
+            "failure": [_get(self.keys.commit(plan.id)), _get(self.keys.moved)],
         }
         answer = self._send(request)
         if not answer.get("succeeded"):
             try:
-                taken = answer["responses"][0]["response_range"].get("kvs")
+                taken, moved = (each["response_range"].get("kvs") for each in answer["responses"])
             except MISUNDERSTOOD as error:
                 raise served.AnswerLost(NOT_ETCD) from error
             if taken:
                 raise served.IdTaken
+            if moved:
+                raise StoreMoved(self.address, _value(moved[0]).decode())
             return False
         self._upgrades = self._upgrades and not plan.additions
         if CHANCE.randrange(_FORGET_EVERY) == 0:
@@ -174,7 +190,9 @@ class EtcdEngine:
 
     def _conditions(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         """Everything fetched is unchanged. Records are never removed: a stream ends where it did if the next
-        number is free."""
+        number is free. Sealing is possible even after the records were moved: nothing is new."""
+        if not plan.sealed:
+            yield _is_absent(self.keys.moved)
         for each in plan.named:
             found = plan.fetched.of(each.name)
             if isinstance(each, Stream):
@@ -184,6 +202,8 @@ class EtcdEngine:
             else:
                 key = encoded(self.keys.document(each.name))
                 yield {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
+        for loose in plan.loose:  # its place is nearly always free, but a put would replace a record there
+            yield _is_absent(self.keys.loose_record(loose.stream, loose.place))
 
     def _writes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         for name, content in plan.puts.items():
@@ -196,6 +216,10 @@ class EtcdEngine:
             yield _put(self.keys.head(each.stream), b"%0*d" % (_DIGITS, each.position) + copy)
             if not plan.fetched.of(each.stream).version:  # its first head
                 yield _put(self.keys.stop(each.stream), b"This store needs a newer version of Holdfast.")
+        for loose in plan.loose:
+            yield _put(self.keys.loose_record(loose.stream, loose.place), loose.content)
+        for loose in plan.sealed:
+            yield {"request_delete_range": {"key": encoded(self.keys.loose_record(loose.stream, loose.place))}}
         if plan.additions and self._upgrades:
             yield _put(self.keys.schema, str(SCHEMA_VERSION).encode())
 
@@ -247,11 +271,89 @@ class EtcdEngine:
             some = [{"request_delete_range": {"key": key}} for key in old[start : start + _MOST_RANGES]]
             self.gateway.ask("/v3/kv/txn", {"success": some})
 
+    def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
+        first = self.keys.loose_record(stream, 0)
+        order = {"limit": limit, "sort_order": "ASCEND", "sort_target": "CREATE"}  # that of the commits
+        request = {"key": encoded(first), "range_end": encoded(end_of(self.keys.stop(stream))), **order}
+        with understanding(self.address):
+            rows = self.gateway.ask("/v3/kv/range", request).get("kvs", [])
+            return [LooseRecord(stream, int(_key(row).rpartition(b"~")[2]), _value(row)) for row in rows]
+
+    def set_moved(self, target: str | None) -> None:
+        key = self.keys.moved
+        change = {"request_delete_range": {"key": encoded(key)}} if target is None else _put(key, target.encode())
+        self.gateway.ask("/v3/kv/txn", {"success": [change]})
+
+    def moved_to(self) -> str | None:
+        with understanding(self.address):
+            (rows,) = self._ranges([_get(self.keys.moved)])
+            return _value(rows[0]).decode() if rows else None
+
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start = self.keys.document(f"{family}/")
         with understanding(self.address):
             rows = self._range(start + after.encode() + (b"\0" if after else b""), end_of(start), limit)
             return [(_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows]
+
+    def cursor(self) -> bytes:
+        """The revision of the last commit, and what it wrote to the clock: another history has another time there."""
+        with understanding(self.address):
+            (rows,) = self._ranges([_get(self.keys.clock)])
+            return _cursor(rows[0]) if rows else b""
+
+    def changes(self, family: str, cursor: bytes) -> ServedChanges | None:
+        """Every commit changes the clock. So if that is still the same, nothing has changed; else the history of keys
+        is read from there on, until the commit that the clock has now. None if etcd has compacted it."""
+        with understanding(self.address):
+            (rows,) = self._ranges([_get(self.keys.clock)])
+            if not rows:
+                return None
+            now = self.gateway.time.now(float(_value(rows[0])))
+            if _cursor(rows[0]) == cursor:
+                return ServedChanges(cursor, {}, now)
+            first, _, _ = cursor.decode("ascii", "replace").partition(" ")
+            last = int(rows[0]["mod_revision"])
+            if not first.isdecimal() or int(first) >= last:
+                return None
+            try:
+                events = self._history(int(first), last)
+            except (OSError, HTTPException, NotSent):
+                return None  # reading everything may still work, or tells why not
+        clocks = [each["kv"] for each in events if _key(each["kv"]) == self.keys.clock]
+        if not clocks or _cursor(clocks[0]) != cursor:
+            return None
+        start, found = self.keys.document(f"{family}/"), dict[str, StoredValue]()
+        for each in events:
+            row = each["kv"]
+            if _key(row).startswith(start) and row["mod_revision"] != first:
+                gone = each.get("type") == "DELETE"
+                value = StoredValue(row["mod_revision"], None if gone else _value(row))
+                found[_key(row)[len(start) :].decode()] = value
+        return ServedChanges(_cursor(clocks[-1]), found, now)
+
+    def _history(self, first: int, last: int) -> list[Any]:
+        """The changes of documents and of the clock from one revision to another or a later one; none if etcd does not
+        have them any more. A revision comes in one message."""
+        events: list[Any] = []
+        request = {
+            "key": encoded(self.keys.clock),
+            "range_end": encoded(end_of(self.keys.document(""))),
+            "start_revision": str(first),
+        }
+        messages = Messages(self.gateway, "/v3/watch", {"create_request": request})
+        deadline = time.monotonic() + self.gateway.timeout
+        try:
+            while not events or int(events[-1]["kv"]["mod_revision"]) < last:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("etcd does not send the history")
+                for message in messages.wait(self.gateway.timeout):
+                    result = message["result"]
+                    if result.get("canceled"):
+                        return []
+                    events += result.get("events", [])
+        finally:
+            messages.close()
+        return events
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:
@@ -274,7 +376,7 @@ class EtcdEngine:
     def space(self) -> ServerSpace:
         with understanding(self.address):
             status = self.gateway.ask("/v3/maintenance/status", {})
-            alarms = self.gateway.ask("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", [])
+            alarms = self.gateway.ask(ALARMS, {"action": "GET"}).get("alarms", [])
             limit = int(status.get("dbSizeQuota", 0)) or self.gateway.metric("etcd_server_quota_backend_bytes")
             names = sorted({str(each["alarm"]) for each in alarms})
             return ServerSpace(int(status.get("dbSize", 0)), limit, tuple(names))
@@ -384,6 +486,7 @@ class Keys:
         self._prefix = prefix.encode()
         self.clock = self._prefix + b"/clock"
         self.schema = self._prefix + b"/schema"
+        self.moved = self._prefix + b"/moved"
 
     def document(self, name: str) -> bytes:
         return self._prefix + b"/d/" + name.encode()
@@ -395,6 +498,10 @@ class Keys:
     def stop(self, stream: str) -> bytes:
         """A key after all records, without a number: clients that look for the last record fail here."""
         return self.records(stream) + b"~"
+
+    def loose_record(self, stream: str, place: int) -> bytes:
+        """A record that is not sealed yet; after those that are, and known to watchers of the stream."""
+        return self.stop(stream) + b"%0*d" % (_DIGITS, place)
 
     def head(self, stream: str) -> bytes:
         return self._prefix + b"/h/" + stream.encode()
@@ -409,6 +516,10 @@ class Keys:
         """The document or stream that a key belongs to."""
         kind, _, rest = key[len(self._prefix) + 1 :].partition(b"/")
         return (rest if kind == b"d" else rest.rpartition(b"/")[0]).decode()
+
+
+def _cursor(clock: Any) -> bytes:
+    return f"{clock['mod_revision']} ".encode() + _value(clock)
 
 
 def _key(row: Any) -> bytes:

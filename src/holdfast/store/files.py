@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, cast
 
@@ -33,6 +33,7 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     Refused,
+    StoreMoved,
     TooLarge,
     UsageFailure,
 )
@@ -40,7 +41,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
-from holdfast.store import lines, model, streams
+from holdfast.store import lines, model, stat_cache, streams
 from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
@@ -55,9 +56,10 @@ from holdfast.store.layout import (
 )
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 from holdfast.store.streams import LastNumbers, Planned
-from holdfast.store.watch import FileWatch
 
 Named = Key[Any] | Stream[Any]
+
+MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; it ends commits to this one
 
 
 def _drop_frames(signal: BaseException) -> None:
@@ -145,13 +147,45 @@ class FileStore:
                         return self._view(locations, opened, {})
             self._finish(unfinished)
 
+    def read_each(self, keys: Sequence[Key[Any]]) -> View:
+        locations: dict[Named, Location] = {key: self._locate(key) for key in keys}
+        pending = {step.name: (intent, step) for intent in self._intents.pending() for step in intent.steps}
+        with OpenDirectories(self._directories) as opened:
+
+            def document(key: Key[Any]) -> Document[Any] | None:
+                location = locations[key]
+                if key.name in pending:
+                    content = self._outcome(*pending[key.name], opened)
+                else:
+                    content = self._load(location.directory, location.file, opened)
+                return self._document(key, location, content)
+
+            return View({key: document(key) for key in keys})
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> model.Changes[Record]:
+        now, pending = self._clock.wall(), self._intents.pending_members(family.name)
+        directory, start, end = self._layout.family(family.name)
+        try:
+            with open_directory(self._root, directory) as opened:
+                look = stat_cache.look_at(opened, start, end, cursor, pending)
+        except NotFound:
+            look = stat_cache.empty_look(cursor)
+        changed = dict(self._load_members(family, {*look.changed, *pending}, pending))
+        removed = look.removed.union(look.changed, pending).difference(changed)
+        return model.Changes(look.cursor, changed, removed, look.is_whole, now)
+
     def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         pending = self._intents.pending_members(family.name)
+        names = self._members(family.name).union(pending)
+        yield from self._load_members(family, (each for each in names if each > after), pending)
+
+    def _load_members(
+        self, family: Family[Record], names: Iterable[str], pending: Mapping[str, tuple[Intent, Step]]
+    ) -> Iterator[tuple[str, Document[Record]]]:
+        """The members that exist, in the order of their names; as they will be, if a commit is `pending`."""
         directory, start, end = self._layout.family(family.name)
         nested = end.startswith("/")  # each member has a directory of its own
-        for name in sorted(
-            each for each in self._members(family.name).union(pending) if each > after
-        ):  # perhaps thousands: keep this short
+        for name in sorted(names):  # perhaps thousands: keep this short
             try:
                 with OpenDirectories(self._directories) as opened:
                     if name in pending:
@@ -204,7 +238,9 @@ class FileStore:
         numbers = [streams.first_unfinished(directory, location, each) for each in left]
         return min((each for each in numbers if each is not None), default=None)
 
-    def watch(self, what: model.Watched) -> FileWatch:
+    def watch(self, what: model.Watched) -> model.Watch:
+        from holdfast.store.watch import FileWatch  # few commands wait
+
         return FileWatch(self._root, self._layout, self._intents, what)
 
     def now(self) -> float:
@@ -256,6 +292,7 @@ class FileStore:
         planned = streams.plan(changes, view, locations, contents)
         if not planned:
             return model.Commit(commit_id, now, (), decision.result)
+        self._refuse_if_moved(opened)
         self._settle(locations.values(), [each.location for each in planned])
         try:
             positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
@@ -267,6 +304,21 @@ class FileStore:
             raise
         progress.perhaps_made = True
         return model.Commit(commit_id, now, positions, decision.result)
+
+    def _refuse_if_moved(self, opened: OpenDirectories) -> None:
+        directory, _, name = MOVED_TO.rpartition("/")
+        if (target := self._load(directory, name, opened)) is not None:
+            raise StoreMoved(str(self.path), target.decode(errors="replace").strip())
+
+    def set_moved(self, target: str | None) -> None:
+        path = self.path / MOVED_TO
+        if target is None:
+            with contextlib.suppress(NotFound):
+                durable.remove(path)
+            return
+        make_directories(path.parent)
+        durable.replace(path, f"{target}\n".encode())
+        self._locks.wait_for_holders(self._layout.existing_locks(self._root))  # they may have looked for it before
 
     def _view(self, locations: dict[Named, Location], opened: OpenDirectories, contents: dict[str, bytes]) -> View:
         """Everything named; `contents` gets the documents that other programs share, as they are."""

@@ -15,8 +15,8 @@ these locks and finds such an intent knows that the author is gone. It finishes 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
+from _blake2 import blake2b  # `hashlib` loads OpenSSL, which is slow
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -68,7 +68,7 @@ encode = _CODEC.encode
 
 def digest(content: bytes | None) -> str:
     """The digest of a document's content; "" if there is no document."""
-    return "" if content is None else hashlib.blake2b(content, digest_size=16).hexdigest()
+    return "" if content is None else blake2b(content, digest_size=16).hexdigest()
 
 
 def are_many(files: int) -> bool:

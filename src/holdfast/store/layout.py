@@ -14,20 +14,24 @@ import contextlib
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import Enum
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from holdfast.errors import NotFound, UsageFailure
-from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.errors import Failure, NotFound, UsageFailure
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import safe_name
 from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.flock_wait import LockWait
-from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, HeldLedgerLock, LedgerLock
 
+if TYPE_CHECKING:
+    from holdfast.locks.ledger_lock import HeldLedgerLock, LedgerLock
+
+CHECKPOINTS = ".holdfast/checkpoints"  # the directory of the checkpoint files
 INTENTS = ".holdfast/intents"  # the directory of the intents of commits that change several documents
 SHARED = ("jit/index", "jit/gates", "jit/issues/")  # documents that other programs change too, field by field
 _STRIPES = 64
@@ -61,6 +65,7 @@ _ISSUE = ".jit/issues/{name}.lock"  # and one for everything that belongs to an 
 TABLE: tuple[Row, ...] = (
     # The repository, its worktrees and snapshots.
     Row("jvs/format",             ".jvs/format.json",                  ".jvs/guards/format.lock"),
+    Row("jvs/sites/{name}",       ".jvs/sites/{name}.json",            ".jvs/guards/sites.lock"),
     Row("jvs/worktrees/{name}",   ".jvs/worktrees/{name}/config.json", _WORKTREE),
     Row("jvs/leases/{name}",      ".jvs/locks/{name}.json",            _WORKTREE),
     Row("jvs/tokens/{name}",      ".jvs/tokens/{name}.json",           _WORKTREE),
@@ -165,10 +170,14 @@ class Layout:
         directory, _, start = before.rpartition("/")
         return directory, start, after
 
-    def has_own_directory(self, key: str) -> bool:
-        """Whether a document is alone in a directory named after it."""
-        row = self._rows.get(key.rpartition("/")[0])
-        return row is not None and "{name}/" in row.path
+    def existing_locks(self, root: Directory) -> Iterator[str]:
+        """The document locks that have been taken at least once."""
+        for template in self._ranks:
+            directory, _, name = template.rpartition("/")
+            start, end = name.partition("{")[0], name.rpartition("}")[2]
+            with contextlib.suppress(NotFound), open_directory(root, directory) as opened:
+                found = [each for each in opened.names() if each.startswith(start) and each.endswith(end)]
+                yield from (f"{directory}/{each}" for each in sorted(found) if "{" in name or each == name)
 
 
 _wait_ends_at: ContextVar[float | None] = ContextVar("wait_ends_at", default=None)
@@ -183,6 +192,9 @@ def document_locks_until(instant: float | None) -> Iterator[None]:
         yield
     finally:
         _wait_ends_at.reset(token)
+
+
+_LEDGER_LOCK = "/ledger.lock"
 
 
 class DocumentLocks:
@@ -210,6 +222,12 @@ class DocumentLocks:
 
     def statistics(self) -> LockStatistics:
         return self._locker.statistics()
+
+    def wait_for_holders(self, locks: Iterable[str]) -> None:
+        """Hold each of these locks for a moment: then whoever held it before has ended its transaction."""
+        for lock in locks:
+            with self._lock(lock, shared=False):
+                pass
 
     def held_ledger_lock(self, location: Location) -> HeldLedgerLock | None:
         """The lock of a ledger, which the caller holds."""
@@ -239,10 +257,9 @@ class DocumentLocks:
             return self._take(lock, shared=shared)
 
     def _take(self, lock: str, *, shared: bool) -> AbstractContextManager[object]:
-        directory, _, name = lock.rpartition("/")
         limit = self._limit()
-        if name == LOCK_NAME:
-            return self._ledger_lock(directory).acquire(limit)
+        if lock.endswith(_LEDGER_LOCK):
+            return self._ledger_lock(lock.removesuffix(_LEDGER_LOCK)).acquire(limit)
         wait = None if limit is None else LockWait(limit)
         return self._locker.acquire(self._root.where(lock), shared=shared, wait=wait)
 
@@ -256,6 +273,8 @@ class DocumentLocks:
     def _ledger_lock(self, directory: str) -> LedgerLock:
         lock = self._ledger_locks.get(directory)
         if lock is None:
+            from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LedgerLock  # only stores with a ledger need it
+
             timeout = DEFAULT_TIMEOUT if self._timeout is None else self._timeout
             lock = LedgerLock(self._root.path / directory, self._agent_id, timeout=timeout)
             self._ledger_locks[directory] = lock
@@ -347,3 +366,24 @@ class OpenDirectories:
     def __exit__(self, *problem: object) -> None:
         for relative, directory in self._taken.items():
             self._directories.give_back(relative, directory)
+
+
+def read_checkpoint(root: Path, file: str, *, limit: int = durable.LARGEST) -> bytes | None:
+    """The content of a checkpoint file; None if it cannot be read.
+
+    A checkpoint is a projection as it was at some point, so that opening it costs only what has changed since. It is a
+    cache: written without a sync, and safe to delete. Whoever reads it checks it: it may be torn, or of another store.
+    """
+    try:
+        with Directory.open(root / CHECKPOINTS) as directory:
+            return durable.read_in(directory, file, limit=limit)
+    except Failure:
+        return None
+
+
+def write_checkpoint(root: Path, file: str, content: bytes) -> None:
+    """Replace a checkpoint file, unless it cannot be written."""
+    with contextlib.suppress(Failure, OSError):
+        make_directories(root / CHECKPOINTS)
+        with Directory.open(root / CHECKPOINTS) as directory:
+            durable.publish(directory, durable.write_draft(directory, file, content, durable=False), file)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
-from holdfast.errors import UsageFailure
+from holdfast.errors import StoreMoved, UsageFailure
 from holdfast.store import model
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 
@@ -26,8 +27,10 @@ class MemoryStore:
         self._documents: dict[str, tuple[bytes, int]] = {}
         self._streams: dict[str, list[bytes]] = {}
         self._versions = 0
+        self._id = uuid.uuid4().hex  # a cursor of another store is unknown
         self._log: list[str] = []
         self._deciding = model.Deciding()
+        self._moved_to: str | None = None
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._changed:
@@ -37,6 +40,19 @@ class MemoryStore:
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
         with self._changed:
             return View({key: self.read(key) for key in keys})
+
+    read_each = read_together
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> model.Changes[Record]:
+        prefix = family.name + "/"
+        store_id, _, seen = cursor.decode("ascii", "replace").partition(" ")
+        with self._changed:
+            is_whole = store_id != self._id
+            names = list(self._documents) if is_whole else self._log[int(seen) :]
+            members = sorted({name.removeprefix(prefix) for name in names if name.startswith(prefix)})
+            found = {name: document for name in members if (document := self.read(family.key(name))) is not None}
+            cursor = f"{self._id} {len(self._log)}".encode()
+            return model.Changes(cursor, found, frozenset(members).difference(found), is_whole, self.now())
 
     def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         prefix = family.name + "/"
@@ -68,6 +84,8 @@ class MemoryStore:
                 decision = decide(view, now)
             changes = model.with_head_changes(view, decision.changes)
             model.check_changes(named, view, changes)
+            if changes and self._moved_to is not None:
+                raise StoreMoved("memory", self._moved_to)
             encoded = [
                 (change, b"" if isinstance(change, model.Delete) else _codec(change).encode(change.record))
                 for change in changes
@@ -89,6 +107,10 @@ class MemoryStore:
                 self._log.append(name)
             self._changed.notify_all()
         return model.Commit(commit_id, now, tuple(positions), decision.result)
+
+    def set_moved(self, target: str | None) -> None:
+        with self._changed:
+            self._moved_to = target
 
     def watch(self, what: model.Watched) -> MemoryWatch:
         return MemoryWatch(self._changed, self._log, what)

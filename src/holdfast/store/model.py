@@ -31,7 +31,7 @@ MOST_BYTES = 4 << 20  # the size limit of an encoded record
 SafeName = Annotated[str, msgspec.Meta(pattern=SAFE_NAME, max_length=MAX_NAME)]
 SafePath = Annotated[str, msgspec.Meta(pattern=SAFE_PATH, max_length=65_536)]
 Instant = Annotated[str, msgspec.Meta(pattern=INSTANT, max_length=64)]
-_PATTERN_PROBLEM = re.compile(r"Expected `str` matching regex .* - at", re.DOTALL)
+_PATTERN_PROBLEM = r"(?s)Expected `str` matching regex .* - at"
 
 Record = TypeVar("Record")
 Result = TypeVar("Result")
@@ -89,8 +89,7 @@ class StructCodec(Generic[Record]):
         try:
             content = self._render(record)
             msgspec.json.decode(content, type=self._kind)  # every field has its type
-            # `msgspec` writes null for NaN and infinity; MessagePack tells them apart.
-            if self._is_shallow(content) and not (b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))):
+            if self._is_shallow(content) and is_finite(record, content):
                 return content
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
             pass
@@ -110,7 +109,7 @@ class StructCodec(Generic[Record]):
             value = strictjson.decode(text, source=source, limit=self._limit)
             return msgspec.convert(value, self._kind, str_keys=True)
         except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
-            problem = _PATTERN_PROBLEM.sub("Not a safe name or a valid time - at", str(error))
+            problem = re.sub(_PATTERN_PROBLEM, "Not a safe name or a valid time - at", str(error))
             raise not_understood(source, problem) from None
 
     def _render(self, record: Record) -> bytes:
@@ -124,6 +123,12 @@ class StructCodec(Generic[Record]):
     @property
     def _what(self) -> str:
         return f"a record of the type {self._kind.__name__}"
+
+
+def is_finite(value: object, content: bytes) -> bool:
+    """Whether a value, encoded as `content`, has neither NaN nor an infinity: `msgspec` writes null for these, and
+    MessagePack tells them apart."""
+    return not (b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(value)))
 
 
 def not_understood(source: str, problem: str) -> Corrupt:
@@ -239,13 +244,24 @@ class Family(_Named[Record]):
 
 class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
-    appends to it makes that document a copy of the last record, so that a loss at the end of the stream is noticed."""
+    appends to it makes that document a copy of the last record, so that a loss at the end of the stream is noticed.
 
-    __slots__ = ("head",)
+    A server may keep a record *loose* first, and seal it into the stream later, so that commits which have nothing else
+    in common do not wait for each other. `chain` makes the entries of loose records; without it, none is loose."""
 
-    def __init__(self, name: str, codec: Codec[Record], *, head: Key[Record] | None = None) -> None:
+    __slots__ = ("chain", "head")
+
+    def __init__(
+        self,
+        name: str,
+        codec: Codec[Record],
+        *,
+        head: Key[Record] | None = None,
+        chain: Callable[[View, Sequence[Record]], list[Append]] | None = None,
+    ) -> None:
         super().__init__(name, codec)
         self.head = head
+        self.chain = chain
 
 
 class Document(NamedTuple, Generic[Record]):
@@ -260,6 +276,21 @@ class Entry(NamedTuple, Generic[Record]):
 
     position: int
     record: Record
+
+
+class Changes(NamedTuple, Generic[Record]):
+    """What changed in a family since a cursor: the members that were created or replaced, as they are now, and the
+    names of those that are gone. If `is_whole`, the store cannot tell: `changed` has every member, all others are gone.
+
+    `cursor` is where the next call continues; opaque, and worth keeping: nothing is lost by losing it, but then the
+    next call returns everything. `at` is the store's time.
+    """
+
+    cursor: bytes
+    changed: Mapping[str, Document[Record]]
+    removed: frozenset[str]
+    is_whole: bool
+    at: float
 
 
 class Tail(NamedTuple):
@@ -303,13 +334,17 @@ Change = Create | Replace | Delete | Append
 class View:
     """The documents and stream ends that a transaction named, as it reads them."""
 
-    __slots__ = ("_documents", "_tails")
+    __slots__ = ("_documents", "_loose", "_tails")
 
     def __init__(
-        self, documents: Mapping[Key[Any], Document[Any] | None], tails: Mapping[Stream[Any], Tail] | None = None
+        self,
+        documents: Mapping[Key[Any], Document[Any] | None],
+        tails: Mapping[Stream[Any], Tail] | None = None,
+        loose: Collection[Stream[Any]] = (),
     ) -> None:
         self._documents = documents
         self._tails = tails or {}
+        self._loose = loose
 
     @classmethod
     def of(
@@ -327,6 +362,10 @@ class View:
             else:
                 documents[each] = document(each)
         return cls(documents, tails)
+
+    def with_loose(self, streams: Collection[Stream[Any]]) -> View:
+        """The same view; what is appended to these streams stays loose."""
+        return View(self._documents, self._tails, streams)
 
     def get(self, key: Key[Record]) -> Record | None:
         """The record of a document, or None if it does not exist."""
@@ -347,6 +386,10 @@ class View:
         tail = self._tails[stream]
         content = tail.content if isinstance(tail.content, bytes) else tail.content()
         return Entry(tail.position, stream.codec.decode(content, tail.source))
+
+    def is_loose(self, stream: Stream[Any]) -> bool:
+        """Whether what is appended to a stream stays loose, until it is sealed."""
+        return stream in self._loose
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last entry of a stream, 0 if it is empty."""
@@ -476,9 +519,20 @@ class Store(Protocol):
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
         """Several documents as of one instant."""
 
+    def read_each(self, keys: Sequence[Key[Any]]) -> View:
+        """Several documents, in one request if there is a server. Each is current; a commit made meanwhile may show in
+        some of them only. Takes no lock."""
+
     def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         """The members of a family, in the order of their names; only those that follow `after`. Takes no lock: members
         created or deleted during the scan may or may not be included."""
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
+        """What changed in a family since an earlier call, whose `cursor` is given; without one, everything.
+
+        Every commit that ended before this call is included, and the cost follows the change. A cursor that is unknown,
+        of another store or too old counts as none. Takes no lock: of a commit made meanwhile, some changes may be
+        missing, unless a server keeps the store; then all members are as of one instant."""
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         """The entries of a stream after a position, up to its current end. Takes no lock."""
@@ -491,6 +545,10 @@ class Store(Protocol):
         `decide` may be called more than once. `commit_id` is a safe name that no other commit ever uses;
         by default, one is generated. `OutcomeUnknown` if the commit may or may not have happened.
         """
+
+    def set_moved(self, target: str | None) -> None:
+        """Refuse every later commit with `StoreMoved`, which names the address `target`; None allows them again. When
+        this returns, every commit that was not refused can be read."""
 
     def watch(self, what: Watched) -> Watch:
         """Watch for changes."""
@@ -539,7 +597,7 @@ def with_head_changes(view: View, changes: Sequence[Change]) -> Sequence[Change]
     """The changes, and those of the heads of streams that they append to. Pure."""
     last: dict[Key[Any], object] = {}
     for change in changes:
-        if isinstance(change, Append) and change.stream.head is not None:
+        if isinstance(change, Append) and change.stream.head is not None and not view.is_loose(change.stream):
             last[change.stream.head] = change.record
     if not last:
         return changes

@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     ExtraMissing,
-    Failure,
     NotFound,
     SettingInvalid,
-    StoreIncompatible,
-    StoreUnavailable,
     UsageFailure,
 )
 from holdfast.fs import durable
@@ -44,8 +41,7 @@ from holdfast.store.addresses import (
 )
 from holdfast.store.addresses import FILES as FILES
 from holdfast.store.files import FileStore
-from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
-from holdfast.store.served import ServedStore
+from holdfast.store.model import Store
 
 CONFIG = ".holdfast/config.json"
 SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.settings`
@@ -132,6 +128,31 @@ def open_address(
             Directory.follow(path).close()
         return FileStore(path, timeout=timeout)
     address = with_secrets(address)
+    if _shared is None:
+        return _open_server(address, create=create)
+    if address not in _shared:
+        _shared[address] = _open_server(address, create=create)
+    return _shared[address]
+
+
+_shared: dict[str, Store] | None = None
+
+
+@contextlib.contextmanager
+def sharing_connections() -> Iterator[None]:
+    """Within the block, all parts of this process that open the same server share one store, and so its connections. A
+    part that closes it costs the others only a new connection."""
+    global _shared
+    before, _shared = _shared, {}
+    try:
+        yield
+    finally:
+        for store in _shared.values():
+            store.close()
+        _shared = before
+
+
+def _open_server(address: str, *, create: bool) -> Store:
     scheme = address.partition(":")[0].lower()
     opened.add(scheme)
     if scheme in ("postgresql", "postgres"):
@@ -220,73 +241,3 @@ def same_store(root: str | os.PathLike[str], one: str, other: str) -> bool:
 def require_other_store(root: str | os.PathLike[str], one: str, other: str) -> None:
     if same_store(root, one, other):
         raise UsageFailure(f"{without_secrets(other)} is already the store in use")
-
-
-class FailFastStore:
-    """A store that is opened at its first use. Once the server has failed, every use raises `trouble`."""
-
-    files = None
-
-    def __init__(self, open_it: Callable[[], Store]) -> None:
-        self._open_it = open_it
-        self._store: Store | None = None
-        self.trouble: Failure | None = None
-
-    @property
-    def skew(self) -> float:
-        return SKEW if self._store is None else self._store.skew
-
-    @property
-    def server(self) -> model.ServerVersion | None:
-        return None if self._store is None else self._store.server
-
-    def read(self, key: Key[Record]) -> Document[Record] | None:
-        with self._using() as store:
-            return store.read(key)
-
-    def read_together(self, keys: Sequence[Key[Any]]) -> model.View:
-        with self._using() as store:
-            return store.read_together(keys)
-
-    def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
-        with self._using() as store:
-            yield from store.scan(family, after=after)
-
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
-        with self._using() as store:
-            yield from store.entries(stream, after=after)
-
-    def transact(
-        self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> model.Commit[Result]:
-        with self._using() as store:
-            return store.transact(keys, decide, commit_id=commit_id)
-
-    def watch(self, what: model.Watched) -> model.Watch:
-        with self._using() as store:
-            return store.watch(what)
-
-    def now(self) -> float:
-        with self._using() as store:
-            return store.now()
-
-    def space(self) -> model.ServerSpace | None:
-        with self._using() as store:
-            return store.space() if isinstance(store, ServedStore) else None
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[Store]:
-        if self.trouble is not None:
-            raise self.trouble.with_traceback(None)
-        try:
-            if self._store is None:
-                self._store = self._open_it()
-            yield self._store
-        except Failure as failure:
-            if self._store is None or isinstance(failure, StoreUnavailable | StoreIncompatible):
-                self.trouble = failure
-            raise

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from holdfast.errors import StoreMoved
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store import served
@@ -29,7 +30,17 @@ from holdfast.store.postgres_connections import (
     was_rejected,
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
-from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
+from holdfast.store.served import (
+    Attempt,
+    CommitPlan,
+    Fate,
+    Fetched,
+    LooseRecord,
+    Named,
+    ServedChanges,
+    ServedStore,
+    StoredValue,
+)
 
 CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it shuts itself down
 TURN = 500  # milliseconds to wait for a turn, and to use it: a client that stops meanwhile delays others by no more
@@ -48,6 +59,8 @@ class PostgresStore(ServedStore):
 
 class PostgresEngine:
     """Requests to a PostgreSQL server."""
+
+    most_sealed = 500
 
     def __init__(self, url: str, *, timeout: float = served.TIMEOUT, create: bool = True) -> None:
         address = PostgresAddress.parse(url)
@@ -82,6 +95,18 @@ class PostgresEngine:
         return Attempt(fetched, partial(self._commit_on, connection))
 
     def _commit_on(self, connection: Any, plan: CommitPlan) -> bool:
+        made = self._try_commit(connection, plan)
+        if not made and not connection.closed:
+            self._refuse_if_moved(connection)
+        return made
+
+    def _refuse_if_moved(self, connection: Any) -> None:
+        _roll_back(connection)
+        with contextlib.suppress(psycopg.Error):  # the next attempt finds out
+            if (target := _moved_to(connection)) is not None:
+                raise StoreMoved(self.address, target)
+
+    def _try_commit(self, connection: Any, plan: CommitPlan) -> bool:
         try:
             return self.commit(connection, plan)
         except psycopg.errors.UniqueViolation as error:
@@ -102,11 +127,19 @@ class PostgresEngine:
         """Send the commit; False, with nothing written, if something it depends on has changed."""
         single = _is_single(plan)
         parameters = _single(plan) if single else _parameters(plan)
-        if self.connections.notifies:
+        if plan.sealed:
+            parameters |= {
+                "loose": _array(_loose(each.stream) for each in plan.sealed),
+                "loose_places": _array(each.place for each in plan.sealed),
+            }
+            statement = statements.SEAL
+        elif self.connections.notifies:
             parameters |= {"channel": self._channel, "changed": message_of(plan.id, plan.changed)}
             statement = statements.COMMIT_ONE_AND_NOTIFY if single else statements.COMMIT_AND_NOTIFY
         else:
             statement = statements.COMMIT_ONE if single else statements.COMMIT
+        if not self.connections.numbers:
+            statement = statements.unnumbered(statement)
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             answer = connection.ask(statement, parameters)
         else:
@@ -136,10 +169,55 @@ class PostgresEngine:
 
         return self.connections.run(ask, patience=3 * self.connections.timeout)
 
+    def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
+        rows = self._rows(statements.PAGE_OF_STREAM, [_loose(stream), -1, limit])
+        return [LooseRecord(stream, place, content) for place, content in rows]
+
+    def set_moved(self, target: str | None) -> None:
+        def set_it(connection: Any) -> None:
+            with connection.transaction():
+                if not self.connections.is_distributed:
+                    connection.execute(statements.WAIT_FOR_COMMITS)
+                connection.execute(*[statements.UNSET_MOVED] if target is None else [statements.SET_MOVED, [target]])
+
+        self.connections.run(set_it)
+
+    def moved_to(self) -> str | None:
+        return self.connections.run(_moved_to)
+
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start, end = f"{family}/".encode(), f"{family}0".encode()  # '0' follows '/'
         rows = self._rows(statements.PAGE, [start + after.encode(), end, limit])
         return [(name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows]
+
+    def cursor(self) -> bytes:
+        def ask(connection: Any) -> bytes:  # the connection finds out whether there are numbers
+            return _cursor(*connection.execute(statements.NEWEST).fetchone()) if self.connections.numbers else b""
+
+        return self.connections.run(ask)
+
+    def changes(self, family: str, cursor: bytes) -> ServedChanges | None:
+        number, *last = cursor.decode("ascii", "replace").split()
+        if not number.isdecimal():
+            return None
+        start, end = f"{family}/".encode(), f"{family}0".encode()
+        named = {"number": int(number), "last": _array(last), "start": start, "end": end}
+
+        def ask(connection: Any) -> list[Any]:
+            if not self.connections.numbers:
+                return []
+            found: list[Any] = connection.execute(statements.CHANGES, named, binary=True).fetchall()
+            return found
+
+        rows = self.connections.run(ask)
+        if not rows or not rows[0][3]:
+            return None
+        found = {
+            name[len(start) :].decode(): StoredValue(version, content)
+            for *_, name, version, content in rows
+            if name is not None and version
+        }
+        return ServedChanges(_cursor(*rows[0][:3]), found, rows[0][1])
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:
@@ -163,6 +241,16 @@ class PostgresEngine:
         self.connections.close()
 
 
+def _moved_to(connection: Any) -> str | None:
+    row = connection.execute(statements.MOVED_TO).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _cursor(number: int, now: float, last: Sequence[str]) -> bytes:
+    """Where changes continue: the lowest number that may still be in use, and the last commits; empty without any."""
+    return " ".join([str(number), *last]).encode() if last else b""
+
+
 def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
     return connection.ask(*_request(named))
 
@@ -173,8 +261,9 @@ def _ask_in_turn(connection: Any, named: Sequence[Named]) -> Any:
     statement, (name,) = _request(named)
     limit = min(TURN, math.ceil(connection.answer_within * 500))  # before the statement times out
     together = statements.TAKE_TURN + statement.replace("%s", "%(name)s")
+    compared = [each for each in named if isinstance(each, Key) or each.chain is None]
     try:
-        answer = connection.ask_at_once(together, {"limit": limit, "names": _names(named), "name": name})
+        answer = connection.ask_at_once(together, {"limit": limit, "names": _names(compared), "name": name})
     except psycopg.errors.LockNotAvailable:
         _roll_back(connection)
         return _ask_for(connection, named)
@@ -212,8 +301,11 @@ def _roll_back(connection: Any) -> None:
 
 def _is_single(plan: CommitPlan) -> bool:
     """Whether a plan puts the only document that it names, which has a row."""
+    if not plan.named:
+        return False
     (first, *more) = plan.named
-    return plan.puts.get(first.name) is not None and not more and first.name in plan.fetched.found
+    alone = not more and not plan.loose
+    return plan.puts.get(first.name) is not None and alone and first.name in plan.fetched.found
 
 
 def _single(plan: CommitPlan) -> dict[str, Any]:
@@ -232,10 +324,13 @@ def _parameters(plan: CommitPlan) -> dict[str, Any]:
     existing = [each.name for each in plan.named if each.name in plan.fetched.found]
     absent = [each.name for each in plan.named if each.name not in plan.fetched.found]
     ends = {each.stream: each.position for each in plan.additions}
+    added = [(each.stream.encode(), each.position, each.content) for each in plan.additions]
+    added += [(_loose(each.stream), each.place, each.content) for each in plan.loose]
     changed = [*plan.puts, *ends]
     put = list(dict.fromkeys([*changed, *absent]))
     return {
         "id": plan.id,
+        "documents": _array(name.encode() for name in plan.puts),
         "count": str(len(existing)),
         "names": _array(name.encode() for name in existing),
         "versions": _array(plan.fetched.of(name).version for name in existing),
@@ -243,10 +338,15 @@ def _parameters(plan: CommitPlan) -> dict[str, Any]:
         "new_versions": _array([plan.id] * len(changed) + [""] * (len(put) - len(changed))),
         "contents": _array(plan.puts.get(name) for name in put),
         "positions": _array(ends.get(name) for name in put),
-        "streams": _array(each.stream.encode() for each in plan.additions),
-        "places": _array(each.position for each in plan.additions),
-        "records": _array(each.content for each in plan.additions),
+        "streams": _array(stream for stream, _, _ in added),
+        "places": _array(place for _, place, _ in added),
+        "records": _array(content for _, _, content in added),
     }
+
+
+def _loose(stream: str) -> bytes:
+    """Where the loose records of a stream are, among the entries: under a name that no stream has."""
+    return stream.encode() + b"~"
 
 
 def _names(named: Sequence[Named]) -> str:

@@ -162,6 +162,7 @@ class Connections:
         self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
         self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
+        self.numbers = False  # whether its transactions are numbered
         self.server: ServerVersion | None = None
         self.deadline = TimeLimit()
         self._pid = os.getpid()
@@ -338,8 +339,27 @@ class Connections:
         if found is None and self.create:
             self._create(connection)
             found = _schema_version(connection)
-        require_version(self.address.display, found, statements.SCHEMA_VERSION)
+        if found == "1" and self.create:
+            self._upgrade(connection)
+            found = _schema_version(connection)
+        require_version(self.address.display, found, statements.SCHEMA_VERSION, oldest=None if self.create else 1)
+        self.numbers = not self.is_distributed and connection.info.server_version >= 130000 and found != "1"
         self._checked = True
+
+    def _upgrade(self, connection: Any) -> None:
+        """Upgrade the tables. It waits for the commits under way; of two clients, one upgrades."""
+        first, *rest = statements.UPGRADE
+        try:
+            with connection.transaction():
+                if connection.execute(first).rowcount:
+                    for statement in rest:
+                        connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreAccessRefused(
+                self.address.display,
+                f"its tables cannot be upgraded: {one_line(error)}",
+                hint="Let the owner of the tables run any command of this version of Holdfast once.",
+            ) from error
 
     def _create(self, connection: Any) -> None:
         """Create the tables. If other clients do so at the same time, some servers raise: try again."""

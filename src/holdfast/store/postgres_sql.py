@@ -4,11 +4,18 @@ No advisory locks, procedures, triggers or collations: names are bytes, so that 
 Every table is named with its schema, here the default one (`Connection.placed` puts another in): nothing depends on the
 session, which a pooler may share among repositories. A deleted document leaves its row, without content: its absence
 can be locked and has a version. A stream has a row with the position of its last record.
+
+The note of a commit names the documents that it changed, and has the number of its transaction. Transactions end in
+another order than they are numbered, so a cursor is not the last number seen, but the lowest that may still be in use
+(`CHANGES`): whatever ends later has this number or a higher one. Servers without such numbers work all the same
+(`unnumbered`); there, a reader cannot ask for changes.
 """
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
+import functools
+
+SCHEMA_VERSION = 2  # 1 had notes without names and numbers; see `UPGRADE`
 
 CREATE = """
 CREATE TABLE IF NOT EXISTS holdfast.settings (name text PRIMARY KEY, value text NOT NULL);
@@ -16,13 +23,26 @@ CREATE TABLE IF NOT EXISTS holdfast.documents (
     name bytea PRIMARY KEY, version text NOT NULL, content bytea, position bigint);
 CREATE TABLE IF NOT EXISTS holdfast.entries (
     stream bytea NOT NULL, position bigint NOT NULL, content bytea NOT NULL, PRIMARY KEY (stream, position));
-CREATE TABLE IF NOT EXISTS holdfast.commits (id text PRIMARY KEY, made boolean NOT NULL, at timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS holdfast.commits (
+    id text PRIMARY KEY, made boolean NOT NULL, at timestamptz NOT NULL, number bigint, names bytea[],
+    CONSTRAINT this_store_needs_a_newer_holdfast CHECK (names IS NOT NULL));
+CREATE INDEX IF NOT EXISTS commits_number ON holdfast.commits (number);
 CREATE TABLE IF NOT EXISTS holdfast.watchers (id text PRIMARY KEY, until timestamptz NOT NULL);
 """
 
 FOUND_VERSION = "SELECT value FROM holdfast.settings WHERE name = 'schema_version'"
 NOTE_VERSION = """
 INSERT INTO holdfast.settings (name, value) VALUES ('schema_version', %s) ON CONFLICT (name) DO NOTHING"""
+
+UPGRADE = (
+    "UPDATE holdfast.settings SET value = '2' WHERE name = 'schema_version' AND value = '1'",
+    "ALTER TABLE holdfast.commits ADD COLUMN number bigint",
+    "ALTER TABLE holdfast.commits ADD COLUMN names bytea[]",
+    "ALTER TABLE holdfast.commits ADD CONSTRAINT this_store_needs_a_newer_holdfast CHECK (names IS NOT NULL) NOT VALID",
+    "CREATE INDEX commits_number ON holdfast.commits (number)",
+)
+"""From version 1, in one transaction; of two clients, the first statement of the second changes nothing. Clients of
+version 1 that are connected go on reading; their next commit is refused, because its note has no names."""
 
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
@@ -54,7 +74,8 @@ WITH held AS (
         ON d.name = n.name AND d.version = n.version
     ORDER BY d.name FOR UPDATE OF d
 ), fits AS (
-    SELECT count(*) = %(count)s::bigint AS yes FROM held
+    SELECT count(*) = %(count)s::bigint
+        AND NOT EXISTS (SELECT 1 FROM holdfast.settings WHERE name = 'moved_to') AS yes FROM held
 ), put AS (
     INSERT INTO holdfast.documents AS d (name, version, content, position)
     SELECT p.name, p.version, p.content, p.position
@@ -71,7 +92,9 @@ WITH held AS (
         AS a (stream, position, content)
     CROSS JOIN fits WHERE fits.yes
 ), noted AS (
-    INSERT INTO holdfast.commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits WHERE fits.yes
+    INSERT INTO holdfast.commits (id, made, at, number, names)
+    SELECT %(id)s, true, clock_timestamp(), pg_current_xact_id()::text::bigint, %(documents)s::bytea[]
+    FROM fits WHERE fits.yes
 )
 SELECT fits.yes FROM fits"""
 """A whole commit in one statement, which is its own transaction.
@@ -85,9 +108,11 @@ it the whole statement. (The empty version may have been fetched; but then there
 COMMIT_ONE = """
 WITH fits AS (
     UPDATE holdfast.documents SET version = %(id)s, content = %(content)s
-    WHERE name = %(name)s AND version = %(version)s RETURNING true AS yes
+    WHERE name = %(name)s AND version = %(version)s
+        AND NOT EXISTS (SELECT 1 FROM holdfast.settings WHERE name = 'moved_to') RETURNING true AS yes
 ), noted AS (
-    INSERT INTO holdfast.commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
+    INSERT INTO holdfast.commits (id, made, at, number, names)
+    SELECT %(id)s, true, clock_timestamp(), pg_current_xact_id()::text::bigint, ARRAY[%(name)s::bytea] FROM fits
 )
 SELECT fits.yes FROM fits"""
 """The same for one document that depends on nothing else: the updated row is the compared one. Returns no row
@@ -104,11 +129,44 @@ def notifying(commit: str) -> str:
     )
 
 
+def sealing(commit: str) -> str:
+    """A commit that adds loose records to their stream; even after the records were moved, as nothing is new."""
+    before, _, rest = commit.partition("    INSERT INTO holdfast.entries")
+    not_moved = "AND NOT EXISTS (SELECT 1 FROM holdfast.settings WHERE name = 'moved_to')"
+    return (
+        before.replace(not_moved, "")
+        + """    UPDATE holdfast.entries AS e SET stream = a.stream, position = a.position, content = a.content
+    FROM unnest(%(streams)s::bytea[], %(places)s::bigint[], %(records)s::bytea[], %(loose)s::bytea[],
+        %(loose_places)s::bigint[]) AS a (stream, position, content, loose, place)
+    CROSS JOIN fits WHERE fits.yes AND e.stream = a.loose AND e.position = a.place
+), noted AS ("""
+        + rest.partition("\n), noted AS (")[2]
+    )
+
+
+SEAL = sealing(COMMIT)
 COMMIT_AND_NOTIFY = notifying(COMMIT)
 COMMIT_ONE_AND_NOTIFY = notifying(COMMIT_ONE)
 
+MOVED_TO = "SELECT value FROM holdfast.settings WHERE name = 'moved_to'"
+SET_MOVED = """
+INSERT INTO holdfast.settings (name, value) VALUES ('moved_to', %s)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
+UNSET_MOVED = "DELETE FROM holdfast.settings WHERE name = 'moved_to'"
+WAIT_FOR_COMMITS = "LOCK TABLE holdfast.commits IN SHARE ROW EXCLUSIVE MODE"
+"""Commits in progress end first, and others wait: a statement takes its snapshot after its locks on tables, so those
+see what this transaction sets. Distributed databases have no such lock; they run commits in a serial order instead."""
+
+
+@functools.cache
+def unnumbered(commit: str) -> str:
+    """A commit for a server whose transactions have no numbers."""
+    return commit.replace("pg_current_xact_id()::text::bigint", "NULL::bigint")
+
+
 RULE_OUT = """
-INSERT INTO holdfast.commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
+INSERT INTO holdfast.commits (id, made, at, names) VALUES (%s, false, clock_timestamp(), '{}')
+ON CONFLICT (id) DO NOTHING"""
 """Waits for a commit of this id that is under way, and then finds it or rules it out."""
 
 WAS_MADE = "SELECT made FROM holdfast.commits WHERE id = %s"
@@ -116,7 +174,33 @@ WAS_MADE = "SELECT made FROM holdfast.commits WHERE id = %s"
 FORGET = """
 DELETE FROM holdfast.commits WHERE id IN (
     SELECT id FROM holdfast.commits WHERE at < now() - interval '7 days' ORDER BY at LIMIT 2000)"""
-"""A lost answer is looked up within seconds. Twice as many as are noted meanwhile, so that a backlog shrinks."""
+"""A lost answer is looked up within seconds. Twice as many as are noted meanwhile, so that a backlog shrinks. A cursor
+is unknown before a note that it needs can be gone."""
+
+NEWEST = """
+SELECT (pg_snapshot_xmin(pg_current_snapshot()))::text::bigint, extract(epoch FROM clock_timestamp())::float8,
+    ARRAY(SELECT id FROM holdfast.commits WHERE made AND number IS NOT NULL ORDER BY number DESC LIMIT 4)"""
+"""The lowest number that may still be in use, and the last commits. A cursor names them, to be recognised: an older
+copy of the database, put back, has other commits under their numbers."""
+
+CHANGES = (
+    """
+WITH known AS (
+    SELECT count(*) = cardinality(%(last)s::text[]) AS yes FROM holdfast.commits
+    WHERE made AND id = ANY(%(last)s::text[]) AND at > now() - interval '6 days'
+), since AS (
+    SELECT DISTINCT unnest(c.names) AS name FROM holdfast.commits AS c CROSS JOIN known
+    WHERE known.yes AND c.number >= %(number)s::bigint
+)
+SELECT newest.*, known.yes, d.name, d.version, d.content
+FROM known CROSS JOIN ("""
+    + NEWEST
+    + """) AS newest (number, now, last)
+LEFT JOIN (since JOIN holdfast.documents AS d ON d.name = since.name AND d.name > %(start)s AND d.name < %(end)s)
+    ON true"""
+)
+"""One statement sees one instant. Every transaction with a lower number than the cursor had ended when that was made,
+so its changes were seen then. There is always a row."""
 
 FOUND_INDEX = "SELECT value FROM holdfast.settings WHERE name = 'commits_at'"
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS commits_at ON holdfast.commits (at)"
@@ -131,6 +215,7 @@ WHERE name > %s AND name < %s AND content IS NOT NULL ORDER BY name LIMIT %s"""
 PAGE_OF_STREAM = """
 SELECT position, content FROM holdfast.entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
 
+LAST_LOOSE = "SELECT coalesce(max(position), 0) FROM holdfast.entries WHERE stream = %s"
 VERSION = "SELECT name, version FROM holdfast.documents WHERE name = %s AND version <> ''"
 FAMILY_VERSIONS = "SELECT name, version FROM holdfast.documents WHERE name > %s AND name < %s AND version <> ''"
 

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from holdfast.errors import UsageFailure
 from holdfast.store import postgres_sql as statements
-from holdfast.store.model import Family, Watch, Watched
+from holdfast.store.model import Family, Stream, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
 POLL_INTERVAL = 0.5  # where there are no notifications
@@ -150,6 +150,9 @@ class PostgresWatch(Watch):
         else:
             rows = connection.execute(statements.VERSION, [name.encode()], binary=True)
         found = {each.decode(): version for each, version in rows.fetchall()}
+        if isinstance(self._what, Stream) and self._what.chain is not None:
+            (last,) = connection.execute(statements.LAST_LOOSE, [name.encode() + b"~"]).fetchone()
+            found[name] = f"{found.get(name, '')} {last}"
         seldom = self._connections.listens and not self._first
         self._poll_at = time.monotonic() + (REFRESH_INTERVAL if seldom else POLL_INTERVAL)
         self._first = False

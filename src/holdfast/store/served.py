@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
@@ -47,6 +48,9 @@ _ENOUGH_BYTES = 1 << 20
 _LONGEST_PAUSE = 0.05
 _TAKE_TURNS_FOR = 1.0
 _MOST_CONFLICTS = 1000
+_SEAL_EVERY = 128  # commits, on average
+_MOST_SEALED_BYTES = 256 << 10
+_RANDOM_BITS = 12  # of the place of a loose record: two in one microsecond rarely collide, and then one is tried again
 _LEAST_TRIES = 3  # however slow this process is: the deadline alone would end a transaction at its first conflict
 
 
@@ -77,18 +81,39 @@ class Addition(NamedTuple):
     content: bytes
 
 
+class LooseRecord(NamedTuple):
+    """A record that waits to be sealed into a stream. Places increase in the order of commits that depend on each
+    other."""
+
+    stream: str
+    place: int
+    content: bytes
+
+
+class ServedChanges(NamedTuple):
+    """The members of a family that changed since a cursor, without content if they are gone; as of one instant, with
+    the server's time and the cursor of that instant."""
+
+    cursor: bytes
+    found: Mapping[str, StoredValue]
+    now: float
+
+
 class CommitPlan(NamedTuple):
-    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds."""
+    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds to streams, those
+    that it leaves loose, and those that were loose and are now added."""
 
     id: str
     fetched: Fetched
     named: Sequence[Named]
     puts: Mapping[str, bytes | None]
     additions: Sequence[Addition]
+    loose: Sequence[LooseRecord] = ()
+    sealed: Sequence[LooseRecord] = ()
 
     @property
     def changed(self) -> set[str]:
-        return {*self.puts, *(each.stream for each in self.additions)}
+        return {*self.puts, *(each.stream for each in self.additions), *(each.stream for each in self.loose)}
 
 
 class AnswerLost(Exception):
@@ -137,7 +162,7 @@ class Fate(Enum):
 
 class Attempt(NamedTuple):
     """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
-    conflict, and raises `AnswerLost`, `WaitedTooLong` or `IdTaken`."""
+    conflict, and raises `AnswerLost`, `WaitedTooLong`, `IdTaken` or `StoreMoved`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -147,6 +172,7 @@ class ServerEngine(Protocol):
     """One kind of server. Every method raises `StoreUnavailable` if the server does not answer in time."""
 
     address: str  # without secrets
+    most_sealed: int  # records in one commit
 
     @property
     def skew(self) -> float: ...
@@ -165,8 +191,23 @@ class ServerEngine(Protocol):
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, in the order of their names."""
 
+    def cursor(self) -> bytes:
+        """The cursor of this instant; empty if the server cannot tell changes, or nothing was ever committed."""
+
+    def changes(self, family: str, cursor: bytes) -> ServedChanges | None:
+        """What has changed in a family since a cursor; None if the server cannot tell."""
+
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
+
+    def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
+        """The first loose records of a stream."""
+
+    def set_moved(self, target: str | None) -> None:
+        """Make every later commit raise `StoreMoved`, and wait for commits in progress. None undoes this."""
+
+    def moved_to(self) -> str | None:
+        """The address that the records were moved to."""
 
     def watch(self, what: model.Watched) -> model.Watch: ...
 
@@ -176,6 +217,13 @@ class ServerEngine(Protocol):
         """The space that the server has left; None if it has no limit of its own."""
 
     def close(self) -> None: ...
+
+
+class CommitStatistics(NamedTuple):
+    """Counters of a store since it was opened: transactions that took place, and attempts that met another commit."""
+
+    commits: int
+    conflicts: int
 
 
 class ServedStore:
@@ -190,6 +238,7 @@ class ServedStore:
         self._layout = Layout()
         self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
+        self._counts, self._counting = CommitStatistics(0, 0), threading.Lock()
 
     @property
     def address(self) -> str:
@@ -228,14 +277,32 @@ class ServedStore:
             self._check(key)
         return self._view(keys, self.engine.fetch(keys))
 
+    read_each = read_together
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> model.Changes[Record]:
+        self._layout.family(family.name)
+        found = self.engine.changes(family.name, cursor) if cursor else None
+        is_whole, values = found is None, dict[str, StoredValue]()
+        while found is None:
+            # Pages are read one after the other. What changes meanwhile is changed since this cursor.
+            start = self.engine.cursor()
+            values = dict(self._values(family.name, ""))
+            now = None if start else self.engine.now()
+            found = self.engine.changes(family.name, start) if now is None else ServedChanges(b"", {}, now)
+        values |= found.found
+        documents = ((name, self._document(family.key(name), value)) for name, value in sorted(values.items()))
+        changed = {name: document for name, document in documents if document is not None}
+        removed = frozenset() if is_whole else frozenset(values).difference(changed)
+        return model.Changes(found.cursor, changed, removed, is_whole, found.now)
+
+    def _values(self, family: str, after: str) -> Iterator[tuple[str, StoredValue]]:
+        return _pages(
+            lambda last, limit: self.engine.page(family, last, limit), after, lambda found: len(found.content or b"")
+        )
+
     def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
         self._layout.family(family.name)
-        pages = _pages(
-            lambda last, limit: self.engine.page(family.name, last, limit),
-            after,
-            lambda found: len(found.content or b""),
-        )
-        for name, found in pages:
+        for name, found in self._values(family.name, after):
             document = self._document(family.key(name), found)
             if document is not None:
                 yield name, document
@@ -244,6 +311,7 @@ class ServedStore:
         self._check(stream)
         if after < 0:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
+        self.seal(stream)
         end = self.end(stream)
         pages = _pages(
             lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
@@ -258,6 +326,13 @@ class ServedStore:
         self._check(stream)
         return self.engine.fetch([stream]).of(stream.name).position
 
+    def set_moved(self, target: str | None) -> None:
+        self.engine.set_moved(target)
+
+    def moved_to(self) -> str | None:
+        """The address that the records were moved to, if this store was left."""
+        return self.engine.moved_to()
+
     def watch(self, what: model.Watched) -> model.Watch:
         if isinstance(what, Family):
             self._layout.family(what.name)
@@ -271,7 +346,8 @@ class ServedStore:
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> model.Commit[Result]:
-        named = model.with_heads(keys)
+        once = dict.fromkeys(keys)
+        named = [*model.with_heads(each for each in once if not _is_loose(each)), *filter(_is_loose, once)]
         for each in named:
             self._check(each)
         commit_id = model.checked_commit_id(commit_id)
@@ -291,7 +367,7 @@ class ServedStore:
                 decision = decide(view, now)  # 2.
             changes = model.with_head_changes(view, decision.changes)
             model.check_changes(set(named), view, changes)
-            plan, positions = _plan(tries.id, attempt.fetched, named, view, changes)
+            plan, positions = _plan(tries.id, attempt.fetched, named, view, changes, now)
             commit = model.Commit(tries.commit_id, now, positions, decision.result)
             try:
                 # With nothing to write, the transaction took place when everything was fetched.
@@ -304,13 +380,57 @@ class ServedStore:
                 made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
+        self._count(made=made)
         if made:
+            if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
+                self._seal_now_and_then(named, len(plan.loose))
             return commit
         self._conflicts |= dict.fromkeys((each.name for each in named), time.monotonic())
         if len(self._conflicts) > _MOST_CONFLICTS:
             self._conflicts = {}
         tries.pause()  # 4.
         return None
+
+    def _count(self, *, made: bool) -> None:
+        with self._counting:
+            commits, conflicts = self._counts
+            self._counts = CommitStatistics(commits + made, conflicts + (not made))
+
+    def statistics(self) -> CommitStatistics:
+        """How often this store has committed, and had to try again."""
+        return self._counts
+
+    def seal(self, stream: Stream[Any]) -> None:
+        """Give the loose records of a stream their positions, in the order of their commits. A user who may only read
+        leaves them loose, and does not see them."""
+        tries = _Tries("", self.patience)
+        with contextlib.suppress(StoreAccessRefused):
+            while stream.chain is not None and self.engine.loose_records(stream.name, 1):
+                if not self._seal_some(stream):
+                    tries.pause()  # another client does the same
+
+    def _seal_now_and_then(self, named: Sequence[Named], count: int) -> None:
+        """Seal about as many records as became loose since the last time. It may fail: a later commit seals more."""
+        with contextlib.suppress(Failure):
+            streams = [each for each in named if isinstance(each, Stream) and each.chain is not None]
+            for each in streams * (1 + count // self.engine.most_sealed):
+                self._seal_some(each)
+
+    def _seal_some(self, stream: Stream[Any]) -> bool:
+        """Seal as many records as one commit holds; False if another client was faster."""
+        named = model.with_heads([stream])
+        with self.engine.attempt(named, in_turn=False) as attempt:
+            # Read after the end of the stream: if one of these is sealed meanwhile, that end has changed.
+            loose = _fitting(self.engine.loose_records(stream.name, self.engine.most_sealed))
+            view = self._view(named, attempt.fetched, loose=False)
+            records = [stream.codec.decode(each.content, self._where(f"{stream.name}~", each.place)) for each in loose]
+            assert stream.chain is not None
+            changes = model.with_head_changes(view, stream.chain(view, records))
+            now = attempt.fetched.now
+            plan, _ = _plan(model.checked_commit_id(None), attempt.fetched, named, view, changes, now)
+            with contextlib.suppress(AnswerLost, WaitedTooLong):  # the next look tells
+                return not loose or attempt.commit(plan._replace(sealed=loose))
+        return False
 
     def _had_conflict_lately(self, named: Sequence[Named]) -> bool:
         since = time.monotonic() - _TAKE_TURNS_FOR
@@ -339,12 +459,13 @@ class ServedStore:
         if isinstance(what, Stream) is (kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {kind.value} in the layout", key=what.name)
 
-    def _view(self, named: Sequence[Named], fetched: Fetched) -> View:
+    def _view(self, named: Sequence[Named], fetched: Fetched, *, loose: bool = True) -> View:
         def tail(stream: Stream[Any]) -> model.Tail:
             _, content, position = fetched.of(stream.name)
             return model.Tail(position, content or b"", self._where(stream.name, position))
 
-        return View.of(named, lambda key: self._document(key, fetched.of(key.name)), tail)
+        found = View.of(named, lambda key: self._document(key, fetched.of(key.name)), tail)
+        return found.with_loose([each for each in named if loose and isinstance(each, Stream) and each.chain])
 
     def _document(self, key: Key[Record], found: StoredValue) -> Document[Record] | None:
         if found.content is None:
@@ -391,23 +512,41 @@ def _attempt_id(commit_id: str, ruled_out: int) -> str:
     return f"{commit_id}~{ruled_out}" if ruled_out else commit_id
 
 
+def _is_loose(what: Named) -> bool:
+    """Whether what is appended stays loose until it is sealed."""
+    return isinstance(what, Stream) and what.chain is not None
+
+
+def _fitting(loose: Sequence[LooseRecord]) -> list[LooseRecord]:
+    """As many of these as one commit can hold, by their size; at least one."""
+    sizes = list(accumulate(len(each.content) for each in loose))
+    return [each for each, size in zip(loose, sizes, strict=True) if size <= max(sizes[0], _MOST_SEALED_BYTES)]
+
+
 def _plan(
-    commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[model.Change]
+    commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[model.Change], now: float
 ) -> tuple[CommitPlan, tuple[int, ...]]:
-    """The plan, with every record encoded and every append at its position; and these positions."""
+    """The plan, with every record encoded and every append at its position; and these positions. What stays loose has
+    the place 0 among them, and does not depend on the end of its stream."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
     ends: dict[str, int] = {}
+    loose: list[LooseRecord] = []
+    named = [each for each in named if not (isinstance(each, Stream) and view.is_loose(each))]
     for change in changes:
-        if isinstance(change, model.Append):
+        if isinstance(change, model.Append) and view.is_loose(change.stream):
+            place = (int(now * 1e6) << _RANDOM_BITS) + CHANCE.randrange(1 << _RANDOM_BITS)
+            place = max(place, loose[-1].place + 1 if loose else 0)
+            loose.append(LooseRecord(change.stream.name, place, change.stream.codec.encode(change.record)))
+        elif isinstance(change, model.Append):
             name = change.stream.name
             ends[name] = ends.get(name, view.end(change.stream)) + 1
             additions.append(Addition(name, ends[name], change.stream.codec.encode(change.record)))
         else:
             name = change.key.name
             puts[name] = None if isinstance(change, model.Delete) else change.key.codec.encode(change.record)
-    positions = tuple(each.position for each in additions)
-    return CommitPlan(commit_id, fetched, named, puts, additions), positions
+    positions = (*(each.position for each in additions), *(0 for _ in loose))
+    return CommitPlan(commit_id, fetched, named, puts, additions, loose), positions
 
 
 def _pages(

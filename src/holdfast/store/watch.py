@@ -31,28 +31,30 @@ _REPORTED = "by an event"  # the fingerprint of a file that an event reported; e
 class DirectoryEvents:
     """Events about the names in some directories."""
 
-    def __init__(self, fd: int, directories: dict[int, Path]) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._directories = directories
+        self._directories: dict[int, Path] = {}
 
     @classmethod
-    def open(cls, directories: list[Directory]) -> Self | None:
-        """Start listening; None if that is impossible here. The directories need not stay open."""
+    def open(cls) -> Self | None:
+        """Start listening, to no directory yet; None if that is impossible here."""
         if sys.platform != "linux":
             return None
         from holdfast.fs import native
 
         fd = native.inotify_open()
-        if fd < 0:
-            return None
-        watched: dict[int, Path] = {}
-        for directory in directories:
-            number = native.inotify_watch(fd, b"/proc/self/fd/%d" % (directory.fd or 0), _MASK)
-            if number < 0:
-                close_quietly(fd)
-                return None
-            watched[number] = directory.path
-        return cls(fd, watched)
+        return None if fd < 0 else cls(fd)
+
+    def add(self, directory: Directory) -> bool:
+        """Listen to a directory too, which need not stay open; False if that is impossible."""
+        if sys.platform != "linux":
+            return False
+        from holdfast.fs import native
+
+        number = native.inotify_watch(self._fd, b"/proc/self/fd/%d" % (directory.fd or 0), _MASK)
+        if number >= 0:
+            self._directories[number] = directory.path
+        return number >= 0
 
     def wait(self, timeout: float | None) -> set[tuple[Path, str]] | None:
         """Directory and name of each change since the last call; empty when the timeout ends. None means that events
@@ -89,14 +91,13 @@ class DirectoryEvents:
 
 class _Subject(NamedTuple):
     """The watched files: one file, the numbered files of a stream, or the members of a family; with the prefix
-    and suffix of their names. A directory that belongs to one document is not created just to be watched."""
+    and suffix of their names."""
 
     name: str
     shape: Literal["file", "numbered", "family"]
     directory: str
     start: str
     end: str
-    has_own_directory: bool = False
 
     @classmethod
     def of(cls, layout: Layout, what: Watched) -> _Subject:
@@ -106,8 +107,7 @@ class _Subject(NamedTuple):
         if location.kind is Kind.NUMBERED:
             start, end = location.file.split("{number}")
             return cls(what.name, "numbered", location.directory, start, end)
-        own = layout.has_own_directory(what.name)
-        return cls(what.name, "file", location.directory, location.file, "", own)
+        return cls(what.name, "file", location.directory, location.file, "")
 
     @property
     def is_nested(self) -> bool:
@@ -144,12 +144,15 @@ class FileWatch(Watch):
 
     An event names the changed file. A commit of several changes counts from its intent on, so the directory
     of intents is watched too. Without events, or after losing some, fingerprints are compared.
+
+    A watch changes nothing on disk. Until a directory exists, the nearest one above it is watched.
     """
 
     def __init__(self, root: Directory, layout: Layout, intents: Intents, what: Watched) -> None:
         self._root = root
         self._intents = intents
         self._subject = _Subject.of(layout, what)
+        self._awaited: dict[tuple[Path, str], str] = {}  # the missing directories, by the event that can create them
         self._events = self._listen()
         # With events, a long stream is not listed; if some are lost, it counts as changed.
         skip = self._events is not None and self._subject.shape == "numbered"
@@ -169,14 +172,21 @@ class FileWatch(Watch):
             self.close()
             self._events = self._listen()
             return self._compare() | set(self._fingerprints)
+        appeared = {self._awaited[each] for each in events if each in self._awaited}
+        if appeared and not self._reach(self._events):
+            self.close()
         names = {name for directory, file in events for name in self._names(directory, file)}
         self._fingerprints.update(dict.fromkeys(names, _REPORTED))
+        if self._subject.directory in appeared:
+            names |= self._compare()
+        elif appeared:
+            names |= {name for name, _ in self._pending()}
         return names
 
     def _names(self, directory: Path, file: str) -> set[str]:
         if directory == self._root.path / INTENTS:
             return {name for name, _ in self._pending()}
-        name = self._subject.name_of(file)
+        name = self._subject.name_of(file) if directory == self._root.path / self._subject.directory else None
         return set() if name is None else {name}
 
     def _pending(self) -> list[tuple[str, str]]:
@@ -210,12 +220,29 @@ class FileWatch(Watch):
     def _listen(self) -> DirectoryEvents | None:
         if self._subject.is_nested:
             return None  # each member has a directory of its own, which events do not cover
-        create = not self._subject.has_own_directory
+        events = DirectoryEvents.open()
+        if events is not None and not self._reach(events):
+            events.close()
+            return None
+        return events
+
+    def _reach(self, events: DirectoryEvents) -> bool:
+        """Listen to both directories, or above those that are missing; False if that is impossible."""
+        self._awaited = {}
         try:
-            with (
-                open_directory(self._root, self._subject.directory, create=create) as subject,
-                open_directory(self._root, INTENTS, create=True) as intents,
-            ):
-                return DirectoryEvents.open([subject, intents])
+            return all(self._approach(events, each, each) for each in (self._subject.directory, INTENTS))
         except Failure:
-            return None  # missing or read-only: poll
+            return False  # it may not be opened: poll
+
+    def _approach(self, events: DirectoryEvents, relative: str, target: str) -> bool:
+        with contextlib.suppress(NotFound), open_directory(self._root, relative) as directory:
+            return events.add(directory)
+        if not relative:
+            return False  # the whole store is gone
+        above, _, name = relative.rpartition("/")
+        self._awaited[self._root.path / above, name] = target
+        if not self._approach(events, above, target):
+            return False
+        with contextlib.suppress(NotFound), open_directory(self._root, relative) as directory:
+            return events.add(directory)  # it appeared before anything listened above it
+        return True

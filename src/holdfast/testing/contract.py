@@ -12,6 +12,7 @@ from holdfast.store import model
 from holdfast.store.model import Append, Create, Decision, Delete, Key, Replace, Store, View
 from holdfast.testing import backend
 from holdfast.testing.backend import AUDIT, EVENTS, GATES, INDEX, ISSUES, ONE, STREAMS, TWO, Backend, Event, Item
+from holdfast.testing.contract_changes import ChangesContract
 from holdfast.testing.contract_isolation import IsolationContract, OutcomesContract
 from holdfast.testing.contract_streams import StreamsContract, WatchingContract
 
@@ -358,6 +359,12 @@ class LimitsContract(Backend):
 
 
 class StoreContract(
-    DocumentsContract, IsolationContract, StreamsContract, WatchingContract, OutcomesContract, LimitsContract
+    DocumentsContract,
+    IsolationContract,
+    StreamsContract,
+    ChangesContract,
+    WatchingContract,
+    OutcomesContract,
+    LimitsContract,
 ):
     """The whole contract."""

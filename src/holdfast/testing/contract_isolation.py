@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import AlreadyExists, Failure, OutcomeUnknown
-from holdfast.store.model import Append, Change, Create, Decision, Key, Replace, Store, Stream, View
+from holdfast.errors import AlreadyExists, Failure, OutcomeUnknown, StoreMoved
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, View
 from holdfast.testing import backend
 from holdfast.testing.backend import EVENTS, GATES, INDEX, ISSUES, LEDGER, ONE, TWO, Backend, Event, Item, Task, When
 
@@ -187,7 +187,19 @@ NAMED: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
 
 
 class OutcomesContract(Backend):
-    """Commits whose answer is lost."""
+    """Commits whose answer is lost, and those that come after the records were moved."""
+
+    def test_a_store_that_was_moved_refuses_commits_and_says_where_to(self, store: Store) -> None:
+        backend.apply(store, Create(ONE, Item(1)))
+        with self.client(store) as other:
+            other.set_moved("somewhere else")
+            changes: list[Change] = [Create(TWO, Item(1)), Append(EVENTS, Event(1)), Replace(ONE, Item(2)), Delete(ONE)]
+            for change in changes:
+                with pytest.raises(StoreMoved, match="somewhere else"):
+                    backend.apply(store, change)
+            assert store.transact([ONE], lambda view, now: Decision([], view.get(ONE))).result == Item(1)
+            other.set_moved(None)
+        backend.apply(store, Replace(ONE, Item(2)))
 
     @pytest.mark.parametrize("kind", NAMED)
     @pytest.mark.parametrize("when", ["before", "after"])
