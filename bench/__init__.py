@@ -12,8 +12,10 @@ SUITES = {
     "store": "bench.store",
     "issues": "bench.issues",
     "ledger": "bench.ledger",
+    "writers": "bench.writers",
     "servers": "bench.servers",
     "git": "bench.git",
     "conflicts": "bench.conflicts",
     "landing": "bench.landing",
+    "web": "bench.web",
 }

@@ -20,9 +20,9 @@ from holdfast.errors import (
     SettingInvalid,
     TransitionRefused,
 )
-from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
+from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.model import ClaimId, GateStatus, Priority, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker

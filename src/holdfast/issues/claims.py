@@ -6,13 +6,14 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import format_instant
 from holdfast.errors import (
     Blocked,
     Corrupt,
@@ -25,17 +26,32 @@ from holdfast.errors import (
 )
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.issues import rules
-from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
-from holdfast.issues.reading import SHORT, Broken, IssueSet
+from holdfast.issues.model import (
+    CLAIMS,
+    EVENTS,
+    SHORT,
+    AnyIssue,
+    ClaimId,
+    ClaimRecord,
+    Issue,
+    IssueClaim,
+    IssueSummary,
+    State,
+    issue_summary_to_json,
+)
+from holdfast.issues.rules import Broken, IssueSet
 from holdfast.issues.scopes import overlapping
-from holdfast.issues.transactions import Draft, Transactions
-from holdfast.leases.heartbeat import Held, Subject, began_at
+from holdfast.issues.transactions import Draft, Seen, Transactions
 from holdfast.locks.identity import Holder, current_holder, described
+from holdfast.locks.retry import CHANCE
 from holdfast.store.model import Decision, Replace, View
 
 MOST_LOCKED = 5  # after as many locked issues, `claim_next` gives up: each has cost the lock timeout
 MOST_BESIDE = 50  # the most issues with the same paths that a claim names
 MOST_TOLD = 3  # the most issues whose paths a message tells
+MEETING = 5.0  # seconds for which a claim counts as recent
+_SPREAD = 8  # places in the queue for each of those who claim at once: so seven of eight attempts meet nobody
+_WIDEST = 1024
 POLL = 2.0  # how often a waiter for work checks whether a claim has expired: no event reports that
 
 
@@ -48,12 +64,25 @@ class Claimed(NamedTuple):
     broken: tuple[Broken, ...] = ()
 
 
+def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
+    """The claimed issue, and the claim that later commands must name."""
+    claim = claimed.claim
+    return {
+        **issue_summary_to_json(claimed.issue, claimed.issue.state),
+        "claim_id": claim.claim_id,
+        "token": claim.token,
+        "ttl": claim.ttl,
+        "expires_at": claim.expires_at,
+        "taken_over_from": claimed.taken_over_from,
+    }
+
+
 class _Search(NamedTuple):
     """A search for work: the issues that count, and those that were left out because of the paths that they touch; None
     if paths do not matter."""
 
     request: rules.IssueClaimRequest
-    wanted: Callable[[Issue], bool]
+    wanted: Callable[[IssueSummary], bool]
     skipped: dict[str, PathsInProgress] | None
 
 
@@ -88,7 +117,7 @@ class Claiming:
         self,
         request: rules.IssueClaimRequest,
         *,
-        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wanted: Callable[[IssueSummary], bool] = lambda issue: True,
         wait: float | None = 0.0,
         ignore_touches: bool = False,
     ) -> Claimed | None:
@@ -106,7 +135,7 @@ class Claiming:
         self,
         request: rules.IssueClaimRequest,
         *,
-        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wanted: Callable[[IssueSummary], bool] = lambda issue: True,
         wait: float | None = 0.0,
         ignore_touches: bool = False,
     ) -> Claimed:
@@ -118,44 +147,46 @@ class Claiming:
             raise _nothing_ready(seen.broken, list((search.skipped or {}).values()))
         return found
 
-    def _claim_next(self, search: _Search, wait: float | None) -> tuple[Claimed | None, IssueSet]:
+    def _claim_next(self, search: _Search, wait: float | None) -> tuple[Claimed | None, IssueSet[IssueSummary]]:
         store, wanted = self._transactions.store, search.wanted
-        seen = self._transactions.snapshot()
+        seen = self._transactions.summaries(finished=False)
         found = self._claim_first(seen, search)
         if found is not None or wait == 0.0:
             return found, seen
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
-                seen = self._transactions.snapshot()  # newer than the watch: nothing is missed
+                seen = self._transactions.summaries(finished=False)  # newer than the watch: nothing is missed
                 found = self._claim_first(seen, search)
                 left = deadline - time.monotonic()
-                unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
-                if found is not None or left <= 0 or not unfinished:
+                if found is not None or left <= 0 or not any(map(wanted, seen)):
                     return found, seen
                 watch.wait(min(left, POLL))
 
-    def _claim_first(self, seen: IssueSet, search: _Search) -> Claimed | None:
+    def _claim_first(self, seen: IssueSet[IssueSummary], search: _Search) -> Claimed | None:
         locked: dict[str, LockTimeout] = {}
         if search.skipped is not None:
             search.skipped.clear()
-        for issue in filter(search.wanted, seen.ready(search.request.assignee)):
-            with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
-                try:
-                    beside = [] if search.skipped is None else _beside(seen, issue)
-                    claimed = self._transactions.retrying(partial(self._claim, issue.id, search.request, beside))
-                    return claimed._replace(broken=tuple(seen.broken))
-                except PathsInProgress as failure:
-                    assert search.skipped is not None
-                    search.skipped[issue.id] = failure
-                except LockTimeout as failure:
-                    if failure.path in locked:  # not the lock of one issue, but one that every claim needs
-                        raise
-                    locked[failure.path] = failure
-                    if len(locked) == MOST_LOCKED:
-                        break
-                except Corrupt as failure:
-                    seen.add_broken(Broken(issue.id, failure))
+        assignee = search.request.assignee
+        queue = _Queue(filter(search.wanted, seen.ready(assignee)), _others_claiming(seen, assignee))
+        for issue in queue:
+            try:
+                beside = [] if search.skipped is None else _beside(seen, issue)
+                attempt = partial(self._claim, issue.id, search.request, beside, issue.dependencies)
+                return self._transactions.retrying(attempt)._replace(broken=tuple(seen.broken))
+            except (IssueClaimed, Blocked, TransitionRefused, NotFound):
+                queue.lost()
+            except PathsInProgress as failure:
+                assert search.skipped is not None
+                search.skipped[issue.id] = failure
+            except LockTimeout as failure:
+                if failure.path in locked:  # not the lock of one issue, but one that every claim needs
+                    raise
+                locked[failure.path] = failure
+                if len(locked) == MOST_LOCKED:
+                    break
+            except Corrupt as failure:
+                seen.add_broken(Broken(issue.id, failure))
         for first in locked.values():
             raise first
         return None
@@ -194,19 +225,26 @@ class Claiming:
         """Seconds until a claim expires for its holder."""
         return claim.time_left(self._transactions.moment(), for_others=False)
 
-    def _claim(self, issue_id: str, request: rules.IssueClaimRequest, beside: Sequence[Issue] = ()) -> Claimed:
+    def _claim(
+        self,
+        issue_id: str,
+        request: rules.IssueClaimRequest,
+        beside: Sequence[IssueSummary] = (),
+        dependencies: Sequence[str] | None = None,
+    ) -> Claimed:
         """Claim an issue. `beside` are issues that touch the same paths, and were not in progress when they were read:
-        the transaction names them, so of two that are claimed at once, one is refused."""
-        seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
-        for each in beside:
-            if each.id not in seen.issues:
-                seen.add(each.id, each)
+        the transaction names them, so of two that are claimed at once, one is refused. `dependencies` are those of the
+        issue, if they are known; if they have changed, the transaction notices."""
+        if dependencies is None:
+            dependencies = self._transactions.need(issue_id).dependencies
+        seen = Seen({issue_id: None}, {})
+        self._transactions.look_at_each((*dependencies, *(each.id for each in beside)), seen)
 
         def body(draft: Draft) -> Claimed:
             issue, before = draft.issue(issue_id), draft.claim(issue_id)
             for each in beside:
                 now = draft.lookup(each.id)
-                if now is not None and now != each:
+                if now is not None and IssueSummary.of(now) != each:
                     _refuse_overlap(issue, now)
             record = rules.grant(issue, before, draft.moment, request, draft.lookup)
             assert record.claim is not None
@@ -237,7 +275,39 @@ class Claiming:
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
 
-def _beside(seen: IssueSet, issue: Issue) -> list[Issue]:
+def _others_claiming(seen: IssueSet[IssueSummary], assignee: str) -> int:
+    """How many others have claimed issues in the last seconds, and so may be about to claim more."""
+    since = format_instant(seen.moment.now - MEETING)
+    recent = (each for each in seen if each.state is State.IN_PROGRESS and each.updated_at >= since)
+    return len({each.assignee for each in recent}.difference((assignee,)))
+
+
+class _Queue:
+    """Candidates in an order in which concurrent claims rarely meet at the same one.
+
+    A process that is alone gets the first. The more others claim, the further from the front an attempt may begin, at
+    random, but never beyond the front's priority. A lost attempt shows that there are more others than it seemed.
+    """
+
+    def __init__(self, candidates: Iterable[IssueSummary], others: int) -> None:
+        self._left = list(candidates)
+        self._width = _SPREAD * others if others else 1
+
+    def __iter__(self) -> Iterator[IssueSummary]:
+        while self._left:
+            yield self._left.pop(CHANCE.randrange(self._choices()))
+
+    def _choices(self) -> int:
+        """The number of candidates at the front that the next one is taken from."""
+        first = self._left[0].priority
+        return sum(1 for _ in takewhile(lambda each: each.priority is first, islice(self._left, self._width)))
+
+    def lost(self) -> None:
+        """Another client was faster."""
+        self._width = min(_SPREAD * self._width, _WIDEST)
+
+
+def _beside(seen: IssueSet[IssueSummary], issue: IssueSummary) -> list[IssueSummary]:
     """The unfinished issues that touch paths of this one; raises `PathsInProgress` if somebody works on one of them."""
     if not issue.touches:
         return []
@@ -249,7 +319,7 @@ def _beside(seen: IssueSet, issue: Issue) -> list[Issue]:
     return [each for each in waiting if overlapping(issue.touches, each.touches) is not None][:MOST_BESIDE]
 
 
-def _refuse_overlap(issue: Issue, other: Issue) -> None:
+def _refuse_overlap(issue: AnyIssue, other: AnyIssue) -> None:
     """Raise `PathsInProgress` if somebody works on the other issue, and it touches paths of this one."""
     found = overlapping(issue.touches, other.touches) if other.state is State.IN_PROGRESS else None
     if found is None:
@@ -282,31 +352,3 @@ def _nothing_ready(broken: Sequence[Broken], skipped: Sequence[PathsInProgress])
         hint=f"{hint} 'holdfast issue validate' shows what to repair.",
         broken=[each.as_record() for each in broken],
     )
-
-
-class HeldIssueClaim(Held[IssueClaim]):
-    """An issue claim that is renewed in the background while its block runs.
-
-    The claim stays when the block ends: the issue is finished or released by its own operations.
-    """
-
-    ends_with_block = False
-
-    def __init__(self, claiming: Claiming, claim: IssueClaim, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.id = ClaimId.parse(claim.claim_id)
-        subject = Subject(f"the claim on {self.id.issue_id}", "renewed", {"issue_id": self.id.issue_id})
-        began = began_at(clock, claim.ttl, claiming.time_left(claim))
-        super().__init__(subject, claim, claim.ttl, clock=clock, began=began)
-        self._claiming = claiming
-
-    @property
-    def claim(self) -> IssueClaim:
-        """The claim as it was last renewed."""
-        return self.record
-
-    def _renew(self, ttl: float | None) -> tuple[IssueClaim, float]:
-        claim = self._claiming.renew(self.id, ttl)
-        return claim, claim.ttl
-
-    def _release(self) -> None:
-        self._claiming.release(self.id.issue_id, self.id)

@@ -10,7 +10,7 @@ from holdfast.errors import Corrupt, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import GATES, Issue, IssueCodec, Registry
-from holdfast.issues.reading import IssueSet
+from holdfast.issues.rules import IssueSet
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft
 
@@ -23,7 +23,7 @@ class Imported(NamedTuple):
     gates: list[str]
 
 
-def exported(snapshot: IssueSet, registry: Registry | None) -> dict[str, Any]:
+def exported(snapshot: IssueSet[Issue], registry: Registry | None) -> dict[str, Any]:
     """All issues and gates as JSON values, with unknown fields. Raises if an issue cannot be read."""
     for each in snapshot.broken:
         raise each.failure

@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.errors import Changed, NotInitialised
-from holdfast.issues.model import EVENTS, INDEX, UNLISTED, Index, Issue, Unlisted
-from holdfast.issues.reading import (
-    TOLERANT_INDEX,
-    TOLERANT_ISSUES,
-    TOLERANT_UNLISTED,
-    by_age,
-    has_index,
-    look_at,
-    read_listing,
-)
+from holdfast.issues.model import EVENTS, INDEX, UNLISTED, Index, Issue, Unlisted, has_index
+from holdfast.issues.reading import TOLERANT_INDEX, TOLERANT_ISSUES, TOLERANT_UNLISTED, by_age, look_at, read_listing
 from holdfast.store.model import Key, Store, Unreadable
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import msgspec
 from holdfast.clock import parse_instant
 from holdfast.errors import Corrupt, Refused
 from holdfast.issues import model
-from holdfast.issues.model import Issue, State
-from holdfast.issues.rules import ARCHIVED_FROM, FINISHED, WAITING
+from holdfast.issues.model import ARCHIVED_FROM, Issue, State
+from holdfast.issues.rules import FINISHED, WAITING
 from holdfast.store.merge import ABSENT, Path, merged
 
 SUPERSEDED = "superseded"

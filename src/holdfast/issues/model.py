@@ -17,11 +17,12 @@ from holdfast.clock import BootMark, Deadline, Now, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES, Family, Instant, Key, SafeName, Stream, StructCodec
+from holdfast.store.model import MOST_BYTES, Family, Instant, Key, SafeName, Store, Stream, StructCodec, is_finite
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
 UNKNOWN = "(unknown)"
+ARCHIVED_FROM = "archived_from"
 
 
 class State(StrEnum):
@@ -100,6 +101,11 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     created_at: str = ""
     updated_at: str = ""
 
+    @property
+    def archived_from(self) -> object:
+        """The state that the issue had before it was archived."""
+        return self.unknown.get(ARCHIVED_FROM)
+
     def gate_status(self, gate: str) -> GateStatus:
         """Whether a gate is pending, passed or failed."""
         known: Any = self.gates_status.get(gate)
@@ -109,6 +115,83 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     def open_gates(self) -> list[str]:
         """The required gates that have not passed."""
         return [gate for gate in self.gates_required if self.gate_status(gate) is not GateStatus.PASSED]
+
+    def failed_gates(self) -> list[str]:
+        """The required gates that have failed."""
+        return [gate for gate in self.gates_required if self.gate_status(gate) is GateStatus.FAILED]
+
+
+class IssueSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What lists and the queue need of an issue."""
+
+    id: str
+    title: str
+    state: State
+    priority: Priority
+    assignee: str | None
+    dependencies: tuple[str, ...]
+    gates_required: tuple[str, ...]
+    labels: tuple[str, ...]
+    touches: tuple[str, ...]
+    created_at: str
+    updated_at: str
+    archived_from: str
+    waits_for: tuple[str, ...]  # gates
+    failed: tuple[str, ...]  # gates
+
+    def open_gates(self) -> list[str]:
+        return list(self.waits_for)
+
+    def failed_gates(self) -> list[str]:
+        return list(self.failed)
+
+    @classmethod
+    def of(cls, issue: Issue) -> IssueSummary:
+        return cls(
+            issue.id,
+            issue.title,
+            issue.state,
+            issue.priority,
+            issue.assignee,
+            issue.dependencies,
+            issue.gates_required,
+            issue.labels,
+            issue.touches,
+            issue.created_at,
+            issue.updated_at,
+            str(issue.archived_from or ""),
+            tuple(issue.open_gates()),
+            tuple(issue.failed_gates()),
+        )
+
+
+AnyIssue = Issue | IssueSummary
+Listed = TypeVar("Listed", bound=AnyIssue)
+SHORT = 8  # characters of an id, for people
+
+
+def issue_summary_to_json(issue: AnyIssue, state: State) -> dict[str, Any]:
+    """An issue as lists show it; `state` is derived from its dependencies, whatever is stored."""
+    return {
+        "id": issue.id,
+        "short_id": issue.id[:SHORT],
+        "title": issue.title,
+        "state": state.value,
+        "priority": issue.priority.value,
+        "assignee": issue.assignee,
+        "labels": list(issue.labels),
+        "touches": list(issue.touches),
+        "dependencies": list(issue.dependencies),
+        "gates_required": list(issue.gates_required),
+        "created_at": issue.created_at,
+        "updated_at": issue.updated_at,
+    }
+
+
+def searched_text(issue: Issue) -> str:
+    """The text in which words are searched."""
+    context = (f"{name}={value}" for name, value in issue.context.items())
+    return "\n".join((issue.title, issue.description, issue.assignee or "", *issue.labels, *context)).casefold()
 
 
 class Registry(OpenRecord, frozen=True, kw_only=True):
@@ -155,7 +238,7 @@ class OpenCodec(Generic[Open]):
         self._kind = kind
         self._pretty = pretty
         self._limit = limit
-        self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {UNKNOWN}
+        self._known = frozenset(kind.__struct_encode_fields__) - {UNKNOWN}
 
     def encode(self, record: Open) -> bytes:
         """Known fields first, in their order, then the unknown ones."""
@@ -163,7 +246,9 @@ class OpenCodec(Generic[Open]):
         try:
             value = self._fields(record)
             value |= {name: each for name, each in value.pop(UNKNOWN).items() if name not in self._known}
-            content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
+            content = _encoded_fast(value)
+            if content is None:
+                content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
             msgspec.convert(msgspec.json.decode(content), self._kind)
         except (JsonInvalid, msgspec.MsgspecError, TypeError, UnicodeError) as error:
             raise UsageFailure(f"{what} cannot be stored: {error}", problem=str(error)) from None
@@ -199,6 +284,16 @@ class OpenCodec(Generic[Open]):
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         """The value, with the variants of other programs normalized."""
         return {name: each for name, each in value.items() if name != UNKNOWN}
+
+
+def _encoded_fast(value: dict[str, Any]) -> bytes | None:
+    """The value as JSON, if that is certainly valid; the strict encoder reports what is not."""
+    try:
+        content = msgspec.json.encode(value)
+        is_shallow = content.count(b"[") + content.count(b"{") <= strictjson.MAX_DEPTH
+        return content if is_shallow and is_finite(value, content) else None
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
@@ -407,7 +502,23 @@ class ClaimId(NamedTuple):
         return cls(issue_id, int(token), text.strip())
 
 
+class _RawCodec:
+    """The bytes of a document that is too large to be decoded for one question."""
+
+    def encode(self, record: bytes) -> bytes:
+        return record
+
+    def decode(self, content: bytes, source: str) -> bytes:
+        return content
+
+
+def has_index(store: Store) -> bool:
+    """Whether the index lists the issues: it is for programs that read files."""
+    return store.files is not None
+
+
 INDEX = Key("jit/index", OpenCodec(Index, limit=LARGEST_INDEX))
+RAW_INDEX = Key(INDEX.name, _RawCodec())
 UNLISTED = Key("jit/unlisted", OpenCodec(Unlisted))
 GRAPH = Key("jit/graph", OpenCodec(Graph))
 GATES = Key("jit/gates", OpenCodec(Registry))

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from holdfast.fs.names import counted, printable, shortened
-from holdfast.issues.model import Gate, GateStatus, Issue, State
-from holdfast.issues.reading import SHORT
+from holdfast.issues.model import SHORT, Gate, GateStatus, Issue, IssueSummary, State
 from holdfast.issues.tracker import Tracker
 
 BYTES_PER_TOKEN = 4
@@ -94,7 +93,7 @@ def issue_prompt(
 
 def overview_prompt(tracker: Tracker, *, budget: int = LONGEST_PROMPT) -> Prompt:
     """The prompt for an agent that has claimed nothing: what is ready, and how to claim it."""
-    seen = tracker.snapshot()
+    seen = tracker.summaries(finished=False)
     ready = seen.ready(tracker.actor)
     own = [each for each in seen if each.state is State.IN_PROGRESS and each.assignee == tracker.actor]
     busy = sum(each.state is State.IN_PROGRESS for each in seen)
@@ -253,7 +252,7 @@ def _ending(issue: Issue, ending: Ending) -> list[str]:
     ]
 
 
-def _listed(issues: Iterable[Issue]) -> list[str]:
+def _listed(issues: Iterable[IssueSummary]) -> list[str]:
     return [
         f"> {each.id[:SHORT]} {each.priority.value}: {printable(shortened(each.title, LONGEST_LINE_OF_TITLE))}"
         for each in issues

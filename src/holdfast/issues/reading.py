@@ -11,21 +11,36 @@ that depend on it keep waiting.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from holdfast.clock import ClockReading, Now
-from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
+from holdfast.errors import Corrupt, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
-from holdfast.issues.model import CLAIMS, EVENTS, INDEX, ISSUES, UNLISTED, ClaimRecord, Issue, State, Unlisted
-from holdfast.store.model import Decision, Key, Record, Store, TolerantCodec, Unreadable
+from holdfast.issues.model import (
+    CLAIMS,
+    EVENTS,
+    INDEX,
+    ISSUES,
+    RAW_INDEX,
+    SHORT,
+    UNLISTED,
+    AnyIssue,
+    ClaimRecord,
+    Issue,
+    Unlisted,
+    has_index,
+    issue_summary_to_json,
+)
+from holdfast.issues.rules import Broken, IssueSet
+from holdfast.store.model import Decision, Key, Record, Store, TolerantCodec, Unreadable, View
 
 if TYPE_CHECKING:
-    from holdfast.issues.claims import Claimed
     from holdfast.issues.creating import Created
     from holdfast.issues.model import IssueClaim
     from holdfast.issues.tracker import Tracker
@@ -34,19 +49,6 @@ if TYPE_CHECKING:
 TOLERANT_ISSUES = ISSUES.tolerant()
 TOLERANT_INDEX = Key(INDEX.name, TolerantCodec(INDEX.codec))
 TOLERANT_UNLISTED = Key(UNLISTED.name, TolerantCodec(UNLISTED.codec))
-
-
-class _RawCodec:
-    """The bytes of a document that is too large to be decoded for one question."""
-
-    def encode(self, record: bytes) -> bytes:
-        return record
-
-    def decode(self, content: bytes, source: str) -> bytes:
-        return content
-
-
-RAW_INDEX = Key(INDEX.name, _RawCodec())
 
 
 class IssueListing(NamedTuple):
@@ -59,11 +61,6 @@ class IssueListing(NamedTuple):
     deleted: frozenset[str] = frozenset()
     problem: str = ""
     exists: bool = True
-
-
-def has_index(store: Store) -> bool:
-    """Whether the index lists the issues: it is for programs that read files."""
-    return store.files is not None
 
 
 def read_listing(store: Store) -> IssueListing:
@@ -83,93 +80,21 @@ def read_listing(store: Store) -> IssueListing:
     return IssueListing([*index.record.all_ids, *more], frozenset(index.record.deleted_ids))
 
 
-class Broken(NamedTuple):
-    """An issue, or the claim of one, that cannot be read."""
-
-    issue_id: str
-    failure: Failure
-
-    @property
-    def path(self) -> str:
-        facts = self.failure.facts
-        return str(facts.get("path") or facts.get("source") or ISSUES.key(self.issue_id).name)
-
-    def as_record(self) -> dict[str, str]:
-        failure = self.failure
-        texts = {"code": failure.code, "message": failure.message, "hint": failure.hint}
-        return {"id": self.issue_id, "path": self.path, **texts}
+def read_claims(store: Store, issue_ids: list[str]) -> Mapping[str, ClaimRecord | Broken | None]:
+    """The claims of issues, in one request unless one of them cannot be read."""
+    keys = {each: CLAIMS.key(each) for each in issue_ids}
+    try:
+        view = store.read_each(list(keys.values())) if keys else View({})
+        return {each: view.get(key) for each, key in keys.items()}
+    except (Corrupt, IoFailure, Refused):
+        found: dict[str, ClaimRecord | Broken | None] = {}
+        for each, key in keys.items():
+            claim = tried(store, key, each)
+            found[each] = claim
+        return found
 
 
-class IssueSet:
-    """The issues of one tracker, in order of creation."""
-
-    index_problem = ""  # why the index cannot be used
-
-    def __init__(
-        self, store: Store, issues: dict[str, Issue], moment: Now, broken: dict[str, Broken] | None = None
-    ) -> None:
-        self.issues = issues
-        self.broken_issues = broken or {}
-        self.moment = moment
-        self._store = store
-        self._claims: dict[str, ClaimRecord | Broken | None] = {}
-
-    @property
-    def broken(self) -> list[Broken]:
-        """Unreadable issues, which are left out, and unreadable claims among those requested."""
-        claims_ = (each for each in self._claims.values() if isinstance(each, Broken))
-        return [*self.broken_issues.values(), *claims_]
-
-    def add_broken(self, broken: Broken) -> None:
-        """Add a claim that turned out to be unreadable."""
-        self._claims[broken.issue_id] = broken
-
-    def __iter__(self) -> Iterator[Issue]:
-        return iter(self.issues.values())
-
-    def __len__(self) -> int:
-        return len(self.issues)
-
-    def lookup(self, issue_id: str) -> Issue | None:
-        return self.issues.get(issue_id)
-
-    def state(self, issue: Issue) -> State:
-        return rules.state_of(issue, self.lookup)
-
-    def claim(self, issue: Issue) -> ClaimRecord | None:
-        """The claim of an issue, read on demand; None also if it cannot be read, which never counts as expired."""
-        if issue.id not in self._claims:
-            claim = tried(self._store, CLAIMS.key(issue.id), issue.id)
-            self._claims[issue.id] = claim
-        found = self._claims[issue.id]
-        return None if isinstance(found, Broken) else found
-
-    def is_abandoned(self, issue: Issue) -> bool:
-        """Whether its claim has expired."""
-        return issue.state is State.IN_PROGRESS and rules.is_abandoned(issue, self.claim(issue), self.moment)
-
-    def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
-        """Whether work on it can begin: it is unclaimed and waits for nothing."""
-        free = issue.state in rules.WAITING and issue.assignee in (None, assignee)
-        return (free or self.is_abandoned(issue)) and not rules.open_dependencies(issue, self.lookup)
-
-    def ready(self, assignee: str | None = None) -> list[Issue]:
-        """The available issues: highest priority first, then least recently updated. So work that keeps failing moves
-        behind the rest of its priority each time."""
-        return sorted((issue for issue in self if self.is_available(issue, assignee)), key=_urgency)
-
-    def blocked(self) -> list[tuple[Issue, list[str]]]:
-        """The waiting issues, each with its open dependencies."""
-        waiting = ((issue, rules.open_dependencies(issue, self.lookup)) for issue in self)
-        return [(issue, on) for issue, on in waiting if on and issue.state not in rules.FINISHED]
-
-
-def _urgency(issue: Issue) -> tuple[int, str, str]:
-    """The sort key; issues of one batch have equal keys and keep the order of the index."""
-    return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
-
-
-def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
+def take_snapshot(store: Store, reading: ClockReading) -> IssueSet[Issue]:
     """All issues as they are now; unreadable ones are in `broken`. `reading` is used to judge claims."""
     listing, before = read_listing(store), None if has_index(store) else _end_of_events(store)
     (found, others), issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
@@ -183,7 +108,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
         elif issue is not None:
             issues[issue_id] = issue
     _mend(store, issues, broken)
-    seen = IssueSet(store, issues, reading.at(store.now()), broken)
+    seen = IssueSet(issues, reading.at(store.now()), broken, claims=partial(read_claims, store))
     seen.index_problem = listing.problem
     return seen
 
@@ -330,28 +255,7 @@ def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | No
     return None if document is None else document.record
 
 
-SHORT = 8
-
-
-def issue_summary_to_json(issue: Issue, state: State) -> dict[str, Any]:
-    """An issue as lists show it; `state` is derived from its dependencies, whatever is stored."""
-    return {
-        "id": issue.id,
-        "short_id": issue.id[:SHORT],
-        "title": issue.title,
-        "state": state.value,
-        "priority": issue.priority.value,
-        "assignee": issue.assignee,
-        "labels": list(issue.labels),
-        "touches": list(issue.touches),
-        "dependencies": list(issue.dependencies),
-        "gates_required": list(issue.gates_required),
-        "created_at": issue.created_at,
-        "updated_at": issue.updated_at,
-    }
-
-
-def issues_to_json(snapshot: IssueSet, issues: Iterable[Issue]) -> dict[str, Any]:
+def issues_to_json(snapshot: IssueSet[Any], issues: Iterable[AnyIssue]) -> dict[str, Any]:
     """These issues, and the broken ones of the whole tracker."""
     listed = [issue_summary_to_json(issue, snapshot.state(issue)) for issue in issues]
     return {"issues": listed, "count": len(listed), "broken": unreadable_issues_to_json(snapshot.broken)}
@@ -390,19 +294,6 @@ def issue_claim_to_json(claim: IssueClaim, moment: Now) -> dict[str, Any]:
     left = claim.time_left(moment, for_others=True)
     record = {_CLAIM_NAMES.get(name, name): value for name, value in msgspec.to_builtins(claim).items()}
     return {**record, "expired": left <= 0, "time_left": round(left, 3)}
-
-
-def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
-    """The claimed issue, and the claim that later commands must name."""
-    claim = claimed.claim
-    return {
-        **issue_summary_to_json(claimed.issue, claimed.issue.state),
-        "claim_id": claim.claim_id,
-        "token": claim.token,
-        "ttl": claim.ttl,
-        "expires_at": claim.expires_at,
-        "taken_over_from": claimed.taken_over_from,
-    }
 
 
 def created_issues_to_json(created: Created) -> dict[str, Any]:

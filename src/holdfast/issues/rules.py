@@ -1,4 +1,4 @@
-"""Rules for issues and their claims as pure functions.
+"""Rules for issues and their claims as pure functions; and a set of issues, to which they are applied.
 
 1. An unclaimed issue is `backlog` while it waits for another one, and `ready` otherwise. The stored state
    follows where a transaction reaches it; the effective state is derived from the dependencies.
@@ -14,37 +14,47 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import msgspec
 
 from holdfast.clock import Now, format_ago, format_duration, format_instant, ttl_within
-from holdfast.errors import Blocked, FencingMismatch, IssueClaimed, LockExpired, LockNotHeld, TransitionRefused
-from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
+from holdfast.errors import Blocked, Failure, FencingMismatch, IssueClaimed, LockExpired, LockNotHeld, TransitionRefused
+from holdfast.issues.model import (
+    ARCHIVED_FROM,
+    ISSUES,
+    AnyIssue,
+    ClaimId,
+    ClaimRecord,
+    GateStatus,
+    Issue,
+    IssueClaim,
+    Listed,
+    Priority,
+    State,
+    searched_text,
+)
 
-Lookup = Callable[[str], Issue | None]  # finds an issue by id, as stored or as drafted
+Lookup = Callable[[str], AnyIssue | None]  # finds an issue by id, as stored or as drafted
 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
-ARCHIVED_FROM = "archived_from"
 NEW_GATE = {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""}  # dated when it is stored
 
 
-def is_released(issue: Issue | None) -> bool:
+def is_released(issue: AnyIssue | None) -> bool:
     """Whether an issue releases its dependents; a missing one does not."""
     if issue is None:
         return False
-    return issue.state is State.DONE or (
-        issue.state is State.ARCHIVED and issue.unknown.get(ARCHIVED_FROM) == State.DONE
-    )
+    return issue.state is State.DONE or (issue.state is State.ARCHIVED and issue.archived_from == State.DONE)
 
 
-def open_dependencies(issue: Issue, lookup: Lookup) -> list[str]:
+def open_dependencies(issue: AnyIssue, lookup: Lookup) -> list[str]:
     """The dependencies that the issue waits for."""
     return [each for each in issue.dependencies if not is_released(lookup(each))]
 
 
-def state_of(issue: Issue, lookup: Lookup) -> State:
+def state_of(issue: AnyIssue, lookup: Lookup) -> State:
     """The effective state of an issue."""
     if issue.state not in WAITING:
         return issue.state
@@ -350,7 +360,7 @@ def check_release(issue: Issue, record: ClaimRecord | None, now: Now, claim_id: 
             in_force(issue.id, record, now, claim_id)
 
 
-def is_abandoned(issue: Issue, record: ClaimRecord | None, now: Now) -> bool:
+def is_abandoned(issue: AnyIssue, record: ClaimRecord | None, now: Now) -> bool:
     """Whether the issue is in progress under an expired claim."""
     current = record.claim if record else None
     return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(now)
@@ -377,3 +387,109 @@ def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
 
 def checked_ttl(ttl: float) -> float:
     return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL)
+
+
+class Broken(NamedTuple):
+    """An issue, or the claim of one, that cannot be read."""
+
+    issue_id: str
+    failure: Failure
+
+    @property
+    def path(self) -> str:
+        facts = self.failure.facts
+        return str(facts.get("path") or facts.get("source") or ISSUES.key(self.issue_id).name)
+
+    def as_record(self) -> dict[str, str]:
+        failure = self.failure
+        texts = {"code": failure.code, "message": failure.message, "hint": failure.hint}
+        return {"id": self.issue_id, "path": self.path, **texts}
+
+
+class IssueSet(Generic[Listed]):
+    """The issues of one tracker, or some of them, in order of creation."""
+
+    index_problem = ""  # why the index cannot be used
+
+    def __init__(
+        self,
+        issues: Mapping[str, Listed],
+        moment: Now,
+        broken: dict[str, Broken] | None = None,
+        *,
+        claims: Callable[[list[str]], Mapping[str, ClaimRecord | Broken | None]],
+        lookup: Callable[[str], Listed | None] | None = None,
+        text: Callable[[str], str] | None = None,
+    ) -> None:
+        """`claims` reads the claims of issues. `lookup` finds issues that are not among these, too; `text` is the text
+        of an issue for searches."""
+        self.issues = issues
+        self.broken_issues = broken or {}
+        self.moment = moment
+        self.lookup: Callable[[str], Listed | None] = lookup or issues.get
+        self._text = text
+        self._read_claims = claims
+        self._claims: Mapping[str, ClaimRecord | Broken | None] | None = None
+        self._broken_claims: list[Broken] = []
+
+    @property
+    def broken(self) -> list[Broken]:
+        """Unreadable issues, which are left out, and unreadable claims, if they were needed."""
+        claims_ = [each for each in (self._claims or {}).values() if isinstance(each, Broken)]
+        return [*self.broken_issues.values(), *claims_, *(each for each in self._broken_claims if each not in claims_)]
+
+    def add_broken(self, broken: Broken) -> None:
+        """Add a claim that turned out to be unreadable."""
+        self._broken_claims.append(broken)
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self.issues.values())
+
+    def __len__(self) -> int:
+        return len(self.issues)
+
+    def state(self, issue: AnyIssue) -> State:
+        return state_of(issue, self.lookup)
+
+    def text(self, issue: AnyIssue) -> str:
+        """The text in which words are searched."""
+        if self._text is not None:
+            return self._text(issue.id)
+        return searched_text(issue) if isinstance(issue, Issue) else issue.title.casefold()
+
+    def claim(self, issue: AnyIssue) -> ClaimRecord | None:
+        """The claim of an issue in progress; None also if it cannot be read, which never counts as expired. The first
+        call reads the claims of all."""
+        if self._claims is None:
+            self._claims = self._read_claims([each.id for each in self if each.state is State.IN_PROGRESS])
+        found = self._claims.get(issue.id)
+        return None if isinstance(found, Broken) else found
+
+    def is_abandoned(self, issue: AnyIssue) -> bool:
+        """Whether its claim has expired."""
+        return issue.state is State.IN_PROGRESS and is_abandoned(issue, self.claim(issue), self.moment)
+
+    def is_available(self, issue: AnyIssue, assignee: str | None = None) -> bool:
+        """Whether work on it can begin: it is unclaimed and waits for nothing."""
+        free = issue.state in WAITING and (issue.assignee is None or issue.assignee == assignee)
+        if not free and not self.is_abandoned(issue):
+            return False
+        return not (issue.dependencies and open_dependencies(issue, self.lookup))
+
+    def ready(self, assignee: str | None = None) -> list[Listed]:
+        """The available issues: highest priority first, then least recently updated. So work that keeps failing moves
+        behind the rest of its priority each time."""
+        return sorted((issue for issue in self if self.is_available(issue, assignee)), key=_urgency)
+
+    def blocked(self) -> list[tuple[Listed, list[str]]]:
+        """The waiting issues, each with its open dependencies."""
+        waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in self)
+        return [(issue, on) for issue, on in waiting if on and issue.state not in FINISHED]
+
+
+def _urgency(issue: AnyIssue) -> tuple[int, str, str]:
+    """The sort key; issues of one batch have equal keys and keep the order of the index."""
+    return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at)
+
+
+_URGENCY = {priority: -priority.rank for priority in Priority}

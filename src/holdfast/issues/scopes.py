@@ -19,7 +19,7 @@ from holdfast.issues.model import without_repeats
 MOST_PATTERNS, LONGEST_PATTERN = 100, 500
 _DEEP = "**"
 _LAST = 0x10FFFF
-_TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
+_TOKEN = r"(?s)\*+|\?|\[!?\]?[^\]]*\]|."  # not compiled here: most commands compare no paths
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def _parts(pattern: str) -> Iterator[_Component | None]:
         if each == _DEEP:
             yield None
         elif each not in ("", "."):
-            yield tuple(map(_characters, _TOKEN.findall(each)))
+            yield tuple(map(_characters, re.findall(_TOKEN, each)))
 
 
 def _characters(token: str) -> Characters | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,17 +20,34 @@ from holdfast.errors import AlreadyExists, Changed, IdAmbiguous, NotInitialised,
 from holdfast.fs import durable
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import model, rules
-from holdfast.issues.claims import Claiming
-from holdfast.issues.creating import Created, Creating, NewIssue
-from holdfast.issues.dependencies import Dependencies
-from holdfast.issues.gates import Gating
 from holdfast.issues.index import plan_index_change
-from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, INDEX, ISSUES, ClaimId, Issue, IssueEvent, Priority, State
-from holdfast.issues.reading import TOLERANT_INDEX, IssueSet, find_ids
+from holdfast.issues.model import (
+    CLAIMS,
+    DEPENDENTS,
+    EVENTS,
+    INDEX,
+    ISSUES,
+    AnyIssue,
+    ClaimId,
+    Issue,
+    IssueEvent,
+    IssueSummary,
+    Listed,
+    Priority,
+    State,
+)
+from holdfast.issues.reading import TOLERANT_INDEX, find_ids
+from holdfast.issues.rules import IssueSet
 from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Document, Entry, Key, Store
+
+if TYPE_CHECKING:
+    from holdfast.issues.claims import Claiming
+    from holdfast.issues.creating import Created, Creating, NewIssue
+    from holdfast.issues.dependencies import Dependencies
+    from holdfast.issues.gates import Gating
 
 
 class Keep(Enum):
@@ -96,7 +113,7 @@ class Update(NamedTuple):
 
 class Tracker:
     """The issues of one store. `root` is its directory, for which checkers are approved; they run in `checked()`, or
-    else in `root`."""
+    else in `root`. Each part is loaded on first use: a command needs one or none."""
 
     def __init__(
         self,
@@ -114,25 +131,33 @@ class Tracker:
         self.root = root
         self._checked = checked
         self.actor: str = checked_actor(actor)
-        self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew)
+        self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew, root=root)
 
     @cached_property
     def claims(self) -> Claiming:
         """Claiming issues."""
+        from holdfast.issues.claims import Claiming
+
         return Claiming(self.transactions)
 
     @cached_property
     def dependencies(self) -> Dependencies:
         """The dependencies between issues."""
+        from holdfast.issues.dependencies import Dependencies
+
         return Dependencies(self.transactions)
 
     @cached_property
     def gates(self) -> Gating:
         """Gates and their checkers."""
+        from holdfast.issues.gates import Gating
+
         return Gating(self.transactions, self.root, self._checked)
 
     @cached_property
     def _creating(self) -> Creating:
+        from holdfast.issues.creating import Creating
+
         return Creating(self.transactions)
 
     def initialise(self) -> bool:
@@ -159,8 +184,13 @@ class Tracker:
 
     # --- Reading -----------------------------------------------------------------------------------
 
-    def snapshot(self) -> IssueSet:
-        """All issues as they are now."""
+    def summaries(self, *, finished: bool = True) -> IssueSet[IssueSummary]:
+        """The summaries of all issues as they are now, or only of the unfinished ones. Costs what has changed since the
+        last call, in this process or an earlier one."""
+        return self.transactions.summaries(finished=finished)
+
+    def snapshot(self) -> IssueSet[Issue]:
+        """All issues as they are now, in full: reads every one."""
         return self.transactions.snapshot()
 
     def issue(self, issue_id: str) -> Issue:
@@ -350,30 +380,34 @@ class Query(NamedTuple):
     assignee: str | None = None
     labels: tuple[str, ...] = ()
 
-    def fits(self, issue: Issue, state: State) -> bool:
+    def fits(self, issue: AnyIssue, state: State) -> bool:
+        """Whether an issue matches, whatever the words are."""
         return (
             (not self.states or state in self.states)
             and (not self.priorities or issue.priority in self.priorities)
             and (self.assignee is None or issue.assignee == self.assignee)
             and all(_has_label(issue, label) for label in self.labels)
-            and (not self.words or _has_words(issue, self.words))
         )
 
+    @property
+    def finished(self) -> bool:
+        """Whether finished issues may match."""
+        return not self.states or any(each in rules.FINISHED for each in self.states)
 
-def find(snapshot: IssueSet, query: Query) -> list[Issue]:
+
+def find(seen: IssueSet[Listed], query: Query) -> list[Listed]:
     """The matching issues, in order of creation."""
-    return [issue for issue in snapshot if query.fits(issue, snapshot.state(issue))]
+    found = [issue for issue in seen if query.fits(issue, seen.state(issue))]
+    words = [each.casefold() for each in query.words]
+    return [issue for issue in found if _has_words(issue.id, seen.text(issue), words)] if words else found
 
 
-def _has_label(issue: Issue, wanted: str) -> bool:
+def _has_label(issue: AnyIssue, wanted: str) -> bool:
     """Matches a label, or with a trailing `*` a prefix."""
     if wanted.endswith("*"):
         return any(label.startswith(wanted[:-1]) for label in issue.labels)
     return wanted in issue.labels
 
 
-def _has_words(issue: Issue, words: tuple[str, ...]) -> bool:
-    context = (f"{name}={value}" for name, value in issue.context.items())
-    texts = (issue.title, issue.description, issue.assignee or "", *issue.labels, *context)
-    text = "\n".join(texts).casefold()
-    return all(word in text or issue.id.startswith(word) for word in map(str.casefold, words))
+def _has_words(issue_id: str, text: str, words: Sequence[str]) -> bool:
+    return all(word in text or issue_id.startswith(word) for word in words)

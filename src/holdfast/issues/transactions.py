@@ -19,18 +19,32 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
-from holdfast.errors import Blocked, Changed, Failure, NotFound
+from holdfast.errors import Blocked, Changed, Corrupt, Failure, IoFailure, NotFound, Refused
 from holdfast.fs.directory import entry_exists
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.index import rebuild_index
-from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GRAPH, ISSUES, ClaimRecord, Issue, State
-from holdfast.issues.reading import Broken, IssueSet, look_at, misnamed, read_issue, read_listing, take_snapshot
+from holdfast.issues.model import (
+    CLAIMS,
+    DEPENDENTS,
+    EVENTS,
+    GRAPH,
+    ISSUES,
+    ClaimRecord,
+    Issue,
+    IssueSummary,
+    State,
+    searched_text,
+)
+from holdfast.issues.projection import IndexUnusable, IssueProjection
+from holdfast.issues.reading import look_at, misnamed, read_claims, read_issue, read_listing, take_snapshot
+from holdfast.issues.rules import Broken, IssueSet
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
@@ -273,9 +287,13 @@ class Transactions:
         sleep: Callable[[float], object] = time.sleep,
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
+        root: Path | None = None,
     ) -> None:
-        """`skew` is how far apart the clocks of the store's clients may be."""
+        """`skew` is how far apart the clocks of the store's clients may be. `root` is the directory for checkpoints, if
+        the store is not in files."""
         self.store = store
+        files, address = store.files, getattr(store, "address", "")
+        self._projection = IssueProjection(store, root if files is None else files.path, "" if files else address)
         self._clock = clock
         self._skew = skew
         self.actor = actor
@@ -291,7 +309,24 @@ class Transactions:
     def moment(self) -> Now:
         return self.reading().at(self.store.now())
 
-    def snapshot(self) -> IssueSet:
+    def summaries(self, *, finished: bool = True) -> IssueSet[IssueSummary]:
+        """The summaries of all issues as they are now, or only of the unfinished ones. Costs what has changed since the
+        last call, in this process or an earlier one."""
+        try:
+            return self._projection.look(self.reading(), finished=finished)
+        except IndexUnusable:
+            seen = self.snapshot()
+        rows = {each.id: IssueSummary.of(each) for each in seen}
+        texts = {each.id: searched_text(each) for each in seen}
+        return IssueSet(
+            rows,
+            seen.moment,
+            seen.broken_issues,
+            claims=partial(read_claims, self.store),
+            text=texts.__getitem__,
+        )
+
+    def snapshot(self) -> IssueSet[Issue]:
         """All issues as they are now. If the index is missing or cannot be understood, it is rebuilt, if possible."""
         seen = take_snapshot(self.store, self.reading())
         if seen.index_problem:
@@ -332,10 +367,11 @@ class Transactions:
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         """The dependents of an issue. If the dependents documents are incomplete, all issues are read; an unreadable
         issue may be among the dependents."""
-        graph = self.store.read(GRAPH)
-        document = self.store.read(DEPENDENTS.key(issue_id))
-        known = document.record.dependents if document else ()
-        if graph is not None and graph.record.dependents_complete and self.records_dependents:
+        key = DEPENDENTS.key(issue_id)
+        view = self.store.read_each([GRAPH, key])
+        graph, dependents = view.get(GRAPH), view.get(key)
+        known = dependents.dependents if dependents else ()
+        if graph is not None and graph.dependents_complete and self.records_dependents:
             return known
         others = (
             name
@@ -347,9 +383,19 @@ class Transactions:
     def with_dependencies(self, issue: Issue) -> Seen:
         """The issue and its dependencies."""
         seen = Seen({issue.id: issue}, {})
-        for each in issue.dependencies:
-            seen.add(each, self.look_at(each))
+        self.look_at_each(issue.dependencies, seen)
         return seen
+
+    def look_at_each(self, issue_ids: Iterable[str], seen: Seen) -> None:
+        """Look at several issues, in one request unless one of them cannot be read."""
+        named = [each for each in dict.fromkeys(issue_ids) if each not in seen.issues]
+        keys = {each: ISSUES.key(each) for each in named if is_safe_name(each)}
+        found: Callable[[str], Issue | Broken | None] = self.look_at
+        with contextlib.suppress(Corrupt, IoFailure, Refused):
+            view = self.store.read_each(list(keys.values())) if keys else View({})
+            found = lambda each: view.get(keys[each]) if each in keys else None  # noqa: E731
+        for each in named:
+            seen.add(each, found(each))
 
     def surroundings(self, issue_id: str) -> IssueNeighbours:
         issue = self.need(issue_id)
