@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,27 @@ from holdfast.repository.landing_records import (
 )
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
-from tests.support.homes import SAFE, git
+from tests.support.homes import SAFE, copied, git
 
 NAMES = ("link", "rename", "replace", "unlink")
 ACTOR = "agent:tester"
+
+
+@cache
+def _with_files(count: int) -> Callable[[Path], None]:
+    """What `copied` builds: the same object for the same number of files."""
+    return partial(_make_project, count)
+
+
+def _make_project(files: int, top: Path) -> None:
+    git("init", "-q", "-b", "trunk", top)
+    for setting in ("user.name=person", "user.email=person@example", "gc.auto=0", "core.fsync=none"):
+        git("config", *setting.split("="), at=top)
+    (top / "src").mkdir()
+    for number in range(files):
+        (top / f"src/f{number}").write_text(f"{number}\n" * 9)
+    git("add", "-A", at=top)
+    git("commit", "-qm", "first", at=top)
 
 
 class Project:
@@ -47,13 +65,7 @@ class Project:
 
     def __init__(self, directory: Path, *, files: int = 4) -> None:
         self.top = directory / "project"
-        git("init", "-q", "-b", "trunk", self.top)
-        for setting in ("user.name=person", "user.email=person@example", "gc.auto=0", "core.fsync=none"):
-            git("config", *setting.split("="), at=self.top)
-        for number in range(files):
-            self.write(f"src/f{number}", f"{number}\n" * 9)
-        git("add", "-A", at=self.top)
-        git("commit", "-qm", "first", at=self.top)
+        copied(_with_files(files), self.top)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
             adopt_checkout(self.top)
@@ -174,7 +186,7 @@ class Steps:
     """Counts the steps of this process from now on, and calls `act` at one of them."""
 
     def __init__(self, number: int, act: Callable[[], object], *, in_transactions: bool = True) -> None:
-        self.number, self.act, self.count = number, act, 0
+        self.number, self.act, self.count, self.starts = number, act, 0, 0
         self._counts_all, self._depth = in_transactions, 0
 
     def step(self) -> None:
@@ -206,9 +218,16 @@ class Steps:
 
         return called
 
+    def starting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*arguments: Any) -> Any:
+            self.starts += 1
+            return real(*arguments)
+
+        return started
+
     def install(self) -> None:
         """Never undone: for a child that ends with it."""
-        program.subprocess.run = self.around(program.subprocess.run)  # type: ignore[attr-defined]
+        program._completed = self.around(self.starting(program._completed))
         for name in NAMES:
             setattr(calls, name, self.around(getattr(calls, name)))
         FileStore.transact = self.transacting(FileStore.transact)  # type: ignore[method-assign]
@@ -222,6 +241,7 @@ def steps_of(work: Callable[[], object], directory: Path, *, in_transactions: bo
         steps = Steps(0, die, in_transactions=in_transactions)
         steps.install()
         work()
+        assert steps.starts, "no step is at a start of git"
         noted.write_text(str(steps.count))
 
     assert ended(forked(counted)) == 0

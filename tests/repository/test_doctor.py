@@ -82,13 +82,13 @@ def test_planted_damage_is_found_and_repaired_if_that_is_safe(repository: Reposi
 
 
 def test_every_check_has_damage_that_it_finds() -> None:
-    """Three checks are tested separately: their findings cannot be planted in a directory."""
+    """Four checks are tested separately: their findings cannot be planted in a directory."""
     made_here = {
         *("commits", "operations", "collections", "plans", "trees", "snapshots", "content", "heads"),
         *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "remnants"),
         *("drafts", "leases", "waiters", "audit", "clock", "links", "permissions", "owners"),
     }
-    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
+    assert {check.name for check in CHECKS} - made_here == {"format", "site", "filesystem", "disk"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 

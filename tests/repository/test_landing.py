@@ -15,6 +15,7 @@ from holdfast.errors import (
     LandingConflict,
     LandingPending,
     Refused,
+    SetupFailed,
 )
 from holdfast.issues.model import State
 from holdfast.issues.prompt import Ending, issue_prompt
@@ -24,6 +25,7 @@ from holdfast.repository.context import Proof
 from holdfast.repository.landing import LandOptions, require_landed
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
+from holdfast.repository.landing_publish import Publisher
 from holdfast.repository.landing_records import (
     IntentEntry,
     Landing,
@@ -34,8 +36,8 @@ from holdfast.repository.landing_records import (
     target_name,
 )
 from holdfast.repository.repository import Repository
-from holdfast.repository.settings import CHECKS, ENFORCE_TOUCHES, change
-from tests.repository.landings import ACTOR, Project
+from holdfast.repository.settings import CHECKS, ENFORCE_TOUCHES, SETUP, change
+from tests.repository.landings import ACTOR, Project, die, ended, forked
 from tests.support.homes import git
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="git homes are tested on POSIX")
@@ -110,6 +112,48 @@ def test_unresolved_conflicts_are_not_committed(project: Project) -> None:
     git("add", "src/f0", at=path)
     entry = enqueue(project, "dev")
     assert len(git("log", "-1", "--format=%P", entry.commit, at=path).split()) == 2
+
+
+def test_work_is_committed_without_a_git_in_nested_repositories(project: Project) -> None:
+    path, harm = worktree(project), project.top.parent / "harm"
+    nested = path / "nested"
+    git("init", "-q", nested)
+    git("commit", "-q", "--allow-empty", "-m", "nested", at=nested)
+    git("add", "nested", at=path)
+    git("commit", "-qm", "a link", at=path)
+    (nested / "new").write_text("a change\n")
+    git("config", "core.fsmonitor", f"touch {harm};:", at=nested)
+    (path / "src/f0").unlink()
+    (path / "src/f1").write_text("changed\n")
+    (path / "new").mkdir()
+    (path / "new/x").write_text("new\n")
+    entry = enqueue(project, "dev")
+    assert not harm.exists()
+    changed = git("diff", "--name-status", f"{entry.commit}^", entry.commit, at=path).split()
+    assert changed == ["A", "new/x", "D", "src/f0", "M", "src/f1"]
+    assert git("status", "--porcelain", "--ignore-submodules=dirty", at=path) == ""
+
+
+def test_a_preview_merges_uncommitted_work_and_changes_nothing(project: Project) -> None:
+    path = worktree(project)
+    git("update-ref", "refs/heads/trunk", project.commit({"src/f0": "theirs\n"}), at=project.top)
+    landings = project.landings()
+    before = landings.preview("dev", LandOptions())
+    assert (before.has_uncommitted, before.conflicts) == (False, ())
+    (path / "src/f0").write_text("mine\n")
+    (path / "new").write_text("new\n")
+    objects, status = git("count-objects", at=path), git("status", "--porcelain", at=path)
+    found = landings.preview("dev", LandOptions())
+    assert (found.has_uncommitted, found.conflicts, found.commit) == (True, ("src/f0",), before.commit)
+    assert (git("count-objects", at=path), git("status", "--porcelain", at=path)) == (objects, status)
+    git("commit", "-qam", "mine", at=path)
+    assert landings.preview("dev", LandOptions()).conflicts == ("src/f0",)
+    with pytest.raises(AssertionError):
+        git("merge", "-q", "trunk", at=path)
+    with pytest.raises(Refused, match="unresolved conflicts: src/f0"):
+        landings.preview("dev", LandOptions())
+    git("add", "src/f0", at=path)
+    assert landings.preview("dev", LandOptions()).conflicts == ()
 
 
 def test_a_stale_holder_of_the_worktree_cannot_queue_its_work(project: Project) -> None:
@@ -241,6 +285,45 @@ def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
     assert found.state is LandingState.FAILED
     assert "'test ! -e bad' failed: exit status 1" in found.reason
     assert found.log
+    project.verdict()
+
+
+def test_a_machine_on_which_no_setup_works_blames_no_entry(project: Project) -> None:
+    change(project.root, CHECKS, ["true"])
+    away = project.top.parent / "away"
+    change(project.root, SETUP, [f"test ! -e {away}"])
+    away.touch()
+    entry = project.queue(project.commit({"new": "1\n"}), issue_id=project.issue("one"))
+    landings = project.landings()
+    with pytest.raises(SetupFailed):
+        landings.wait(entry.landing_id)
+    assert project.entry(entry).is_open
+    assert "can be prepared" in landings.waits_for(project.entry(entry))
+    away.unlink()
+    assert landings.wait(entry.landing_id).state is LandingState.LANDED
+    assert not landings.targets()[0].waits_for
+    project.verdict()
+
+
+def test_results_of_a_killed_lander_count_until_an_entry_is_queued_again(project: Project) -> None:
+    counter = project.top.parent / "runs"
+    change(project.root, CHECKS, [f"printf x >> {counter}; test ! -e bad"])
+    good, bad = project.queue(project.commit({"good": "1\n"})), project.queue(project.commit({"bad": "1\n"}))
+
+    def land() -> None:
+        Publisher.publish = lambda *_: die()  # type: ignore[assignment,method-assign]
+        project.landings().work_off()
+
+    assert ended(forked(land)) == -9
+    assert counter.read_text() == "xxx", "the batch, the batch again, the first entry alone"
+    project.end_lease()
+    project.landings().work_off()
+    states = [project.entry(each).state for each in (good, bad)]
+    assert states == [LandingState.LANDED, LandingState.FAILED]
+    assert counter.read_text() == "xxx", "the tip has the tree of the first entry, and the batch has failed twice on it"
+    project.landings().retry(bad.landing_id, None)
+    project.landings().work_off()
+    assert counter.read_text() == "xxxxx"
     project.verdict()
 
 

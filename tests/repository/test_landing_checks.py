@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import LockConflict, NotApproved, NotFound, Refused
+from holdfast.errors import LockConflict, NotApproved, NotFound, Refused, SetupFailed
 from holdfast.fs import durable
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
@@ -23,6 +23,7 @@ from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.landing_checks import (
     KEPT_RUNS,
     MOST_LOG,
+    CandidateCommit,
     CheckRun,
     check_runs,
     gate_checks,
@@ -41,7 +42,7 @@ from tests.issues.test_checkers import is_running as is_alive
 from tests.locks.workers import Line, Workers, wait_until
 from tests.repository.stages import LASTING, put_files
 from tests.repository.test_git_home import killed_at_git
-from tests.support.homes import SAFE, git, make_repository
+from tests.support.homes import SAFE, approve_programs, copied, git, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and a POSIX shell")
 
@@ -49,9 +50,13 @@ FILES = {"a": "a", "src/b": "b", ".gitignore": "*.o\ncache/\n", "uv.lock": "1"}
 
 
 def checkout(path: Path) -> Path:
+    return copied(make_checkout, path)
+
+
+def make_checkout(path: Path) -> None:
     git("init", "-q", "-b", "trunk", path)
     put_files(path, FILES)
-    return commit(path) and path
+    commit(path)
 
 
 def commit(path: Path, **files: str) -> Any:
@@ -83,9 +88,12 @@ def repository(top: Path) -> Iterator[Repository]:
         yield found
 
 
-def run(repository: Repository, *commands: str, commit: str = "HEAD", **options: Any) -> CheckRun:
+def run(
+    repository: Repository, *commands: str, commit: str = "HEAD", base: str | None = None, **options: Any
+) -> CheckRun:
     settings.change(repository.root, settings.CHECKS, commands)
-    return run_checks(repository, commit, target_checks(repository), target="trunk", landing_id="one", **options)
+    tested = CandidateCommit(commit, base=base)
+    return run_checks(repository, tested, target_checks(repository), target="trunk", landing_id="one", **options)
 
 
 def log_of(repository: Repository, made: CheckRun) -> str:
@@ -218,6 +226,7 @@ def test_a_commit_that_cannot_be_checked_out_fails_alone(repository: Repository,
     git("config", "filter.broken.clean", "cat", at=top)
     git("config", "filter.broken.smudge", "false", at=top)
     git("config", "filter.broken.required", "true", at=top)
+    approve_programs(top)
     bad = commit(top, **{".gitattributes": "a filter=broken\n"})
     made = run(repository, "echo never", commit=bad)
 
@@ -266,6 +275,21 @@ def test_a_failed_setup_fails_the_run_and_is_repeated(repository: Repository, to
     assert not run(repository, "true").passed
     commit(top, ready="")
     assert run(repository, "true").passed
+
+
+def test_a_setup_that_fails_for_the_base_too_blames_no_commit(repository: Repository, top: Path) -> None:
+    base = git("rev-parse", "HEAD", at=top)
+    away = top.parent / "away"
+    settings.change(repository.root, settings.SETUP, [f"test ! -e {away}", "test ! -e broken"])
+    assert run(repository, "true", base=base).passed, "the worktree is warm, and yet its setup does not count"
+    commit(top, broken="", **{"uv.lock": "2"})
+    assert run(repository, "true", base=base).passed is False
+    away.touch()
+    with pytest.raises(SetupFailed, match="not even for the tip of the branch: 'test ! -e"):
+        run(repository, "true", base=base)
+    assert [each.passed for each in check_runs(repository.context.paths)] == [None, False, True]
+    away.unlink()
+    assert run(repository, "true", base=base, commit=base).passed
 
 
 def test_a_worktree_that_was_deleted_is_made_again(repository: Repository) -> None:
@@ -379,7 +403,9 @@ def test_runs_at_the_same_time_have_worktrees_of_their_own(repository: Repositor
 
     def one(line: Line) -> None:
         with opened(top) as own:
-            assert run_checks(own, "HEAD", target_checks(own), target="trunk", landing_id="other").passed
+            assert run_checks(
+                own, CandidateCommit("HEAD"), target_checks(own), target="trunk", landing_id="other"
+            ).passed
 
     with Workers() as workers, ThreadPoolExecutor() as threads:
         worker = workers.start(one)
@@ -482,10 +508,12 @@ def test_commands_that_came_with_the_repository_need_approval(repository: Reposi
         with pytest.raises(NotApproved, match=key):
             target_checks(repository)
     with pytest.raises(NotApproved, match=settings.SETUP):
-        run_checks(repository, "HEAD", [], target="trunk", landing_id="one")
+        run_checks(repository, CandidateCommit("HEAD"), [], target="trunk", landing_id="one")
     assert not (tmp_path / "planted").exists()
     settings.approve(repository.root, settings.commands_of(settings.read_settings(repository.root)))
-    assert run_checks(repository, "HEAD", target_checks(repository), target="trunk", landing_id="one").passed
+    assert run_checks(
+        repository, CandidateCommit("HEAD"), target_checks(repository), target="trunk", landing_id="one"
+    ).passed
     assert (tmp_path / "planted").exists()
 
 
@@ -499,7 +527,7 @@ def test_the_gates_of_the_issues_are_checks(repository: Repository) -> None:
 
     found = gate_checks(tracker, [one, two])
     assert [(each.gate, each.issue_ids) for each in found] == [("all", (one, two)), ("each", (one,)), ("each", (two,))]
-    made = run_checks(repository, "HEAD", found, target="trunk", landing_id="x")
+    made = run_checks(repository, CandidateCommit("HEAD"), found, target="trunk", landing_id="x")
     assert made.passed
     assert [each.issue_ids for each in made.commands] == [(one, two), (one,), (two,)]
     assert f"{two} each" in log_of(repository, made).splitlines()

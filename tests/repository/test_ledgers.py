@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import AlreadyExists, NotFound, SettingInvalid
-from holdfast.repository.opening import find_ledger, init_ledger, open_ledger
+from holdfast.repository.ledgers import find_ledger, init_ledger, open_ledger
 
 
 @pytest.mark.req("LG-07")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.errors import Corrupt, Refused
+from holdfast.errors import Corrupt, Refused, StoreMoved
 from holdfast.leases.service import LeaseService
 from holdfast.repository.migration import RawCodec, migrate
 from holdfast.store.audit import AuditTrail, verify
@@ -197,3 +200,59 @@ def test_the_store_set_in_the_environment_is_the_source(tmp_path: Path) -> None:
     assert moved["copied_documents"] > MANY
     assert "HOLDFAST_STORE is set" in told
     assert everything(FileStore(tmp_path / "repository")) == everything(FileStore(tmp_path / "origin"))
+
+
+def test_a_process_that_still_uses_the_old_store_is_told_where_the_records_are(tmp_path: Path, store_url: str) -> None:
+    root, target = tmp_path / "repository", (tmp_path / "target").as_uri()
+    late = open_address(root, store_url)
+    apply(late, Create(ISSUES.key("a"), Item(1)), Create(ISSUES.key("b"), Item(1)))
+
+    data(holdfast("migrate", root, "--from", store_url, "--to", target, "--json"))
+    for changes in ([Replace(ISSUES.key("a"), Item(2))], [Create(ISSUES.key("c"), Item(2)), Append(EVENTS, Event(2))]):
+        with pytest.raises(StoreMoved, match="target") as refused:
+            apply(late, *changes)
+        assert refused.value.facts["moved_to"] == target
+    assert number_of(late, ISSUES.key("a")) == 1  # it can still be read
+
+    data(holdfast("migrate", root, "--to", store_url, "--overwrite", "--json"))
+    apply(late, Replace(ISSUES.key("a"), Item(3)))
+    late.close()
+
+
+def test_commits_during_a_migration_are_copied_or_refused(tmp_path: Path, store_url: str) -> None:
+    source, writer, target = open_address(tmp_path, store_url), open_address(tmp_path, store_url), MemoryStore()
+    apply(source, Create(ISSUES.key("a"), Item(0)))
+    acknowledged: list[int] = []
+    refused: list[bool] = []
+    started = threading.Event()
+
+    def write() -> None:
+        with contextlib.suppress(StoreMoved):
+            while True:
+                apply(writer, Append(EVENTS, Event(len(acknowledged))))
+                acknowledged.append(len(acknowledged))
+                started.set()
+        refused.append(True)
+
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(write)
+        assert started.wait(60)
+        source.set_moved("etcd://elsewhere/")
+        migrate(source, target)
+        ended.result(60)
+    assert refused
+    assert [each.record.number for each in target.entries(EVENTS)] == acknowledged
+    source.close()
+    writer.close()
+
+
+def test_a_migration_that_cannot_be_completed_leaves_the_old_store_in_use() -> None:
+    source = MemoryStore()
+    fill(source)
+
+    def fail() -> None:
+        raise Refused("no")
+
+    with pytest.raises(Refused, match="no"):
+        migrate(source, MemoryStore(), address="elsewhere", switch=fail)
+    apply(source, Append(EVENTS, Event(9)))

@@ -131,7 +131,7 @@ class Overtaken:
 
 @pytest.mark.parametrize("stage", list(STAGES))
 @pytest.mark.parametrize("reader", list(READERS))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_reader_sees_the_right_content_or_a_failure_that_names_the_collection(
     world: World, scratch: Path, reader: str, stage: str
 ) -> None:

@@ -160,7 +160,7 @@ BREAKAGES: dict[str, tuple[str, str, Breakage]] = {
 
 @pytest.mark.req("LC-28")
 @pytest.mark.parametrize("name", BREAKAGES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_an_unusable_store_is_a_finding_and_everything_else_is_examined(
     tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
@@ -224,7 +224,7 @@ def test_nothing_is_created_on_a_server_without_records_of_the_repository(tmp_pa
 
 def test_a_store_that_goes_down_during_an_examination_is_reported_once(tmp_path: Path, etcd_url: str) -> None:
     """The server answers when the examination begins, then stops answering."""
-    from holdfast.store.open import FailFastStore
+    from holdfast.store.fail_fast import FailFastStore
 
     root = tmp_path / "repository"
     initialise(root, store=etcd_url)
@@ -307,6 +307,7 @@ def test_a_clock_that_differs_from_that_of_the_store_is_a_finding(
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "etcd"])
+@pytest.mark.sampled(1)
 def test_a_password_that_is_not_stored_comes_from_the_environment(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -376,6 +377,7 @@ def test_a_store_that_does_not_work_leaves_nothing_behind(tmp_path: Path, guarde
 
 
 @pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+@pytest.mark.sampled(1)
 def test_a_store_that_has_a_repository_cannot_be_used_for_another(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -390,6 +392,7 @@ def test_a_store_that_has_a_repository_cannot_be_used_for_another(
 
 
 @pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+@pytest.mark.sampled(1)
 def test_of_concurrent_inits_on_a_server_one_creates_the_repository_and_all_get_it(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -19,12 +19,15 @@ from holdfast.testing.backend import INDEX, increment
 from tests.support.servers import Etcd
 
 QUOTA = 4 << 20
+VALUE = base64.b64encode(b"x" * 50_000).decode()
 RISKY = "store-risky"  # the etcd of these tests
 
 
 @pytest.fixture
 def server(server_scratch: Path) -> Iterator[Etcd]:
-    made = Etcd(server_scratch, options=("--quota-backend-bytes", str(QUOTA), "--unsafe-no-fsync"))
+    # etcd compares its quota with the size at its last batch. Here, a batch ends only when a test says so.
+    batches = ("--backend-batch-interval", "1h")
+    made = Etcd(server_scratch, options=("--quota-backend-bytes", str(QUOTA), "--unsafe-no-fsync", *batches))
     made.start()
     yield made
     made.kill()
@@ -35,18 +38,15 @@ def found(root: Path) -> dict[str, Any]:
         return {each.code: each.facts for each in repository.examine() if each.code != RISKY}
 
 
-def fill(engine: EtcdEngine, until: float) -> None:
-    """Let etcd use this share of its quota; or refuse more, if that is all of it."""
-    value = base64.b64encode(b"x" * 50_000).decode()
-    for number in range(1000):
-        if engine.space().size >= until * QUOTA:
-            return
-        key = base64.b64encode(f"other/{number}".encode()).decode()
-        try:
-            engine.gateway.ask("/v3/kv/put", {"key": key, "value": value})
-        except StoreFull:
-            return
-    raise AssertionError("it does not fill up")
+def put(engine: EtcdEngine, number: int) -> None:
+    key = base64.b64encode(f"other/{number}".encode()).decode()
+    engine.gateway.ask("/v3/kv/put", {"key": key, "value": VALUE})
+
+
+def size_now(engine: EtcdEngine) -> int:
+    """The size of etcd's database. To compute a hash, etcd ends the batch first."""
+    engine.gateway.ask("/v3/maintenance/hash", {})
+    return engine.space().size
 
 
 def test_a_filling_and_a_full_etcd_are_found(tmp_path: Path, server: Etcd) -> None:
@@ -56,13 +56,17 @@ def test_a_filling_and_a_full_etcd_are_found(tmp_path: Path, server: Etcd) -> No
     with EtcdStore(url) as store:
         engine = store.engine
         assert isinstance(engine, EtcdEngine)
-        fill(engine, ALMOST_FULL)
+        filling = 0
+        while size_now(engine) < ALMOST_FULL * QUOTA:
+            put(engine, filling := filling + 1)
         facts = found(root)["store-filling"]
         assert facts["limit"] == QUOTA
         assert facts["size"] >= ALMOST_FULL * QUOTA
         increment(store, INDEX)  # still possible
 
-        fill(engine, 10)
+        for number in range(filling + 1, filling + 50):  # one batch: else etcd refuses the value that would exceed it
+            put(engine, number)
+        assert size_now(engine) > QUOTA  # so it refuses reads too
         with pytest.raises(StoreFull):
             increment(store, INDEX)
         assert set(found(root)) == {"store-full", "checks-not-made"}

@@ -25,7 +25,7 @@ from proof.effort import SHARE
 from tests.cli.commands import HOLDFAST, data, environment, holdfast
 from tests.repository.stages import LASTING, events, files_in, put_files
 from tests.repository.test_git_home import kill_at_git_commands
-from tests.support.homes import SAFE, git, make_repository
+from tests.support.homes import SAFE, copied, git, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs git")
 SNAPSHOTS = "refs/holdfast/snapshots"
@@ -78,15 +78,17 @@ class Machine:
 
 @pytest.fixture
 def remote(scratch: Path) -> Path:
-    path = scratch / "remote.git"
+    return copied(make_remote, scratch / "remote.git")
+
+
+def make_remote(path: Path) -> None:
     git("init", "-q", "--bare", "-b", "trunk", path)
-    seed = scratch / "seed"
+    seed = path.with_name("seed")
     git("clone", "-q", path, seed)
     put_files(seed, {"README": "read me", "src/a": "a"})
     git("add", "-A", at=seed)
     git("-c", "user.name=u", "-c", "user.email=u@e", "commit", "-qm", "first", at=seed)
     git("push", "-q", "origin", "HEAD:trunk", at=seed)
-    return path
 
 
 @pytest.fixture
@@ -367,6 +369,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_snapshot_is_refused_and_the_others_arrive(
     here: Machine, there: Machine, remote: Path, case: str

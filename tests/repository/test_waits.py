@@ -27,7 +27,7 @@ from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Cycle, WaitEdge
 from holdfast.repository.holdings import HoldingWaiter
 from holdfast.repository.init import initialise
-from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger
+from holdfast.repository.ledgers import OpenLedger, init_ledger, open_ledger
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from proof.effort import rounds

@@ -351,7 +351,7 @@ def _delete_first(repository: Repository, name: str, **_: Any) -> object:
     return repository.worktrees.remove(name, save=None, force=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_each_planted_bug_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, plant = PLANTED[mistake]

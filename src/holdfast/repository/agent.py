@@ -45,7 +45,8 @@ from holdfast.errors import (
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import shortened
-from holdfast.issues.claims import Claimed, HeldIssueClaim
+from holdfast.issues.claims import Claimed
+from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.prompt import Ending, Workplace, issue_prompt
 from holdfast.issues.tracker import Tracker, Update
@@ -90,6 +91,7 @@ class AssignmentOptions(NamedTuple):
     client: Holder | None = None  # the agent for which this process, a server, takes the work
     ignore_touches: bool = False  # whether the next issue may touch paths of one in progress
     cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
+    leasing: Callable[[str], object] = lambda worktree: None  # is told the worktree before the wait for it
 
 
 class Outcome(NamedTuple):
@@ -205,8 +207,12 @@ class Assignment:
         self._decide_gate(GateStatus.PASSED)
         how = options._replace(issue_id=self.issue.id, claim=self.claim.id)
         entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
-        with contextlib.suppress(LandingPending):
+        try:
             entry = landings.wait(entry.landing_id, wait=wait)
+        except LandingPending:
+            pass
+        except SetupFailed as failure:  # of the checks: the work stays queued
+            landings.tell(failure.message)
         issue = self._tracker.issue(self.issue.id)
         succeeded = entry.is_open or entry.landed_as is not None
         if not succeeded:
@@ -378,8 +384,9 @@ def _lease_worktree(
     repository: Repository, options: AssignmentOptions, claimed: Claimed, held: contextlib.ExitStack, quietly: Quietly
 ) -> HeldLease:
     issue = claimed.issue
-    name = options.worktree or f"issue-{issue.id[:8]}"
-    created = _create_worktree(repository, name, isolated=options.isolated)
+    name = options.worktree or _worktree_for(repository, f"issue-{issue.id[:8]}")
+    created = _create_worktree(repository, name, claimed.claim.assignee, isolated=options.isolated)
+    options.leasing(name)
     lease = repository.lease(
         name,
         ttl=options.ttl,
@@ -398,11 +405,17 @@ def _lease_worktree(
     return lease
 
 
-def _create_worktree(repository: Repository, name: str, *, isolated: bool) -> bool:
+def _worktree_for(repository: Repository, name: str) -> str:
+    """The name, or another one if the worktree is in another clone: its agent is gone, and the work starts over."""
+    document, here = repository.context.store.read(WORKTREES.key(name)), repository.context.paths.main
+    return name if document is None or document.record.clone == here else f"{name}-{here}"
+
+
+def _create_worktree(repository: Repository, name: str, actor: str, *, isolated: bool) -> bool:
     """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
     already exists. Refuse an empty directory for an agent that expects the content of `main`."""
     home = repository.context.home
-    head = None if home.has_branches else repository.context.config(MAIN).head_snapshot_id
+    head = _start_of_work(repository, name, actor)
     if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
@@ -417,6 +430,18 @@ def _create_worktree(repository: Repository, name: str, *, isolated: bool) -> bo
         hint = "Leave out --isolated, or name another worktree: --worktree."
         raise Refused(f"the worktree {name} exists, and it is not isolated", hint=hint, worktree=name)
     return False
+
+
+def _start_of_work(repository: Repository, name: str, actor: str) -> str | None:
+    """What a new worktree starts from: the head of `main`; in a git home a commit, None for the one that is checked
+    out."""
+    if not repository.context.home.has_branches:
+        return repository.context.config(MAIN).head_snapshot_id
+    if repository.context.store.read(WORKTREES.key(name)) is not None:
+        return None
+    from holdfast.repository.landing import Landings
+
+    return Landings(repository, actor=actor).start()
 
 
 def _save_if_changed(

@@ -13,9 +13,11 @@ from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
 from holdfast.repository.doctor import Examination, RepositoryCheck
-from holdfast.repository.opening import open_ledger, open_tracker, tracker_of
+from holdfast.repository.ledgers import open_ledger
+from holdfast.repository.opening import open_tracker, tracker_of
+from holdfast.store.fail_fast import FailFastStore
 from holdfast.store.model import Store
-from holdfast.store.open import CONFIG, FILES, FailFastStore, address_of, check_store
+from holdfast.store.open import CONFIG, FILES, address_of, check_store
 from holdfast.store.served import ServedStore
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("audit", checks_storage.trail),
     Check("clock", checks_storage.clock),
     Check("format", checks_storage.repository_format),
+    Check("site", checks_storage.site),
     Check("links", checks_storage.links),
     Check("permissions", checks_storage.permissions),
     Check("owners", checks_storage.owners),
@@ -63,10 +66,10 @@ ALMOST_FULL = 0.8
 
 
 def all_checks(home: Home) -> tuple[RepositoryCheck, ...]:
-    return (Check("store", _store), *home.checks(CHECKS), Check("ledger", _ledger), Check("issues", _issues))
+    return (Check("store", store_health), *home.checks(CHECKS), Check("ledger", _ledger), Check("issues", _issues))
 
 
-def _store(examination: Examination) -> Iterator[Finding]:
+def store_health(examination: Examination) -> Iterator[Finding]:
     """A store that cannot be used, or whose clock differs from this machine's."""
     root, store = examination.context.paths.root, examination.context.store
     try:
@@ -84,6 +87,9 @@ def _store(examination: Examination) -> Iterator[Finding]:
     if server is not None and server.risk:
         message = f"the records are kept by {server}, which {server.risk}"
         yield findings.of("store-risky", address, message, version=server.version)
+    moved_to = store.moved_to() if isinstance(store, ServedStore | FailFastStore) else None
+    if moved_to is not None:
+        yield findings.of("store-moved", address, f"the records were moved to {moved_to}", moved_to=moved_to)
     yield from _space(store, address)
     if abs(health.clock_difference) > SKEW:
         message = f"the store's clock and this machine's are {format_duration(abs(health.clock_difference))} apart"

@@ -136,7 +136,7 @@ def commits(examination: Examination) -> Iterator[Finding]:
 def operations(examination: Examination) -> Iterator[Finding]:
     """Pending operations on a worktree's directory that no process works on."""
     for worktree, pending in examination.operations().items():
-        if _is_dead(examination, worktree, pending):
+        if pending.clone == examination.context.clone and _is_dead(examination, worktree, pending):
             kind, begun = pending.kind.value, f"begun {format_ago(pending.begun_at)} by {pending.holder_id}"
             message = f"the {kind} of {worktree}, {begun}, was not finished"
             fix, facts = partial(settle, examination.context, worktree), {"operation_id": pending.operation_id}
@@ -145,6 +145,8 @@ def operations(examination: Examination) -> Iterator[Finding]:
 
 def _is_dead(examination: Examination, worktree: str, pending: Operation) -> bool:
     context = examination.context
+    if context.paths.is_elsewhere(pending.identity):
+        return False
     try:
         with payload_locked(context, *names_of(pending)):
             now = context.store.read(OPERATIONS.key(worktree))

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
-from holdfast.errors import AuditChainBroken, Corrupt, Failure, LockConflict, NotFound, PathEscape, Refused
+from holdfast.errors import (
+    AuditChainBroken,
+    Corrupt,
+    Failure,
+    LockConflict,
+    NotFound,
+    PathEscape,
+    Refused,
+    StoreRestored,
+)
 from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, durable, probe
 from holdfast.fs.directory import Directory, failing_to, io_failure, make_directories, move, opened
@@ -68,6 +77,16 @@ def repository_format(examination: Examination) -> Iterator[Finding]:
     if document is not None and document.record.version < FORMAT_VERSION:
         message = f"the repository has the format {document.record.version}; the newest is {FORMAT_VERSION}"
         yield findings.of("format-old", str(document.record.version), message)
+
+
+def site(examination: Examination) -> Iterator[Finding]:
+    """Files that are not known to be those of the records, and records that are older than the files."""
+    known, path = examination.context.site, str(examination.context.paths.root)
+    problem = None if known is None else known.problem()
+    if isinstance(problem, StoreRestored):
+        yield findings.of("store-restored", path, problem.message, None, problem.hint)
+    elif problem is not None:
+        yield findings.of("files-unproven", path, problem.message, None, problem.hint, **problem.facts)
 
 
 def permissions(examination: Examination) -> Iterator[Finding]:
@@ -363,6 +382,8 @@ def _sweep(context: RepositoryContext) -> None:
 def incomplete(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
+        if descriptor.clone != examination.context.clone:
+            continue  # its content is where it was taken
         if descriptor.doomed_by is None and not examination.context.home.is_ready(snapshot_id):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
@@ -373,7 +394,9 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
 def damaged(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose content has changed: always the list of files, with `strict` every file."""
     context = examination.context
-    for snapshot_id, descriptor in examination.descriptors.items():
+    for done, (snapshot_id, descriptor) in enumerate(examination.descriptors.items(), 1):
+        if examination.progress is not None:
+            examination.progress(done, len(examination.descriptors))
         if descriptor.doomed_by is not None or not context.home.is_ready(snapshot_id):
             continue
         problems = list(context.home.verify(descriptor, every_file=examination.strict))

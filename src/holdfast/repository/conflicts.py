@@ -27,7 +27,7 @@ from holdfast.git.resolutions import RESOLUTIONS
 from holdfast.git.snapshots import GitSource
 from holdfast.git.worktrees import Registered, commit_of, registered
 from holdfast.repository.conflict_cache import LOOK, ConflictCache, Found
-from holdfast.repository.context import MAIN, RepositoryContext
+from holdfast.repository.context import RepositoryContext
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
@@ -143,7 +143,7 @@ class _Search:
         with contextlib.ExitStack() as self._stack:
             known = dict(self._known())
             self._places = {each.name: each for each in self._find_places(known)}
-            self._target = self._find_target(known.get(MAIN))
+            self._target = self._find_target(known.get(self._home.paths.main))
             sides = self._read_sides()
             pairs = list(self._pairs(sides))
             results = self._judge(pairs)
@@ -169,7 +169,7 @@ class _Search:
         """What git has registered, by the names of the worktrees."""
         names = {Path(each.git_dir).name: name for name, each in self._home.paths.registrations()}
         for each in registered(self._git):
-            name = MAIN if each.git_id is None else names.get(each.git_id)
+            name = self._home.paths.main if each.git_id is None else names.get(each.git_id)
             if name is not None:
                 yield name, each
 
@@ -182,7 +182,7 @@ class _Search:
                 self._skipped.append(SkippedWorktree(name, why))
             else:
                 found.append(_Place(name, here.path, self._home.paths.caches / f"{name}{LOOK}", here.head))
-        return sorted(found, key=lambda each: (each.name != MAIN, each.name))
+        return sorted(found, key=lambda each: (each.name != self._home.paths.main, each.name))
 
     def _find_target(self, main: Registered | None) -> _Side:
         branch = self._into or (main and main.branch)

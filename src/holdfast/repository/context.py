@@ -20,6 +20,7 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     UsageFailure,
+    WorktreeElsewhere,
 )
 from holdfast.fs.directory import Directory
 from holdfast.fs.reserve import Reserve
@@ -31,9 +32,11 @@ from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePat
 
 if TYPE_CHECKING:
     from holdfast.repository.home import Home
+    from holdfast.repository.site import Site
 
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
-FORMAT_VERSION = 1  # the newest layout of `.jvs/` that this program understands
+FORMAT_VERSION = 1  # the layout of `.jvs/` of a new repository
+JOINED_VERSION = 2  # other clones have joined: a program that does not know about them would do harm
 
 
 class Isolation(StrEnum):
@@ -47,12 +50,14 @@ class Consistency(StrEnum):
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` grows when older programs could do harm. `home` is `git`, or unset for a plain home."""
+    """`version` grows when older programs could do harm. `home` is `git`, or unset for a plain home. `history` is the
+    first commit of a git home, by which its clones are known."""
 
     version: int
     repository_id: str
     created_at: str
     home: str | msgspec.UnsetType = msgspec.UNSET
+    history: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,9 +65,10 @@ class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
-    """The worktree of git behind a worktree: its path, its branch (None: no branch is checked out), and whether it is
-    isolated. Of a creation also the commit to start at; `new_branch` and `new` say whether branch and directory are
-    created with it."""
+    """The worktree of git behind a worktree: its path, its branch (None: no branch is checked out), whether it is
+    isolated, and the clone that has it, by the name of its checkout (unset: `main`). The record of a clone's checkout
+    also has the identity of the clone. Of a creation also the commit to start at; `new_branch` and `new` say whether
+    branch and directory are created with it."""
 
     path: str
     branch: str | None = None
@@ -70,6 +76,8 @@ class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
     new_branch: bool | msgspec.UnsetType = msgspec.UNSET
     new: bool | msgspec.UnsetType = msgspec.UNSET
     isolated: bool | msgspec.UnsetType = msgspec.UNSET
+    clone: SafeName | msgspec.UnsetType = msgspec.UNSET
+    clone_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +92,11 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_defaults: SnapshotDefaults | None = None
     git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # in a git home
     prepared_at: str | msgspec.UnsetType = msgspec.UNSET  # when its setup succeeded; left out if there was none
+
+    @property
+    def clone(self) -> str:
+        """The clone that has the directory, by the name of its checkout."""
+        return (self.git and self.git.clone) or MAIN
 
     @property
     def tip(self) -> str | None:
@@ -112,6 +125,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
     left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
+    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the one that took it; unset: `main`
     fetched_from: str | msgspec.UnsetType = msgspec.UNSET  # the remote; then `worktree_id` is that of another machine
 
 
@@ -148,6 +162,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
     pinned_until: Instant | None = None  # of a removal: how long a pin protects the last snapshot; None: no pin
     git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # of a creation in a git home
+    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the one that has the directory; unset: `main`
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +207,7 @@ class RepositoryPaths:
     def __init__(self, root: Path) -> None:
         private = root / ".jvs"
         self.root = root
+        self.main = MAIN  # the worktree that is the main checkout here; another one in a clone that has joined
         self.private = private  # nothing below it is content of a worktree
         self.snapshots = private / "snapshots"
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
@@ -200,6 +216,7 @@ class RepositoryPaths:
         self.caches = private / "cache"  # can be deleted at any time
         self.guards = private / "guards"
         self.checks = private / "checks"  # runs of checks with their logs, and the records of scratch worktrees
+        self.is_elsewhere: Callable[[Identity], bool] = lambda identity: False  # see `Site.is_elsewhere`
         self.reserve = Reserve(private / "reserve", caches=self.caches)  # freed when the disk is full
 
     @property
@@ -240,6 +257,12 @@ class RepositoryContext(NamedTuple):
     store: Store
     trail: AuditTrail
     leases: LeaseService
+    site: Site | None = None  # None if the records are files too
+
+    def prove_site(self) -> None:
+        """Raise `FilesUnproven` or `StoreRestored` unless this machine sees the files that the records belong to."""
+        if self.site is not None:
+            self.site.prove()
 
     @property
     def paths(self) -> RepositoryPaths:
@@ -262,8 +285,14 @@ class RepositoryContext(NamedTuple):
             begun_at=format_instant(now),
             holder_id=self.holder.holder_id,
             identity=Identity.of(self.holder),
+            clone=self.clone,
             **facts,
         )
+
+    @property
+    def clone(self) -> str | msgspec.UnsetType:
+        """This clone, for a record; unset: `main`."""
+        return msgspec.UNSET if self.paths.main == MAIN else self.paths.main
 
     def descriptor(self, snapshot_id: str) -> Descriptor | None:
         document = self.store.read(DESCRIPTORS.key(snapshot_id))
@@ -308,8 +337,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def settle(context: RepositoryContext, worktree: str) -> Operation | None:
     """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
-    process is alive. Costs one read if nothing is pending."""
+    process is alive, or if the directory is in another clone. Costs one read if nothing is pending."""
     pending = context.pending(worktree)
+    if pending is not None and pending.clone != context.clone:
+        raise operation_pending(pending)
     return None if pending is None else context.home.finish(context, pending)
 
 
@@ -327,13 +358,31 @@ def settled_config(view: View, worktree: str) -> WorktreeConfig:
     return config
 
 
-def check_leasable(view: View, worktree: str) -> None:
-    """Refuse the lease of a worktree that does not exist, has a pending operation, or is shared. Pure."""
+def has_several_clones(store: Store) -> bool:
+    """Whether several clones share the records now. Costs one read if none has ever joined."""
+    found = store.read(FORMAT)
+    if found is None or found.record.version < JOINED_VERSION:
+        return False
+    return any(document.record.clone != MAIN for _, document in store.scan(WORKTREES))
+
+
+def require_here(config: WorktreeConfig, here: str) -> None:
+    """Raise `WorktreeElsewhere` if the directory of a worktree is in another clone than this one. Pure."""
+    if config.clone != here:
+        name, path = config.worktree_id, config.git.path if config.git else ""
+        message = f"the directory of {name} is in the clone {config.clone}, not in this one: {path}"
+        raise WorktreeElsewhere(message, worktree=name, clone=config.clone, path=path)
+
+
+def check_leasable(view: View, worktree: str, *, here: str = MAIN) -> None:
+    """Refuse the lease of a worktree that does not exist, has a pending operation, is shared, or is in another clone
+    than `here`. Pure."""
     try:
         config = settled_config(view, worktree)
     except NotFound as failure:
         failure.hint = f"{failure.hint} A lease that needs no worktree has a name: --name, or lease(name=...)."
         raise
+    require_here(config, here)
     if config.isolation is Isolation.SHARED:
         message = f"{worktree} is a shared worktree (high-risk): it has any number of writers and no lease"
         hint = "Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'."
@@ -387,6 +436,7 @@ def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) 
 
     def check(view: View, now: float) -> WorktreeConfig:
         config = settled_config(view, worktree)
+        require_here(config, context.paths.main)
         if config.isolation is Isolation.EXCLUSIVE:
             if validate is None:
                 message = f"{worktree} is an exclusive worktree: this needs its lease"
@@ -405,7 +455,9 @@ def publishing_keys(worktree: str) -> list[Key[Any]]:
 
 
 def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> WorktreeConfig:
-    """The token check outside a transaction: it refuses early, and proves nothing."""
+    """The token check outside a transaction: it refuses early, and proves nothing but the site. (Whoever holds a lease
+    has proved that too, and `Site.adopt` waits for the leases of other machines.)"""
+    context.prove_site()
     view = View({key: context.store.read(key) for key in publishing_keys(worktree)})
     return token_check(context, worktree, proof)(view, context.store.now())
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast import findings
 from holdfast.clock import SYSTEM_CLOCK
@@ -30,13 +31,17 @@ from holdfast.repository.context import (
     WorktreeConfig,
 )
 
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
+
 
 class Examination:
     """One pass over a repository. Records that several checks need are read once."""
 
-    def __init__(self, context: RepositoryContext, *, strict: bool = False) -> None:
+    def __init__(self, context: RepositoryContext, *, strict: bool = False, progress: Progress | None = None) -> None:
         self.context = context
         self.strict = strict
+        self.progress = progress  # called with the number of examined snapshots, and of all
         self.not_made: list[str] = []  # the checks that could not be made, because the store cannot be used
 
     @property
@@ -106,15 +111,27 @@ def is_directory(path: Path) -> bool:
 RepositoryCheck = Check[Examination]
 
 
-def examine(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> list[Finding]:
+def examine(
+    context: RepositoryContext,
+    checks: Sequence[RepositoryCheck],
+    *,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> list[Finding]:
     """All findings, in the order of the checks. Changes nothing."""
-    return findings.examine(Examination(context, strict=strict), [*checks, _LAST], _stopped)
+    return findings.examine(Examination(context, strict=strict, progress=progress), [*checks, _LAST], _stopped)
 
 
-def repair(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> Repaired:
+def repair(
+    context: RepositoryContext,
+    checks: Sequence[RepositoryCheck],
+    *,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Repaired:
     """Repair all repairable findings, one check after the other."""
-    relieve = context.paths.reserve.relieve
-    return findings.repair(lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve)
+    subject = partial(Examination, context, strict=strict, progress=progress)
+    return findings.repair(subject, [*checks, _LAST], _stopped, apply=context.paths.reserve.relieve)
 
 
 def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import gc_plan
-from holdfast.repository.context import DESCRIPTORS, PINS, Descriptor, Pin, RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, MAIN, PINS, Descriptor, Pin, RepositoryContext
 from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, plans, policy_of
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
@@ -63,6 +63,7 @@ def run(context: RepositoryContext, plan_id: str, *, progress: Progress | None =
 
 
 def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) -> Collected:
+    context.prove_site()
     with collector_locked(context):
         plan = plan_of(context, plan_id)
         if plan.state is PlanState.FINISHED:
@@ -92,7 +93,11 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
 
 @contextlib.contextmanager
 def collector_locked(context: RepositoryContext) -> Iterator[None]:
-    """Hold the collector's lock for the block; never waits."""
+    """Hold the collector's lock for the block; never waits. The lock does not reach other clones, so all collections
+    run in the clone `main`."""
+    if context.paths.main != MAIN:
+        message = f"several clones share this repository, and garbage is collected in the clone {MAIN}"
+        raise Refused(message, hint=f"Run it in the clone {MAIN}.", clone=context.paths.main)
     make_directories(context.paths.guards)
     lock = FileLocker(follow_links=False).try_lock_exclusive(context.paths.guards / "collector.lock")
     if lock is None:

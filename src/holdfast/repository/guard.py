@@ -11,7 +11,13 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
-from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home
+from holdfast.repository.locating import (
+    find_repository_root,
+    git_home_of,
+    git_worktree_at,
+    is_git_home,
+    main_worktree,
+)
 
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
@@ -71,7 +77,8 @@ def worktrees_at(directory: str) -> list[WorktreePath]:
     found, root = worktrees_of(real), find_repository_root(real)
     if root is not None and not any(each.root == root for each in found):
         at = os.path.join(root, ".jvs" if is_git_home(root) else "", "worktrees")  # of a git home, the records
-        names = ["main", *sorted(_names(at) - {"main"})]
+        main = main_worktree(root)
+        names = [main, *sorted(_names(at) - {main})]
         found += [WorktreePath(root, name) for name in names]
     return found
 

@@ -25,6 +25,7 @@ from holdfast.errors import (
     PartialSnapshot,
     Refused,
     SnapshotCollected,
+    SnapshotElsewhere,
     UsageFailure,
 )
 from holdfast.fs.names import checked_text, safe_name, shortened
@@ -125,6 +126,11 @@ def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
         return found
     if found is not None:
         refuse_if_collected(context, snapshot_id)
+        if found.clone != context.clone:
+            message = (
+                f"the snapshot {snapshot_id} was taken in the clone {found.clone or MAIN}; its content is not here"
+            )
+            raise SnapshotElsewhere(message, snapshot_id=snapshot_id, clone=found.clone or MAIN)
     elif snapshot_id not in context.home.stored():
         raise snapshot_not_found(snapshot_id)
     why = "its tree is missing or has no .READY" if found else "it was never published"

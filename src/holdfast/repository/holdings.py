@@ -33,13 +33,15 @@ class HoldingWaiter(NamedTuple):
     since: str | None
     purpose: str = ""
     liveness: Liveness = Liveness.UNKNOWN
+    process: str | None = None
 
     def as_record(self) -> dict[str, object]:
         return {**self._asdict(), "liveness": self.liveness.value}
 
 
 class Holding(NamedTuple):
-    """A lease, claim or lock; unknown fields are None. `who` is the actor if known, else the process."""
+    """A lease, claim or lock; unknown fields are None. `who` is the actor if known, else the process. `title` is that
+    of a claimed issue; `ttl` is how long the lease or claim lasts after a renewal."""
 
     kind: str
     what: str
@@ -52,6 +54,13 @@ class Holding(NamedTuple):
     waiting: tuple[HoldingWaiter, ...] = ()
     reclaim: Reclaim = Reclaim(False, "")
     process: str | None = None
+    title: str = ""
+    ttl: float | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a lock of Holdfast's own, which a command holds while it runs."""
+        return self.kind == "file lock" and self.what.startswith(_OURS)
 
     def as_record(self) -> dict[str, object]:
         return {
@@ -134,7 +143,12 @@ def _waiting(name: str, position: int | None, note: WaitNote | None, command: st
     if note is None:
         return HoldingWaiter(name, position, None, command or "", Liveness.ALIVE)
     purpose = command or identity.command_of(note.holder.pid) or ""
-    return HoldingWaiter(note.actor or name, position, note.since, purpose, Liveness.ALIVE)
+    return HoldingWaiter(note.actor or name, position, note.since, purpose, Liveness.ALIVE, note.holder.holder_id)
+
+
+def _noted(note: WaitNote) -> HoldingWaiter:
+    process = note.holder.holder_id
+    return HoldingWaiter(note.actor or process, None, note.since, note.purpose, Liveness.ALIVE, process)
 
 
 def _who(each: FileLockHolder) -> str:
@@ -159,10 +173,6 @@ def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[H
             since=None if created_at is None else format_instant(created_at),
             liveness=state.liveness,
             purpose=info.cmd if info else "",
-            waiting=tuple(
-                HoldingWaiter(note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE)
-                for note in waiting
-                if note.thing.name == repo_id
-            ),
+            waiting=tuple(_noted(note) for note in waiting if note.thing.name == repo_id),
             reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
         )

@@ -167,6 +167,11 @@ class Home(ABC):
         """The paths that are not as committed, or a few of them, for people."""
         return ""
 
+    def first_commit(self) -> str | None:
+        """The commit that the history of the main checkout began with; None before it, and in a home without
+        commits."""
+        return None
+
     def described(self, worktree: str) -> dict[str, Any]:
         """What the record of a worktree has about its directory."""
         return {}
@@ -358,7 +363,8 @@ class PlainHome(Home):
             return {}
         make_directories(self.paths.caches)
         with synced(room.path):
-            materialise(self.paths.tree(options.snapshot_id), payload, cache=self.paths.stat_cache(options.name))
+            tree, cache = self.paths.tree(options.snapshot_id), self.paths.stat_cache(options.name)
+            materialise(tree, payload, cache=cache, progress=options.progress)
         return {}
 
     def place(self, operation: Operation) -> None:

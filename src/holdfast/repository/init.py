@@ -13,7 +13,7 @@ import stat
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
@@ -55,6 +55,9 @@ from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create, Decision, View
 from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
 
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
+
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
 _PROBE = ".holdfast-probe-"  # the files of another process's filesystem probe
@@ -62,13 +65,15 @@ _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snaps
 
 
 class Initialised(NamedTuple):
-    """The repository. `filesystem` is None if it already existed; `imported` counts the imported files."""
+    """The repository. `filesystem` is None if it already existed; `imported` counts the imported files; `programs` are
+    those that the configuration of git names, which are approved now."""
 
     root: Path
     format: RepositoryFormat
     created: bool
     filesystem: Capabilities | None
     imported: int | None = None
+    programs: tuple[str, ...] = ()
 
 
 def initialise(
@@ -79,6 +84,7 @@ def initialise(
     store: str | None = None,
     nested: bool = False,
     shared: bool = False,
+    progress: Progress | None = None,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
     """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it, and a file that
@@ -111,7 +117,7 @@ def initialise(
                 if store is not None:
                     configure_store(paths.root, store, check=False)
                 quiesced = consistency is not Consistency.BEST_EFFORT
-                return _initialise(paths, imported_from, capabilities, quiesced=quiesced)
+                return _initialise(paths, imported_from, capabilities, quiesced=quiesced, progress=progress)
     if store is not None and not same_store(paths.root, store, address_of(paths.root)):
         message = f"{paths.root} is already a repository, with its records in {address_of(paths.root)}"
         raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'.", path=str(paths.root))
@@ -130,14 +136,19 @@ def share_directory(path: Path) -> None:
 
 
 def _initialise(
-    paths: RepositoryPaths, source: Path | None, capabilities: Capabilities, *, quiesced: bool
+    paths: RepositoryPaths,
+    source: Path | None,
+    capabilities: Capabilities,
+    *,
+    quiesced: bool,
+    progress: Progress | None,
 ) -> Initialised:
     context = _context_of(PlainHome(paths))
     make_directories(paths.worktrees, mode=0o777)  # 3
     make_directories(paths.snapshots)
     if source is None:
         make_directories(paths.payload(MAIN), mode=0o777)
-    files = None if source is None else _import(context, source, quiesced=quiesced)
+    files = None if source is None else _import(context, source, quiesced=quiesced, progress=progress)
     record = _commit(context, source)  # 4
     paths.reserve.fill()
     return Initialised(paths.root, record, True, capabilities, files)
@@ -158,10 +169,13 @@ def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat
     """Commit point: from here on, the directory is a repository."""
     repository_id, described = str(uuid.uuid4()), context.home.described(MAIN)
     home = context.home.kind if context.home.has_branches else UNSET
+    history = context.home.first_commit() or UNSET
 
     def decide(view: View, now: float) -> Decision[RepositoryFormat]:
         at = format_instant(now)
-        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at, home=home)
+        record = RepositoryFormat(
+            version=FORMAT_VERSION, repository_id=repository_id, created_at=at, home=home, history=history
+        )
         config = WorktreeConfig(
             worktree_id=MAIN,
             isolation=Isolation.EXCLUSIVE,
@@ -206,7 +220,7 @@ def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
     if (made_meanwhile := known_format(root)) is not None:
         return made_meanwhile
     message = f"the store {address_of(root, address)} has the records of another repository"
-    hint = "Choose another schema or prefix. To work on that repository, mount its directory: a store has only records."
+    hint = "Choose another schema or prefix. To work on that repository from a clone of it: 'holdfast join ADDRESS'."
     raise AlreadyExists(message, hint=hint, path=str(root))
 
 
@@ -322,7 +336,7 @@ def _refuse_git_link(source: Path) -> None:
         raise Refused(message, hint=hint, path=str(source))
 
 
-def _import(context: RepositoryContext, source: Path, *, quiesced: bool) -> int:
+def _import(context: RepositoryContext, source: Path, *, quiesced: bool, progress: Progress | None) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return the number of files."""
     from holdfast.trees.capture import capture_best
     from holdfast.trees.manifest import PAYLOAD
@@ -342,6 +356,7 @@ def _import(context: RepositoryContext, source: Path, *, quiesced: bool) -> int:
         raise AlreadyExists(message, hint=hint, path=str(main)) from None
     with scratch(context, "import") as room:
         with synced(room.path):
-            captured = capture_best(source, room.tree, beside=context.paths.snapshots, quiesced=quiesced)
+            beside = context.paths.snapshots
+            captured = capture_best(source, room.tree, beside=beside, quiesced=quiesced, progress=progress)
         move(room.tree / PAYLOAD, main)
         return captured.files

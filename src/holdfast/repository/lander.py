@@ -1,4 +1,4 @@
-"""The lander: works off the queue of one target while it holds the landing lease.
+"""The lander: drains the queue of one target while it holds the landing lease.
 
 It builds candidates, tests them as the plan wants, publishes those that pass, and gives the others their outcome. The
 lease only keeps landers out of each other's way: a stale one is harmless because transaction 1 of a publish checks its
@@ -14,20 +14,29 @@ from functools import partial
 
 import msgspec
 
-from holdfast.errors import Changed
+from holdfast.errors import Changed, SetupFailed
 from holdfast.git import landing, transfer
 from holdfast.issues import rules
 from holdfast.leases.service import HeldLease
 from holdfast.repository import landing_plan
-from holdfast.repository.context import MAIN
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.landing_candidates import Chain, LandingBranch, with_failure
 from holdfast.repository.landing_changes import LandingChanges
-from holdfast.repository.landing_checks import CheckRun, LandingCheck, gate_checks, run_checks, target_checks
+from holdfast.repository.landing_checks import (
+    CandidateCommit,
+    CheckRun,
+    LandingCheck,
+    check_runs,
+    checks_key,
+    described,
+    gate_checks,
+    run_checks,
+    target_checks,
+)
 from holdfast.repository.landing_plan import Candidate, LandingPlan
 from holdfast.repository.landing_publish import Publisher, Tell
 from holdfast.repository.landing_records import Landing, LandingTarget, in_order
-from holdfast.repository.landing_tests import CandidateTests
+from holdfast.repository.landing_tests import CandidateTests, Tested
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import Settings, read_settings
@@ -54,18 +63,10 @@ class _Work:
         self.plan = landing_plan.with_queue(self.plan, queue)
 
     def restart(self, chain: Chain) -> None:
-        """The target is somewhere else: everything is built and tested anew."""
+        """The target has moved: build and test everything again."""
         self.chain = chain
         self.tests.keep(())
         self.plan = landing_plan.on_new_tip(self.plan) if self.plan else None
-
-
-def _why(run: CheckRun | None) -> str:
-    """The command of a run that failed, for people."""
-    last = run.commands[-1] if run and run.commands else None
-    if last is None:
-        return "the checks could not run"
-    return f"'{last.command}' failed: {last.message or f'exit status {last.exit_status}'}"
 
 
 class Lander:
@@ -75,19 +76,23 @@ class Lander:
         context = repository.context
         assert isinstance(context.home, GitHome)
         git = context.home.git
-        remote = transfer.remote_named(git, target.remote, repository.path(MAIN)) if target.remote else None
+        remote = (
+            transfer.remote_named(git, target.remote, repository.path(context.paths.main)) if target.remote else None
+        )
         self._repository, self._changes = repository, changes
         self._target = LandingBranch(git, target.branch, target.name, remote)
         self._author = landing.author_of(git)
         self._tell = tell
         self._rooms = contextlib.ExitStack()
         self._runs: dict[Candidate, CheckRun] = {}  # the last failed run of each candidate
+        self._earlier: list[CheckRun] | None = None  # runs with a result from before this work, the oldest first
         self.publisher = Publisher(context, changes, self._target, tell)
 
     def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool] = lambda: False) -> bool:
-        """Work until the condition holds, or until nothing can be done; whether anything was done. Once it `is_late`,
-        tests are not waited for."""
+        """Work until the condition holds, or until nothing can be done; return whether anything was done. Once it
+        `is_late`, do not wait for tests."""
         self.publisher.recover(lease)
+        self._earlier = None
         did = False
         with CandidateTests() as tests, contextlib.ExitStack() as rooms:
             self._rooms = rooms
@@ -140,17 +145,46 @@ class Lander:
             if not checks:
                 work.plan = landing_plan.with_result(work.plan, candidate, passed=True)
                 return True
-            commit = work.chain.tips[len(candidate) - 1]
-            landing.keep_candidate(self._target.git, f"{self._target.name}/{len(candidate)}", commit, [work.chain.tip])
-            work.tests.start(candidate, partial(self._run, commit, checks, entries[-1].landing_id))
+            tested = CandidateCommit(
+                work.chain.tips[len(entries) - 1], work.chain.trees[len(entries) - 1], work.chain.tip, candidate
+            )
+            if (known := self._known_result(tested.tree, checks, entries)) is not None:
+                self._take_in(work, Tested(candidate, bool(known.passed), known))
+                return True
+            name = f"{self._target.name}/{len(candidate)}"
+            landing.keep_candidate(
+                self._target.git, name, tested.commit, [work.chain.tip, *(e.commit for e in entries)]
+            )
+            work.tests.start(candidate, partial(self._run, tested, checks, entries[-1].landing_id))
         if work.is_late():
             return False
-        found = work.tests.next(_LEASE_CHECK)
+        try:
+            found = work.tests.next(_LEASE_CHECK)
+        except SetupFailed as failure:
+            self._changes.note_wait(self._target.name, lease, failure.message)
+            raise
         if found is not None:
-            work.plan = landing_plan.with_result(work.plan, found.candidate, passed=found.passed)
-            if found.run is not None and not found.passed:
-                self._runs[found.candidate] = found.run
+            self._take_in(work, found)
         return True
+
+    def _take_in(self, work: _Work, found: Tested) -> None:
+        assert work.plan is not None
+        work.plan = landing_plan.with_result(work.plan, found.candidate, passed=found.passed)
+        if found.run is not None and not found.passed:
+            self._runs[found.candidate] = found.run
+
+    def _known_result(self, tree: str, checks: Sequence[LandingCheck], entries: Sequence[Landing]) -> CheckRun | None:
+        """A run of the same checks on the same content, whose lander is gone. Each result counts once, and only if it
+        is newer than the entries: an entry that is queued again is tested again."""
+        if self._earlier is None:
+            runs = check_runs(self._repository.context.paths)
+            self._earlier = [each for each in runs if each.passed is not None][::-1]
+        queued_at, key = max(each.queued_at for each in entries), checks_key(self._repository, checks)
+        for each in self._earlier:
+            if (each.tree, each.checks) == (tree, key) and each.began_at >= queued_at:
+                self._earlier.remove(each)
+                return each
+        return None
 
     def _checks(self, entries: Sequence[Landing]) -> list[LandingCheck]:
         issue_ids = [each.issue_id for each in entries if each.issue_id is not None and each.gates]
@@ -158,10 +192,10 @@ class Lander:
         return [*target_checks(self._repository), *gates]
 
     def _run(
-        self, commit: str, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
+        self, tested: CandidateCommit, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
     ) -> CheckRun:
         return run_checks(
-            self._repository, commit, checks, target=self._target.branch, landing_id=landing_id, cancelled=cancelled
+            self._repository, tested, checks, target=self._target.branch, landing_id=landing_id, cancelled=cancelled
         )
 
     def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:
@@ -170,7 +204,7 @@ class Lander:
         run = self._runs.get(failed)
         for each in failed:
             entry = self._changes.landing(each)
-            outcome = with_failure(entry, work.chain.tip, _why(run))
+            outcome = with_failure(entry, work.chain.tip, described(run))
             self._decide(lease, msgspec.structs.replace(outcome, log=run.run_id if run else ""))
         work.plan = landing_plan.with_failed(work.plan, failed)
         return True
@@ -208,7 +242,7 @@ class Lander:
         return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
 
     def _fit(self, chain: Chain, queue: list[Landing]) -> None:
-        """Forget what was built from entries that are not at the beginning of the queue any more."""
+        """Forget what was built from entries that are no longer at the head of the queue."""
         same = 0
         for built, entry in zip(chain.entries, queue, strict=False):
             if built.landing_id != entry.landing_id or built.commit != entry.commit:
@@ -217,8 +251,8 @@ class Lander:
         chain.cut(same)
 
     def _extend(self, lease: HeldLease, chain: Chain, queue: list[Landing], length: int) -> bool:
-        """Build a candidate of this length, if so many merge; whether an entry was left out, which changes the queue.
-        An entry whose issue depends on one that was left out is left out too."""
+        """Build a candidate of this length, if that many entries merge. Returns whether an entry was left out, which
+        changes the queue. An entry whose issue depends on one that was left out is left out too."""
         changed = False
         out: set[str] = set()
         for entry in queue[len(chain.entries) :]:

@@ -1,4 +1,4 @@
-"""Landing: freezing the work of a worktree, queueing it for a branch, and taking part in working the queue off.
+"""Landing: freezing the work of a worktree, queueing it for a branch, and helping to drain the queue.
 
     landings = Landings(repository, actor="agent:alice")
     entry = landings.enqueue("issue-4f1c", proof, LandOptions(issue_id=issue.id, claim=claim.id))
@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import (
@@ -32,17 +33,22 @@ from holdfast.errors import (
     NotFound,
     Refused,
 )
+from holdfast.fs.directory import make_directories
 from holdfast.fs.names import shortened
 from holdfast.git import landing as frozen
 from holdfast.git import transfer
 from holdfast.git import worktrees as linked
+from holdfast.git.contents import commit_tree
+from holdfast.git.current import read_again
 from holdfast.git.following import followers
 from holdfast.git.isolated import is_isolated
 from holdfast.git.merging import merge
+from holdfast.git.snapshots import GitSource
 from holdfast.issues.model import ClaimId, Issue
 from holdfast.issues.scopes import outside_scope
 from holdfast.leases.service import OWN_TTL, HeldLease
-from holdfast.repository.context import MAIN, Proof, check_early
+from holdfast.repository.conflict_cache import LOOK
+from holdfast.repository.context import MAIN, Proof, check_early, has_several_clones
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander
 from holdfast.repository.landing_changes import LandingChanges, NewLanding
@@ -81,7 +87,7 @@ class LandOptions(NamedTuple):
 
 class Preview(NamedTuple):
     """What landing would do now: the commit as it is, whether uncommitted work would be added to it, the paths that
-    conflict with the branch, the entries that come first, and what is in the way."""
+    conflict with the branch, uncommitted work included, the entries that come first, and what is in the way."""
 
     branch: str
     commit: str | None
@@ -103,7 +109,7 @@ class Landings:
         self._context = repository.context
         self.git = home.git
         self._home = home
-        self._tell = tell
+        self.tell = tell
         self.changes = LandingChanges(repository.context, actor=actor)
 
     # --- Reading -----------------------------------------------------------------------------------
@@ -145,14 +151,36 @@ class Landings:
 
     def default_branch(self) -> str:
         """The branch that is checked out in the main checkout."""
-        found = linked.current_branch(self.git, self._repository.path(MAIN))
+        found = linked.current_branch(self.git, self._repository.path(self._home.paths.main))
         if found is None:
-            raise Refused(f"no branch is checked out in {MAIN}", hint="Name the branch to land on: --into BRANCH.")
+            raise Refused(
+                f"no branch is checked out in {self._home.paths.main}",
+                hint="Name the branch to land on: --into BRANCH.",
+            )
         return found
 
     def default_remote(self) -> str | None:
-        """The remote of the setting `land.push`."""
-        return read_settings(self._repository.root).push
+        """The remote of the setting `land.push`; if several clones share the records, that of the checkout's branch,
+        else `origin`: then only a branch on a remote is the same for all of them."""
+        chosen = read_settings(self._repository.root).push
+        if chosen is not None or not has_several_clones(self._context.store):
+            return chosen
+        try:
+            return self._remote(None).name
+        except NotFound as failure:
+            message = "several clones share this repository, so work lands on a remote, and this clone has none"
+            raise Refused(message, hint=failure.hint) from failure
+
+    def start(self) -> str | None:
+        """The commit that new work starts at if several clones share the records: the tip of the branch on the remote,
+        where the others land. None if they do not, or if the remote has no such branch: then what is checked out."""
+        if not has_several_clones(self._context.store):
+            return None
+        with contextlib.suppress(NotFound, Refused):  # no remote, no such branch there, or none checked out
+            branch, remote = self.default_branch(), self._remote(self.default_remote())
+            ref = f"{frozen.FETCHED}{target_name(branch, remote.name)}"
+            return transfer.fetch_branch(self.git, remote, branch, ref)
+        return None
 
     # --- Queueing ----------------------------------------------------------------------------------
 
@@ -194,24 +222,24 @@ class Landings:
                     frozen.forget(self.git, [(landing.landing_id, commit)])
         return entry
 
-    def _check_scope(self, issue: Issue | None, branch: str, commit: str) -> None:
+    def _check_scope(self, issue: Issue | None, branch: str, commit: str, *, objects: Path | None = None) -> None:
         """Raise `Refused` if the work changes paths that its issue does not touch, and the project forbids that."""
         if issue is None or not issue.touches or not read_settings(self._repository.root).enforce_touches:
             return
         words = "diff", "--name-only", "-z", "--no-renames", f"refs/heads/{branch}...{commit}"
-        changed = [os.fsdecode(each) for each in self.git.run(*words).split(b"\0") if each]
+        changed = [os.fsdecode(each) for each in self.git.run(*words, objects=objects).split(b"\0") if each]
         if outside := outside_scope(changed, issue.touches):
             names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
             message = f"the work changes paths that its issue {issue.id[:8]} does not touch: {names}"
             hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
             raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
-    def _remote(self, name: str) -> transfer.Remote:
-        return transfer.remote_named(self.git, name, self._repository.path(MAIN))
+    def _remote(self, name: str | None) -> transfer.Remote:
+        return transfer.remote_named(self.git, name, self._repository.path(self._home.paths.main))
 
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
-        """For a branch that may not be pushed to: push the work, merged with its tip, as a branch of its own. The name
-        of that branch, and its commit. Nothing is queued, and the issue stays as it is."""
+        """Push the work, merged with the tip of a branch that may not be pushed to, as a branch of its own. Returns
+        the name of that branch and its commit. Nothing is queued, and the issue stays as it is."""
         branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         commit = self._commit(worktree, proof, issue, branch)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
@@ -232,18 +260,24 @@ class Landings:
         check_early(self._context, worktree, proof)
         self._home.fetch_work(worktree)
         path = self._repository.path(worktree)
-        if is_isolated(path) and (names := self._home.uncommitted(worktree)):
-            hint = "Commit them there: its own repository would not know a commit that is made here."
-            raise Refused(f"{worktree} is isolated, and has uncommitted changes: {names}", hint=hint, path=str(path))
+        self._check_isolated(worktree, path)
         message, author = self._message(worktree, issue), frozen.author_of(self.git, path)
         commit = frozen.commit_work(self.git, path, message, author)
         self._check_scope(issue, branch, commit)
         return commit
 
+    def _check_isolated(self, worktree: str, path: Path) -> None:
+        if is_isolated(path) and (names := self._home.uncommitted(worktree)):
+            hint = "Commit them there: its own repository would not know a commit that is made here."
+            raise Refused(f"{worktree} is isolated, and has uncommitted changes: {names}", hint=hint, path=str(path))
+
     def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
         linked.require_branch_name(self.git, branch)
         if remote is not None:
             self._remote(remote)
+        elif has_several_clones(self._context.store):
+            message = f"several clones share this repository, so work lands on the {branch} of a remote"
+            raise Refused(message, hint="Name the remote: --push origin, or 'holdfast config set land.push origin'.")
         elif frozen.tip_of(self.git, branch) is None:
             hint = f"Create it: 'git branch {branch}'. Or name another one: --into."
             raise NotFound(f"there is no branch {branch}", hint=hint, branch=branch)
@@ -257,7 +291,7 @@ class Landings:
         return None if issue is None else issue.id
 
     def require_issues(self) -> None:
-        """Raise `Refused` unless the issues are in the store of the repository: one transaction has to finish them."""
+        """Raise `Refused` unless the issues are in the repository's store: one transaction must finish them."""
         if not self.changes.has_issues():
             message = "the issues are not kept with this repository, so a landing cannot finish them"
             raise Refused(message, hint="Land the worktree without its issue, and finish the issue by hand.")
@@ -269,12 +303,13 @@ class Landings:
             self.require_issues()
             return tracker.issue(tracker.find_id(issue_id))
         if has_issues and worktree.startswith(_ISSUE):
+            name = worktree.removeprefix(_ISSUE).removesuffix(f"-{self._home.paths.main}")
             with contextlib.suppress(NotFound):
-                return tracker.issue(tracker.find_id(worktree.removeprefix(_ISSUE)))
+                return tracker.issue(tracker.find_id(name))
         return None
 
     def _gates(self, issue: Issue) -> Iterator[str]:
-        """The gates of an issue that a command decides: it decides on what lands, whatever it said before."""
+        """The automatic gates of an issue. Their commands run again on what lands, whatever they said before."""
         defined = self.changes.tracker.gates.all() if issue.gates_required else {}
         for key in issue.gates_required:
             if (gate := defined.get(key)) is not None and gate.checker is not None:
@@ -290,18 +325,36 @@ class Landings:
         return self.git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
 
     def preview(self, worktree: str, options: LandOptions) -> Preview:
-        """What `enqueue` and `wait` would do now. Changes nothing."""
-        path, branch = self._repository.path(worktree), options.branch or self.default_branch()
+        """What `enqueue` and `wait` would do now. Changes nothing, and raises what they would raise at once."""
+        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         self._check_target(worktree, branch)
-        commit = self._home.work_commit(worktree)
-        uncommitted = bool(self.git.run("status", "--porcelain", "-z", worktree=path))
-        tip = frozen.tip_of(self.git, branch)
-        conflicts = merge(self.git, f"{tip}", commit).conflicts if commit else ()
+        path, commit = self._repository.path(worktree), self._home.work_commit(worktree)
+        is_merging = frozen.require_committable(self.git, path) is not None
+        self._check_isolated(worktree, path)
+        if commit is None:
+            raise Refused(f"{path} has no commit, so there is nothing to land", path=str(path))
+        parents = [commit, *([linked.commit_of(self.git, "MERGE_HEAD", path)] if is_merging else [])]
+        with scratch(self._context, "land") as room:
+            frozen_now, objects = self._as_if_committed(worktree, path, parents, room.path)
+            self._check_scope(issue, branch, frozen_now, objects=objects)
+            tip = f"{frozen.tip_of(self.git, branch)}"
+            attributes = frozen.attributes_in(self.git, tip, room.path / "attributes")
+            conflicts = merge(self.git, tip, frozen_now, objects=objects, attributes=attributes).conflicts
         target = self.changes.target(target_name(branch))
         ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
         busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in followers(self.git, branch))
         waits = target.waits_for if target and target.waits_for else "an operation of git" if any(busy) else ""
-        return Preview(branch, commit, uncommitted, conflicts, len(ahead), waits)
+        return Preview(branch, commit, frozen_now != commit, conflicts, len(ahead), waits)
+
+    def _as_if_committed(self, worktree: str, path: Path, parents: list[str], room: Path) -> tuple[str, Path]:
+        """The commit that `enqueue` would freeze, and the directory in scratch that has its new objects."""
+        objects, look = room / "objects", self._home.paths.caches / f"{worktree}{LOOK}"
+        for each in (objects, look.parent):
+            make_directories(each)
+        tree = read_again(GitSource(self.git, path, look, objects), room, parents[0])
+        if len(parents) == 1 and tree == frozen.tree_of(self.git, parents[0]):
+            return parents[0], objects
+        return commit_tree(self.git, tree, parents, objects=objects), objects
 
     def cancel(self, landing_id: str, reason: str) -> Landing:
         """Withdraw an entry from its queue; its claim is given back. An entry with an outcome stays as it is."""
@@ -311,14 +364,14 @@ class Landings:
         return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
 
     def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
-        """Queue the commit of an entry that did not land again."""
+        """Requeue the commit of an entry that did not land."""
         return self.changes.requeue(landing_id, claim)
 
     # --- Taking part -------------------------------------------------------------------------------
 
     def wait(self, landing_id: str, *, wait: float | None = None) -> Landing:
-        """Take part in working the queue off until an entry has an outcome. Raises `LandingPending` when the time is
-        up; the entry stays queued."""
+        """Help to drain the queue until an entry has an outcome. Raises `LandingPending` when the time is up; the
+        entry stays queued."""
         deadline = math.inf if wait is None else time.monotonic() + wait
         entry = self.changes.landing(landing_id)
 
@@ -342,19 +395,23 @@ class Landings:
         return self.changes.landing(landing_id)
 
     def work_off(self, branch: str | None = None) -> None:
-        """Work off what is queued for a branch, or for all, as far as that is possible now."""
-        for target in self.targets():
+        """Drain the queue of a branch, or of every branch, as far as possible now."""
+        for target in filter(self._is_here, self.targets()):
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
                 lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
                 self._work(self._lander(target.name), lease, lambda: False, lambda: False)
 
     def help_out(self, branch: str) -> None:
-        """Work off what a killed process may have left in the queue of a branch, unless another one is at it."""
-        for target in self.targets():
+        """Drain what a killed process may have left in the queue of a branch, unless another process is doing so."""
+        for target in filter(self._is_here, self.targets()):
             if target.branch == branch and (target.queue or target.intent is not None):
                 with contextlib.suppress(LockConflict):
                     lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, purpose="landing")
                     self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+
+    def _is_here(self, target: LandingTarget) -> bool:
+        """Whether this clone can land on a target. Without a remote, it is a branch of the clone `main`."""
+        return bool(target.remote) or self._home.paths.main == MAIN
 
     def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Work under a lease; whether anything was done, or another process has taken over."""
@@ -368,7 +425,9 @@ class Landings:
         target = self.changes.target(name)
         if target is None:
             raise NotFound(f"nothing was ever queued for {name}", target=name)
-        return Lander(self._repository, self.changes, target, tell=self._tell)
+        if not self._is_here(target):
+            raise Refused(f"{target.branch} is a branch of the clone {MAIN}", hint=f"Run it in the clone {MAIN}.")
+        return Lander(self._repository, self.changes, target, tell=self.tell)
 
     def _lease(self, entry: Landing, deadline: float) -> HeldLease | None:
         """The landing lease; None if the entry got its outcome first, or the time is up."""

@@ -66,27 +66,32 @@ class Chain:
         self.tip = tip
         self.entries: list[Landing] = []
         self.tips: list[str] = []
+        self.trees: list[str] = []  # of the tips
         self.deferred: set[str] = set()  # conflict with an entry before them, not with the tip
         self._author = author
-        self._tree = ""
+        self._tree = ""  # of the tip; empty until it is needed
 
     def end(self) -> str:
         return self.tips[-1] if self.tips else self.tip
 
+    def _end_tree(self) -> str:
+        if not self.trees:
+            self._tree = self._tree or landing.tree_of(self.git, self.tip)
+        return self.trees[-1] if self.trees else self._tree
+
     def extend(self, entry: Landing) -> Landing | None:
         """Put an entry on top; if it conflicts with the tip, return it with that outcome. One that conflicts only with
         entries before it is deferred: they may not land."""
-        self._tree = self._tree or landing.tree_of(self.git, self.end())
         squash = entry.style is LandingStyle.SQUASH
         addition = FrozenWork(entry.commit, message_of(entry), squash=squash)
         try:
-            added = landing.add(self.git, self.end(), self._tree, addition, self._author, self._attributes)
+            added = landing.add(self.git, self.end(), self._end_tree(), addition, self._author, self._attributes)
         except GitFailed as failure:
             return with_failure(entry, self.tip, f"git cannot merge it: {failure.message}")
         if added.tip is not None:
             self.entries.append(entry)
             self.tips.append(added.tip)
-            self._tree = f"{added.merged.tree}"
+            self.trees.append(f"{added.merged.tree}")
             return None
         alone = (
             added if not self.entries else landing.add(self.git, self.tip, "", addition, self._author, self._attributes)
@@ -104,13 +109,12 @@ class Chain:
 
     def cut(self, length: int) -> None:
         """Keep the first entries only."""
-        del self.entries[length:], self.tips[length:]
-        self._tree = ""
+        del self.entries[length:], self.tips[length:], self.trees[length:]
 
     def advance(self, length: int) -> None:
         """The first entries are on the target now: the rest stays as it was built."""
-        self.tip = self.tips[length - 1]
-        del self.entries[:length], self.tips[:length]
+        self.tip, self._tree = self.tips[length - 1], self.trees[length - 1]
+        del self.entries[:length], self.tips[:length], self.trees[:length]
         self.deferred.clear()
 
 

@@ -8,7 +8,9 @@ this machine, which others can read while it runs:
     <root>/.jvs/checks/runs/<run>.log       what its commands print, bounded
 
 A worktree is prepared by `worktree.copy` and `worktree.setup`, once until one of them, or a file that `land.inputs`
-names, changes. A setup command that fails makes the run fail: a commit can break the setup.
+names, changes. If the setup fails, the run prepares the commit that the candidate is built on too. If that succeeds,
+the candidate has broken the setup, and the run fails. If not, this machine is to blame (a full disk, a registry that is
+away): the run has no result, and `SetupFailed` is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from holdfast.clock import format_duration, format_instant
-from holdfast.errors import Corrupt, GitFailed, NotFound, Refused
+from holdfast.errors import Corrupt, GitFailed, NotFound, Refused, SetupFailed
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Closing, Directory, failing_to, io_failure, make_directories, opened, write_all
 from holdfast.fs.names import is_safe_name, printable, split_relative
@@ -91,6 +93,9 @@ class CheckRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     landing_id: str
     began_at: str
     holder_id: str
+    tree: str = ""  # of the commit, and what was run on it: see `checks_key`
+    checks: str = ""
+    entries: tuple[str, ...] = ()  # the candidate: `landing_id` is the last of them
     passed: bool | None = None
     cancelled: bool = False
     seconds: float = 0.0
@@ -138,12 +143,29 @@ def gate_checks(tracker: Tracker, issue_ids: Collection[str]) -> list[LandingChe
     return found
 
 
+def checks_key(repository: Repository, checks: Sequence[LandingCheck]) -> str:
+    """What is run on a commit, in short: results of other checks, or after another setup, say nothing about it."""
+    settings = read_settings(repository.root)
+    everything = (settings.setup, settings.copy, [tuple(each) for each in checks])
+    return hashlib.sha256(repr(everything).encode("utf-8", "surrogateescape")).hexdigest()
+
+
 # --- Runs ---------------------------------------------------------------------------------------------
+
+
+class CandidateCommit(NamedTuple):
+    """A commit to run checks on, its tree, the commit that it is built on, which is known to be sound, and the entries
+    that it puts on that one."""
+
+    commit: str
+    tree: str = ""
+    base: str | None = None
+    entries: tuple[str, ...] = ()
 
 
 def run_checks(
     repository: Repository,
-    commit: str,
+    tested: CandidateCommit,
     checks: Sequence[LandingCheck],
     *,
     target: str,
@@ -155,14 +177,15 @@ def run_checks(
     Takes a scratch worktree that no process uses, or makes one; it is locked until this returns. Threads and processes
     may call this at the same time, with a worktree for each. No document lock is held. When `cancelled` is set, the
     command that runs is ended with its whole process tree, and the run has no result. Whoever holds a lease meanwhile
-    sets it when the lease is lost. Raises `Refused` in a home that is not a git checkout.
+    sets it when the lease is lost. Raises `Refused` in a home that is not a git checkout, and `SetupFailed` if not even
+    the base can be prepared.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
         raise Refused(f"{repository.root} is not in a git checkout, so nothing can land in it")
     settings = read_settings(repository.root)
     require_approved(repository.root, settings, SETUP)
-    commit = linked.commit_of(home.git, commit)
+    commit = linked.commit_of(home.git, tested.commit)
     now = repository.context.store.now()
     run = CheckRun(
         run_id=f"{int(now * 1000):013d}-{secrets.token_hex(4)}",
@@ -171,12 +194,15 @@ def run_checks(
         landing_id=landing_id,
         began_at=format_instant(now),
         holder_id=repository.context.holder.holder_id,
+        tree=tested.tree,
+        checks=checks_key(repository, checks),
+        entries=tested.entries,
     )
     purpose = _purpose(repository, home, settings, commit)
     kept = settings.parallel or PARALLEL
     with scratch_worktree(home.paths, run.run_id, purpose, kept=kept) as place, _RunFiles(home.paths, run) as files:
         ongoing = _Ongoing(repository, place, files, cancelled or threading.Event())
-        return ongoing.carry_out(settings, purpose, checks)
+        return ongoing.carry_out(settings, purpose, checks, tested.base)
 
 
 class _Ongoing:
@@ -187,30 +213,47 @@ class _Ongoing:
     ) -> None:
         self._repository, self._place, self._files, self._cancelled = repository, place, files, cancelled
 
-    def carry_out(self, settings: Settings, purpose: str, checks: Sequence[LandingCheck]) -> CheckRun:
+    def carry_out(self, settings: Settings, purpose: str, checks: Sequence[LandingCheck], base: str | None) -> CheckRun:
         """Check out, prepare, run the commands; return the record as it was written last."""
         began = time.monotonic()
         environment = self._environment()
-        passed = (
-            self._checks_out(purpose)
-            and self._is_prepared(settings, purpose, environment)
-            and self._all_pass(checks, environment)
-        )
+        passed = self._is_ready(self._files.run.commit, settings, purpose, environment)
+        if passed:
+            passed = self._all_pass(checks, environment)
+        elif base is not None and not self._cancelled.is_set():
+            self._require_ready(base, settings, environment)
         is_cancelled = not passed and self._cancelled.is_set()
         seconds = time.monotonic() - began
         return self._files.note(passed=None if is_cancelled else passed, cancelled=is_cancelled, seconds=seconds)
 
-    def _checks_out(self, purpose: str) -> bool:
-        """Check the commit out. One that git cannot check out fails, like one that does not pass: others go on."""
+    def _require_ready(self, base: str, settings: Settings, environment: Mapping[str, str]) -> None:
+        """Raise `SetupFailed` if the base cannot be prepared from nothing either."""
+        why, log = described(self._files.run), self._files.run.run_id
+        self._files.write_end(f"[The same for {base}, to see whether the commit is to blame]\n".encode())
+        self._place.empty()
+        assert isinstance(self._repository.context.home, GitHome)
+        purpose = _purpose(self._repository, self._repository.context.home, settings, base)
+        if not self._is_ready(base, settings, purpose, environment) and not self._cancelled.is_set():
+            message = f"no scratch worktree can be prepared for checks, not even for the tip of the branch: {why}"
+            hint = (
+                "The work stays queued. Find the cause ('holdfast landing log ID' has the output), then go on: "
+                "'holdfast land --all'."
+            )
+            raise SetupFailed(message, hint=hint, log=log)
+
+    def _is_ready(self, commit: str, settings: Settings, purpose: str, environment: Mapping[str, str]) -> bool:
+        return self._checks_out(commit, purpose) and self._is_prepared(settings, purpose, environment)
+
+    def _checks_out(self, commit: str, purpose: str) -> bool:
+        """Check a commit out. One that git cannot check out fails, like one that does not pass: others go on."""
         if not self._place.is_prepared(purpose):
             self._place.empty()
-        commit = self._files.run.commit
         try:
             self._place.check_out(commit)
         except GitFailed as failure:
             self._files.write_end(f"{failure.message}\n".encode("utf-8", "backslashreplace"))
             ended = CommandRun(command=f"git checkout {commit}", passed=False, seconds=0.0, message=failure.message)
-            self._files.note(commands=(ended,))
+            self._files.note(commands=(*self._files.run.commands, ended))
             return False
         return True
 
@@ -290,6 +333,14 @@ def _is_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
     if pattern[0] == "**":
         return len(pattern) == 1 or any(_is_match(path[start:], pattern[1:]) for start in range(len(path)))
     return fnmatchcase(path[0], pattern[0]) and _is_match(path[1:], pattern[1:])
+
+
+def described(run: CheckRun | None) -> str:
+    """The command of a run that failed, for people."""
+    last = run.commands[-1] if run and run.commands else None
+    if last is None:
+        return "the checks could not run"
+    return f"'{last.command}' failed: {last.message or f'exit status {last.exit_status}'}"
 
 
 # --- Records and logs ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from holdfast.git import worktrees as linked
 from holdfast.git.following import Follower, Move
 from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.kernel_locks import find_holders
 from holdfast.repository.context import MAIN, RepositoryContext
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.landing_candidates import Chain, LandingBranch
@@ -185,10 +186,10 @@ class Publisher:
         name = f"landing-{follower.git_id or MAIN}"
         make_directories(self._context.paths.guards)
         make_directories(self._home.paths.indexes)
-        lock = FileLocker(follow_links=False).try_lock_exclusive(self._context.paths.guards / f"{name}.lock")
+        path = self._context.paths.guards / f"{name}.lock"
+        lock = FileLocker(follow_links=False).try_lock_exclusive(path)
         if lock is None:
-            message = f"another process is bringing {follower.top} along, or was stopped while it did"
-            raise CheckoutInTheWay(message, path=str(follower.top))
+            raise _occupied(follower.top, path)
         with lock:
             with Directory.open(self._home.paths.indexes) as directory:
                 for each in directory.names():
@@ -255,16 +256,23 @@ class Publisher:
         gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]
         with contextlib.suppress(GitFailed):  # another process deletes them too
             landing.forget(self._git, gone)
-            for landing_id, _ in gone:
-                if self._target.remote is not None:
-                    transfer.push_ref(self._git, self._target.remote, f"{landing.FROZEN}{landing_id}", "")
             landing.drop_candidates(self._git, self._name)
+            for landing_id, _ in gone:
+                if self._target.remote is not None:  # unless the machine that has landed it did so already
+                    transfer.push_ref(self._git, self._target.remote, f"{landing.FROZEN}{landing_id}", "")
 
     def _is_over(self, landing_id: str) -> bool:
         try:
             return self._changes.landing(landing_id).state is LandingState.LANDED
         except NotFound:
             return True
+
+
+def _occupied(top: Path, lock: Path) -> CheckoutInTheWay:
+    pids = [str(each.pid) for each in find_holders(lock) or () if not each.waiting and each.pid is not None]
+    who = f"process {pids[0]}" if pids else "another process"
+    hint = f"It takes a moment. If it was stopped, continue it ('kill -CONT {pids[0] if pids else 'PID'}') or end it."
+    return CheckoutInTheWay(f"{who} is bringing {top} along", hint=hint, path=str(top))
 
 
 def _at_most_one(found: list[Follower], branch: str) -> list[Follower]:

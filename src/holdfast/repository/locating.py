@@ -22,6 +22,12 @@ def find_repository_root(start: str) -> str | None:
     return None if found is None else found if calls.is_repository(found) else git_home_of(found)
 
 
+def git_home_around(start: str) -> str | None:
+    """The git home that a directory is in, unless a plain home is nearer."""
+    found = find_repository_root(start)
+    return found if found is not None and is_git_home(found) else None
+
+
 def git_home_of(directory: str) -> str | None:
     """The root of the git home whose checkout or linked worktree has its top at this very directory; None if git does
     not know it there."""
@@ -51,6 +57,15 @@ def main_checkout_of(root: str) -> str | None:
     return main_checkout(os.path.dirname(root))
 
 
+def main_worktree(root: str) -> str:
+    """The name of the worktree that is the main checkout here."""
+    if not is_git_home(root):
+        return "main"
+    from holdfast.git.checkout import checkout_name
+
+    return checkout_name(os.path.dirname(root))
+
+
 def find_records(start: str, has: Callable[[str], bool]) -> str | None:
     """The nearest directory upwards that has records of some kind; None if there is none. The records of a git home are
     in its root or in its main checkout, but never in the copy of a branch."""
@@ -69,9 +84,9 @@ def find_records(start: str, has: Callable[[str], bool]) -> str | None:
 def git_worktree_at(directory: str, root: str) -> str | None:
     """The worktree of a git home that has its top at a directory; None if git does not register it there, or if
     Holdfast does not know it."""
-    from holdfast.git.checkout import is_worktree_of, name_in
+    from holdfast.git.checkout import checkout_name, is_worktree_of, name_in
 
     checkout = is_worktree_of(directory, os.path.dirname(root))
     if checkout is None:
         return None
-    return "main" if checkout.git_dir == checkout.common else name_in(checkout.git_dir)
+    return checkout_name(checkout.common) if checkout.git_dir == checkout.common else name_in(checkout.git_dir)

@@ -5,25 +5,35 @@ only files have.
 2. Copy the differences in small commits. The target must contain a prefix of the source, so an interrupted
    migration continues, and no foreign content is overwritten.
 3. Read both again and compare. If the source has changed meanwhile, repeat from 2.
+4. Mark the source as moved: from here on, it refuses every commit of a process that still uses it, and names the
+   target. Repeat 1 and 3; if that fails, take the mark back.
+5. Switch: the directory is configured to use the target.
 
-The source is not changed. The directory may be configured to use the target only when both are equal.
+After a kill between 4 and 5, the source says that it was moved, and the migration can be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.errors import Refused, TooManyRetries
+from holdfast.errors import Corrupt, Failure, Refused, TooManyRetries
 from holdfast.fs import strictjson
 from holdfast.issues.index import index_of_copy
 from holdfast.issues.model import INDEX, UNLISTED
 from holdfast.leases.service import LeaseService
+from holdfast.repository.context import has_several_clones
 from holdfast.store import model
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
 from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream
+from holdfast.store.served import ServedStore
+
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
 
 MOST_CHANGES = 50
 MOST_AT_ONCE = 512 << 10  # the largest commit that every server accepts; a larger record goes alone
@@ -127,15 +137,58 @@ class _Pass:
 
 
 def migrate(
-    source: Store, target: Store, *, rows: Sequence[Row] = TABLE, dry_run: bool = False, overwrite: bool = False
+    source: Store,
+    target: Store,
+    *,
+    rows: Sequence[Row] = TABLE,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    address: str | None = None,
+    switch: Callable[[], object] = lambda: None,
 ) -> Moved:
-    """Copy everything, and verify the copy. A dry run writes nothing, but makes the same checks.
+    """Copy everything, and verify the copy. A dry run writes nothing, but makes the same checks. With the `address` of
+    the target, the source takes no further commits, and `switch` is called.
 
     With `overwrite`, documents of the target, such as an older copy of the source, are replaced. Its streams must
     still be a prefix of the source's.
     """
-    _refuse_held_leases(source, rows)  # 1.
+    _refuse_files_of_one(source, target)
+    copy = partial(_copy, source, target, rows, overwrite=overwrite, progress=progress)
+    tried = copy(set(), dry_run=True)
+    if dry_run:
+        return tried
+    copy = partial(copy, total=tried.documents + tried.records)
+    target.set_moved(None)  # if it was migrated from, its users have ended long ago
     written: set[str] = set()
+    moved = copy(written, dry_run=False)
+    if address is None:
+        return moved
+    try:
+        source.set_moved(address)  # 4.
+        last = copy(written, dry_run=False)
+        switch()  # 5.
+    except Failure:
+        source.set_moved(None)
+        raise
+    copied = moved.copied_documents + last.copied_documents, moved.copied_records + last.copied_records
+    return Moved(last.documents, last.records, *copied, moved.passes + last.passes)
+
+
+def _copy(
+    source: Store,
+    target: Store,
+    rows: Sequence[Row],
+    written: set[str],
+    *,
+    dry_run: bool,
+    overwrite: bool,
+    progress: Progress | None,
+    total: int = 0,
+) -> Moved:
+    _refuse_held_leases(source, rows)  # 1.
+    if isinstance(source, ServedStore) and not dry_run:
+        source.seal(AuditTrail().stream)
     copied_documents = copied_records = 0
     for number in range(1, PASSES + 1):
         current = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)
@@ -144,6 +197,8 @@ def migrate(
                 current.documents_of(row)
             else:
                 current.records_of(row)
+            if progress is not None:
+                progress(current.documents + current.records, total)
         copied_documents += current.copied_documents
         copied_records += current.copied_records
         if dry_run or not (current.copied_documents or current.copied_records):
@@ -165,6 +220,16 @@ def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
                     holder_id=holder_id,
                     **service.keys(subject).facts(),
                 )
+
+
+def _refuse_files_of_one(source: Store, target: Store) -> None:
+    """Files of one clone do not reach the others."""
+    several = False
+    with contextlib.suppress(Corrupt):  # the copy reports it
+        several = target.files is not None and has_several_clones(source)
+    if several:
+        hint = "Let all clones but 'main' leave first ('holdfast deinit'), or move to another server."
+        raise Refused("several clones share this repository, so its records must be on a server", hint=hint)
 
 
 def _contents(store: Store, row: Row) -> dict[str, bytes]:

@@ -1,190 +1,22 @@
-"""Finding, creating and opening the ledger or the issue tracker of a directory."""
+"""Finding and opening the issue tracker of a directory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.clock import format_duration
-from holdfast.errors import AlreadyExists, NotFound, NotInitialised, Refused
+from holdfast.errors import AlreadyExists, NotInitialised, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, entry_exists, make_directories, resolved
+from holdfast.fs.directory import resolved
 from holdfast.issues.tracker import Tracker
-from holdfast.ledger import log
-from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
-from holdfast.repository.locating import (
-    find_records,
-    find_repository_root,
-    git_home_of,
-    is_git_home,
-    main_checkout_of,
-)
-from holdfast.store.model import Create, Decision, Store
-from holdfast.store.open import FILES, open_store, read_config, write_config
-
-if TYPE_CHECKING:
-    from holdfast.ledger.claim_files import ClaimFiles
-    from holdfast.ledger.service import Claims
-    from holdfast.ledger.verify import LedgerReport
-    from holdfast.locks.ledger_lock import LedgerLock
-
-AGENT = "holdfast"
-DIRECTORY = "ledger"
-META_FILE = "meta.json"
-FIRST_EVENT = "event-000001.json"
-
-
-class OpenLedger:
-    """A ledger with its claims, lock and claim files. Each part is opened on first use. `lock` and `files` are None if
-    a server keeps the ledger; `files` also if it has no claim files."""
-
-    def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
-        self._on_files = store.files is not None
-        self._has_claim_files = self._on_files and has_claim_files(read_meta(store))
-        self.root: Path = root if store.files is None else store.files.path
-        # The checkpoints of a ledger on a server are here too: they are a cache.
-        self.ledger = Ledger(store, checkpoint_root=root)
-        self._directory = root
-        self._address = address
-        self._actor = actor
-
-    @cached_property
-    def claims(self) -> Claims:
-        """The claims of the ledger."""
-        from holdfast.ledger.service import Claims
-        from holdfast.repository.waits import LeaseGraph, locks_waited_for
-
-        # Leases are in the configured store, wherever the ledger is.
-        leases = LeaseGraph(self._directory, self.ledger.store if self._address is None else None)
-        others = (leases, partial(locks_waited_for, self._directory))
-        return Claims(self.ledger, files=self.files, actor=self._actor, other_graphs=others)
-
-    @cached_property
-    def lock(self) -> LedgerLock | None:
-        """The lock file of the ledger."""
-        from holdfast.locks.ledger_lock import LedgerLock
-
-        return LedgerLock(self.root / DIRECTORY, AGENT) if self._on_files else None
-
-    @cached_property
-    def files(self) -> ClaimFiles | None:
-        """The claim files of the ledger."""
-        from holdfast.ledger.claim_files import ClaimFiles
-
-        return ClaimFiles(self.root) if self._has_claim_files else None
-
-    def close(self) -> None:
-        """Close cached files. Calling it is optional."""
-        self.ledger.store.close()
-
-    def break_lock(self, identity: str) -> int | None:
-        """Break the ledger's lock, as `LedgerLock.break_lock` does, so that even a holder that continues overwrites
-        nothing: it may have counted the events, and be about to rename its own to the next number. So that number is
-        first given to an event that records the break, and returned; None if the holder is certainly dead."""
-        from holdfast.store.layout import Layout
-        from holdfast.store.streams import publish_without_lock
-
-        if self.lock is None:
-            raise NotFound("this ledger is on a server and has no lock file", path=str(self.root))
-        state, number = self.lock.state(), None
-        if state is not None and state.identity == identity and state.liveness.value != "dead":
-            event = log.checked({"type": log.UNLOCKED, "identity": identity, "agent_id": state.agent_id})
-            content = log.CODEC.encode(log.stamped(event, self.ledger.store.now()))
-            with Directory.open(self.root / DIRECTORY) as directory:
-                number = publish_without_lock(directory, Layout().locate(log.EVENTS.name), content)
-        self.lock.break_lock(identity)
-        return number
-
-    def verify(self) -> LedgerReport:
-        """Examine the ledger. Repairs nothing, but finishes a batch whose author is gone, as every reader does."""
-        from holdfast.ledger.verify import verify
-
-        return verify(self.ledger, self.root if self._on_files else None, self.files)
-
-
-def init_ledger(
-    root: str | os.PathLike[str],
-    *,
-    lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
-    claim_files: bool = False,
-    address: str | None = None,
-) -> OpenLedger:
-    """Create a ledger in a directory; `AlreadyExists` if it has one. Commit point: `meta.json`. Events that another
-    program has already appended there become its first events."""
-    from holdfast.ledger.rules import checked_ttl
-
-    path, store = resolved(root), open_store(root, address)
-    meta: dict[str, Any] = {"lock_timeout": format_duration(checked_ttl(lock_timeout, "lock_timeout"))}
-    if claim_files:
-        meta["claim_files"] = True
-    try:
-        store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
-    except AlreadyExists:
-        hint = "Use it, or create another one elsewhere: --repo DIR."
-        raise AlreadyExists(f"a ledger already exists in {path}", hint=hint, path=str(path)) from None
-    if store.files is not None:
-        make_directories(store.files.path / DIRECTORY)
-    return OpenLedger(path, store, address)
-
-
-def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
-    """Open the ledger of a directory, or at `address`; `NotInitialised` if there is none. `actor` (`kind:name`) is the
-    claiming actor; it distinguishes agents of one process. Creates nothing."""
-    path = resolved(root)
-    if not entry_exists(path):
-        raise _no_ledger(path)
-    store = open_store(path, address)
-    try:
-        on_files = store.files is not None and entry_exists(store.files.path / DIRECTORY)
-        if not on_files and read_meta(store) is None:
-            raise _no_ledger(path)
-        return OpenLedger(path, store, address, actor or "")
-    except BaseException:
-        store.close()
-        raise
-
-
-def find_ledger(start: str | os.PathLike[str]) -> Path | None:
-    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none. A directory that is
-    merely called `ledger` does not count: other programs use that name too. Whether a ledger on a server exists is
-    known only when it is opened."""
-    found = _find(start, lambda directory: _has_ledger(Path(directory)))
-    return None if found is None else Path(found)
-
-
-def _find(
-    start: str | os.PathLike[str], has: Callable[[str], bool], near_git: Callable[[str], bool] | None = None
-) -> str | None:
-    """The nearest directory upwards that has records. In a checkout of git they may be in its git home, which needs a
-    closer look, and perhaps another question (`near_git`)."""
-    here = resolved(start)
-    found = calls.find_upwards(here, lambda each: has(each) or calls.exists(os.path.join(each, ".git")))
-    is_checkout = found is not None and calls.exists(os.path.join(found, ".git"))
-    return find_records(str(here), near_git or has) if is_checkout else found
-
-
-def place_for_ledger(start: str | os.PathLike[str]) -> Path:
-    """Where to create a ledger: in the git home around a directory, else in the directory itself."""
-    home = _git_home_around(resolved(start))
-    return Path(start if home is None else home)
-
-
-def _has_ledger(path: Path) -> bool:
-    if entry_exists(path / DIRECTORY):
-        return entry_exists(path / META_FILE) or entry_exists(path / DIRECTORY / FIRST_EVENT)
-    return read_config(path).store != FILES
-
-
-def _no_ledger(path: Path) -> NotInitialised:
-    return NotInitialised(f"there is no ledger in {path}", create="holdfast ledger init", path=str(path))
-
+from holdfast.repository.locating import find_records, git_home_around, git_home_of, is_git_home, main_checkout_of
+from holdfast.store.open import open_store, read_config, write_config
 
 ISSUES = ".jit"
 COMMITTED = ("index.json", "events.jsonl")  # in it; what git ignores stays when a branch without it is checked out
@@ -201,6 +33,14 @@ def find_root(start: Path) -> Path:
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 
+def _find(start: Path, has: Callable[[str], bool], near_git: Callable[[str], bool]) -> str | None:
+    """The nearest directory upwards that has a tracker. In a checkout of git it may be in the git home, which needs a
+    closer look, and another question."""
+    here = resolved(start)
+    found = calls.find_upwards(here, lambda each: has(each) or _has(".git", each))
+    return find_records(str(here), near_git) if found is not None and _has(".git", found) else found
+
+
 def tracker_of(root: Path) -> Path:
     """The directory of the tracker of a repository: its root, or the main checkout of a git home that has it there."""
     main = None if calls.exists(root / ISSUES) else main_checkout_of(str(root))
@@ -215,7 +55,7 @@ def tracker_of(root: Path) -> Path:
 def place_for_tracker(start: Path, *, in_tree: bool = False) -> Path:
     """Where to create a tracker: in the git home around a directory, else in the directory itself. With `in_tree`, in
     the main checkout of the git home, which from then on is known to have it: only there, and on no other branch."""
-    home = _git_home_around(resolved(start))
+    home = git_home_around(str(resolved(start)))
     if not in_tree:
         return start if home is None else tracker_of(Path(home))
     main = None if home is None else main_checkout_of(home)
@@ -227,12 +67,6 @@ def place_for_tracker(start: Path, *, in_tree: bool = False) -> Path:
         raise AlreadyExists(f"a tracker already exists in {home}", hint=hint, path=home)
     write_config(home, msgspec.structs.replace(read_config(home), issues_in_tree=True))
     return Path(main)
-
-
-def _git_home_around(start: Path) -> str | None:
-    """The git home that a directory is in, unless a plain home is nearer."""
-    found = find_repository_root(str(start))
-    return found if found is not None and is_git_home(found) else None
 
 
 def _has(mark: str, directory: str) -> bool:

@@ -27,10 +27,12 @@ from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_l
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
+from holdfast.repository.agent_rows import AgentRow, agent_rows, count_changed_files
 from holdfast.repository.context import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, RepositoryFormat
 from holdfast.repository.holdings import Holding, HoldingWaiter, Reclaim
+from holdfast.repository.ledgers import open_ledger
 from holdfast.repository.locating import find_records, git_home_of, is_git_home
-from holdfast.repository.opening import open_ledger, tracker_of
+from holdfast.repository.opening import tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
@@ -38,6 +40,7 @@ from holdfast.store.model import ServerVersion, Unreadable
 from holdfast.store.open import address_of, open_store
 
 if TYPE_CHECKING:
+    from holdfast.repository.attention import Attention
     from holdfast.repository.conflicts import WorktreeConflict
 
 LEDGER, META_FILE = "ledger", "meta.json"
@@ -52,13 +55,18 @@ class UnreadableKind(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """Everything that is held below a directory, as of one instant."""
+    """Everything that is held below a directory, as of one instant, and the agents that hold it.
+
+    Only `with_details` fills in the conflicts, the changed files and landings of agents, and what needs attention.
+    """
 
     root: Path
     at: str
     holdings: tuple[Holding, ...]
     troubles: tuple[UnreadableKind, ...]
     conflicts: tuple[WorktreeConflict, ...] = ()
+    agents: tuple[AgentRow, ...] = ()
+    attention: tuple[Attention, ...] = ()
 
     def as_record(self) -> dict[str, object]:
         """The overview as JSON values."""
@@ -68,6 +76,8 @@ class Overview(NamedTuple):
             "holdings": [each.as_record() for each in self.holdings],
             "troubles": [each._asdict() for each in self.troubles],
             "conflicts": [each.as_record() for each in self.conflicts],
+            "agents": [each.as_record() for each in self.agents],
+            "attention": [each.as_record() for each in self.attention],
         }
 
 
@@ -132,7 +142,24 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
             if kind in stores and isinstance(failure, StoreUnavailable):
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
-    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
+    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles), agents=agent_rows(holdings))
+
+
+def with_details(overview: Overview, *, address: str | None = None) -> Overview:
+    """The overview with everything that it takes longer to find out: it looks at every file and every issue."""
+    from holdfast.repository.attention import completed, read_situation
+
+    situation = read_situation(with_conflicts(overview), address=address)
+    return completed(situation, changed_files(overview)).overview
+
+
+def changed_files(overview: Overview) -> dict[str, int]:
+    """The number of changed files in the worktree of each agent; none if they cannot be compared."""
+    worktrees = sorted({each.worktree for each in overview.agents if each.worktree is not None})
+    if worktrees:
+        with contextlib.suppress(Failure), Repository(overview.root) as repository:
+            return count_changed_files(repository, worktrees)
+    return {}
 
 
 def with_conflicts(overview: Overview) -> Overview:
@@ -187,6 +214,7 @@ def _leases(repository: Repository) -> Iterator[Holding]:
             waiting=tuple(_waiter(each, position) for position, each in enumerate(state.waiters, 1)),
             reclaim=_reclaim_lease(state),
             process=lease.holder_id,
+            ttl=lease.ttl,
         )
 
 
@@ -203,7 +231,8 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
 
 def _waiter(waiter: LeaseWaiter, position: int) -> HoldingWaiter:
     alive = _liveness(waiter.identity.holder(waiter.holder_id))
-    return HoldingWaiter(waiter.actor or waiter.holder_id, position, waiter.since, waiter.purpose, alive)
+    process = waiter.on_behalf_of or waiter.holder_id
+    return HoldingWaiter(waiter.actor or waiter.holder_id, position, waiter.since, waiter.purpose, alive, process)
 
 
 def _liveness(holder: Holder | None) -> Liveness:
@@ -260,6 +289,8 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
                 purpose=claim.purpose,
                 reclaim=_WAITS_FOR_GATES if gated else _reclaim_issue(issue_id, left, alive),
                 process=claim.holder.get("holder_id"),
+                title=issue.title if isinstance(issue, Issue) else "",
+                ttl=claim.ttl,
             )
         if broken is not None:
             raise broken
@@ -283,7 +314,8 @@ def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
         for waiter in opened.claims.waiting():
             queue = queues.setdefault(waiter.node_id, [])
             alive = described_liveness(waiter.holder)
-            queue.append(HoldingWaiter(waiter.owner, len(queue) + 1, waiter.since or None, "", alive))
+            process = waiter.holder.get("holder_id")
+            queue.append(HoldingWaiter(waiter.owner, len(queue) + 1, waiter.since or None, "", alive, process))
         for claim in (*opened.claims.active(), *opened.claims.expired()):
             alive, left = described_liveness(claim.holder), claim.expiry() - now
             yield Holding(

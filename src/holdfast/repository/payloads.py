@@ -58,6 +58,7 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
     operation_pending,
+    require_here,
 )
 from holdfast.store.model import SafeName, StructCodec
 
@@ -86,12 +87,14 @@ def lease_name(text: str) -> str:
     return safe_name(text, what="name of a lease")
 
 
-def refuse_main(name: str, doing: str) -> str:
-    """The name, unless it is `main`."""
-    if name == MAIN:
+def require_changeable(context: RepositoryContext, name: str, doing: str) -> None:
+    """Refuse a worktree that is the checkout of a clone, or whose directory is in another clone."""
+    config = context.config(name)
+    if config.clone == name:
         hint = "Create another worktree for temporary work: 'holdfast worktree create NAME'."
-        raise Refused(f"{MAIN} cannot be {doing}: every repository has it", hint=hint, worktree=MAIN)
-    return name
+        why = "every repository has it" if name == MAIN else "it is the checkout of a clone"
+        raise Refused(f"{name} cannot be {doing}: {why}", hint=hint, worktree=name)
+    require_here(config, context.paths.main)
 
 
 def worktree_exists(name: str) -> AlreadyExists:
@@ -404,16 +407,17 @@ def is_needed(context: RepositoryContext, scratch_id: str, worktree: str) -> boo
 
 
 def in_use(paths: RepositoryPaths) -> Iterator[ScratchIntent]:
-    """The intents of living processes."""
+    """The intents of living processes, and of those on other machines, which locks may not reach."""
     for path in _scratch_directories(paths):
-        if not is_abandoned(path) and (intent := _intent_of(path)) is not None:
+        is_left = is_abandoned(path)
+        if (intent := _intent_of(path)) is not None and (not is_left or paths.is_elsewhere(intent.identity)):
             yield intent
 
 
 def abandoned(paths: RepositoryPaths) -> Iterator[AbandonedScratch]:
     for path in _scratch_directories(paths):
-        if is_abandoned(path):
-            yield AbandonedScratch(path.name, path, _intent_of(path))
+        if is_abandoned(path) and not ((intent := _intent_of(path)) and paths.is_elsewhere(intent.identity)):
+            yield AbandonedScratch(path.name, path, intent)
 
 
 def is_left(paths: RepositoryPaths, scratch_id: str) -> bool:

@@ -23,7 +23,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, opened
 from holdfast.fs.names import printable, split_relative
 from holdfast.locks.file_lock import FileLocker
-from holdfast.repository.context import MAIN, WORKTREES, Isolation, settled_config, worktree_keys
+from holdfast.repository.context import WORKTREES, Isolation, settled_config, worktree_keys
 from holdfast.repository.payloads import RESERVED
 from holdfast.repository.scratch_worktrees import is_scratch_name, scratch_worktrees
 from holdfast.repository.settings import (
@@ -128,7 +128,7 @@ def _living(repository: Repository) -> dict[str, str]:
 
 
 def _is_unprepared(repository: Repository, worktree: str, settings: Settings) -> bool:
-    wanted = bool(settings.setup or settings.copy) and worktree != MAIN
+    wanted = bool(settings.setup or settings.copy) and worktree != repository.context.paths.main
     return wanted and repository.config(worktree).prepared_at is msgspec.UNSET
 
 
@@ -191,14 +191,15 @@ def copy_files(repository: Repository, settings: Settings, target: Path) -> int:
     """Copy the files of `main` that the settings name into a directory; return how many."""
     if not settings.copy:
         return 0
-    with Directory.open(repository.path(MAIN)) as source, Directory.open(target) as directory:
+    main = repository.path(repository.context.paths.main)
+    with Directory.open(main) as source, Directory.open(target) as directory:
         return sum(_copy(source, directory, path) for path in _matches(repository, source, settings))
 
 
 def files_to_copy(repository: Repository, settings: Settings) -> list[tuple[str, int, int]]:
     """The paths, sizes and times of what `copy_files` copies; a directory stands for everything in it."""
     found = []
-    with Directory.open(repository.path(MAIN)) as source:
+    with Directory.open(repository.path(repository.context.paths.main)) as source:
         for path in sorted({*_matches(repository, source, settings)}):
             above, _, name = path.rpartition("/")
             with source.beneath(above) if above else Directory.open(source.path) as directory:
@@ -211,7 +212,7 @@ def files_to_copy(repository: Repository, settings: Settings) -> list[tuple[str,
 def _matches(repository: Repository, main: Directory, settings: Settings) -> Iterator[str]:
     """The paths in `main` that the patterns match; not those of other worktrees."""
     paths = repository.context.paths
-    others = (each for each in (*paths.foreign(MAIN), paths.worktrees) if each.is_relative_to(main.path))
+    others = (each for each in (*paths.foreign(paths.main), paths.worktrees) if each.is_relative_to(main.path))
     left_out = {each.relative_to(main.path).as_posix() for each in others}
     for pattern in settings.copy:
         yield from _below(main, split_relative(pattern), "", left_out)

@@ -10,16 +10,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused
+from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import entry_exists, resolved
-from holdfast.leases.rules import LeaseGranted
+from holdfast.leases.rules import Identity, LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
-from holdfast.locks.identity import Holder
+from holdfast.locks.identity import Holder, current_holder
 from holdfast.repository.context import (
     FORMAT,
-    FORMAT_VERSION,
+    JOINED_VERSION,
     MAIN,
     Descriptor,
     Proof,
@@ -30,6 +30,7 @@ from holdfast.repository.context import (
     check_leasable,
     fenced,
     proof_of,
+    require_here,
     settle,
     worktree_keys,
 )
@@ -40,8 +41,9 @@ from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
-from holdfast.store.model import Store, Watch
-from holdfast.store.open import CONFIG, FILES, SETTINGS, FailFastStore, approved_address, open_address, read_config
+from holdfast.store.fail_fast import FailFastStore
+from holdfast.store.model import Store, View, Watch
+from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from holdfast.repository.gc import GarbageCollector
     from holdfast.repository.payloads import LeasedWorktree
     from holdfast.repository.restore import Restored
+    from holdfast.repository.site import Site
     from holdfast.repository.snapshot_service import Snapshots
     from holdfast.repository.waits import ClaimGraph
     from holdfast.repository.worktree_changes import Removed
@@ -113,19 +116,28 @@ class Repository:
         else:
             store, self.format = _opened(paths.root)
         trail = AuditTrail()
+        site = None if store.files is not None else self._site(paths, store, holder or current_holder())
         self._other_graphs = _OtherGraphs(paths.root, store, ledger_address)
         leases = LeaseService(
             store,
             trail,
             also_named=worktree_keys,
-            precondition=check_leasable,
+            precondition=partial(_check_leasable_here, site, paths.main),
+            site=site,
             holder=holder,
             actor=actor or "",
             reserve=paths.reserve,
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(home_at(paths), store, trail, leases)  # what the parts work with
+        self.context = RepositoryContext(home_at(paths), store, trail, leases, site)  # what the parts work with
+
+    def _site(self, paths: RepositoryPaths, store: Store, holder: Holder) -> Site:
+        from holdfast.repository.site import Site
+
+        site = Site(paths.root, store, Identity.of(holder), holder.host, name=paths.main)
+        paths.is_elsewhere = site.is_elsewhere
+        return site
 
     @cached_property
     def format(self) -> RepositoryFormat:
@@ -253,7 +265,7 @@ class Repository:
         return self.leases.steal(worktree, request)
 
     def worktree_around(self, path: Path) -> str:
-        """The worktree whose directory `path` is in; `main` if it is in none."""
+        """The worktree whose directory `path` is in; if it is in none, the main checkout."""
         if isinstance(self.context.home, PlainHome):
             return self._plain_worktree_around(path)
         for above in (path, *path.parents):
@@ -263,8 +275,8 @@ class Repository:
                     hint = f"Adopt it: 'holdfast worktree adopt {above}'. Or name a worktree: --worktree."
                     message = f"{above} is a worktree of git that Holdfast does not know"
                     raise NotFound(message, hint=hint, path=str(above))
-                return name or MAIN
-        return MAIN
+                return name or self.context.paths.main
+        return self.context.paths.main
 
     def _plain_worktree_around(self, path: Path) -> str:
         root = _identity(self.root)
@@ -279,7 +291,7 @@ class Repository:
         """The directory of a worktree; checked to exist and not to be a symbolic link."""
         name = worktree_name(worktree)
         settle(self.context, name)
-        self.context.config(name)
+        require_here(self.context.config(name), self.context.paths.main)
         return directory_of(self.context, name)
 
     @cached_property
@@ -416,19 +428,33 @@ class Repository:
         free_ports(self)
         return removed
 
-    def examine(self, *, strict: bool = False) -> list[Finding]:
+    def adopt_files(self) -> int:
+        """Declare that these are the files that the records on the server belong to; return the new epoch. Raises
+        `LockConflict` while another machine has a lease."""
+        if self.context.site is None:
+            hint = "It is for repositories whose records are on a server."
+            raise UsageFailure(f"the records of {self.root} are files themselves", hint=hint)
+        return self.context.site.adopt(self.leases, self.context.trail)
+
+    def examine(self, *, strict: bool = False, progress: Progress | None = None) -> list[Finding]:
         """Examine the repository. Changes nothing. `strict` reads every file of every snapshot."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
-        return examine(self.context, all_checks(self.context.home), strict=strict)
+        return examine(self.context, all_checks(self.context.home), strict=strict, progress=progress)
 
-    def repair(self, *, strict: bool = False) -> Repaired:
+    def repair(self, *, strict: bool = False, progress: Progress | None = None) -> Repaired:
         """Repair what can be repaired without risk. Idempotent."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import repair
 
-        return repair(self.context, all_checks(self.context.home), strict=strict)
+        return repair(self.context, all_checks(self.context.home), strict=strict, progress=progress)
+
+
+def _check_leasable_here(site: Site | None, clone: str, view: View, worktree: str) -> None:
+    check_leasable(view, worktree, here=clone)
+    if site is not None:
+        site.require(view, worktree)
 
 
 def _is_on_files(root: Path) -> bool:
@@ -522,13 +548,13 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
     document = store.read(FORMAT)
     if document is None:
         raise _no_repository(root)
-    if document.record.version > FORMAT_VERSION:
+    if document.record.version > JOINED_VERSION:
         raise Refused(
-            f"{root} has format {document.record.version}, but this version supports at most {FORMAT_VERSION}",
+            f"{root} has format {document.record.version}, but this version supports at most {JOINED_VERSION}",
             hint="Use the newer version of Holdfast that wrote it: an older one could damage it.",
             path=str(root),
             version=document.record.version,
-            known=FORMAT_VERSION,
+            known=JOINED_VERSION,
         )
     return document.record
 

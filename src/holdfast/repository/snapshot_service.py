@@ -173,12 +173,12 @@ class Snapshots:
 
     # --- Restoring ---------------------------------------------------------------------------------
 
-    def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
+    def restore(self, snapshot_id: str, name: str | None = None, *, progress: Progress | None = None) -> WorktreeConfig:
         """Create a new worktree from a snapshot. Existing worktrees stay as they are."""
         worktrees = Worktrees(self._context)
         for candidate in self.free_names(snapshot_id) if name is None else [name]:
             try:
-                return worktrees.create(candidate, snapshot=snapshot_id)
+                return worktrees.create(candidate, snapshot=snapshot_id, progress=progress)
             except AlreadyExists:
                 if name is not None:
                     raise

@@ -177,6 +177,7 @@ def describe(
         not_preserved=truncated(captured.not_preserved),
         special=truncated(captured.special),
         left_out=msgspec.UNSET if captured.left_out is None else captured.left_out,
+        clone=context.clone,
     )
 
 

@@ -80,6 +80,7 @@ def worktree_to_json(state: WorktreeState) -> dict[str, object]:
         "path": str(state.path),
         **branch,
         "is_there": state.is_there,
+        **({"clone": state.clone} if state.clone else {}),
         "isolation": config.isolation.value,
         "high_risk": state.is_shared,
         "label": config.label,

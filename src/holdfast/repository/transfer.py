@@ -29,7 +29,8 @@ from holdfast.fs.names import checked_text
 from holdfast.git import transfer
 from holdfast.repository import payloads
 from holdfast.repository.context import DESCRIPTORS, PINS, Descriptor, Pin, RepositoryContext
-from holdfast.repository.git_home import ENGINE, GitHome
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.git_snapshots import ENGINE
 from holdfast.repository.history import is_snapshot_id, snapshot_not_found
 from holdfast.repository.payloads import Scratch, scratch
 from holdfast.repository.snapshots import published_tree
@@ -39,7 +40,7 @@ from holdfast.store.model import Change, Create, Decision, Key, Stream, StructCo
 _CODEC: StructCodec[Descriptor] = StructCodec(Descriptor, pretty=False, limit=transfer.MOST_BYTES)
 _OTHER = "another snapshot has this id here"
 _LARGEST = 1 << 62  # of a number of files or bytes
-_HERE_ALONE = {"doomed_by": None, "lock_id": None, "fencing_token": None}
+_HERE_ALONE = {"doomed_by": None, "lock_id": None, "fencing_token": None, "clone": msgspec.UNSET}
 """The fields of a descriptor that mean something on one machine only."""
 
 
@@ -279,7 +280,7 @@ def _commit(context: RepositoryContext, sent: Descriptor, keep_for: float) -> De
             return Decision([context.audit(view, now, "snapshot_fetched", **_facts(sent))], known)
         parent = view.get(DESCRIPTORS.key(sent.parent_id)) if sent.parent_id else None
         is_there = parent is not None and parent.doomed_by is None
-        made = sent if is_there else msgspec.structs.replace(sent, parent_id=None)
+        made = msgspec.structs.replace(sent, parent_id=sent.parent_id if is_there else None, clone=context.clone)
         changes: list[Change] = [Create(key, made)]
         until = format_instant(now + keep_for) if keep_for else None
         if until is not None and view.get(pin_key) is None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import LONGEST_DURATION, format_instant, parse_instant, ttl_within
-from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound
+from holdfast.errors import AlreadyExists, DirectoryReplaced, LockConflict, NotFound
 from holdfast.fs.directory import entry_exists, make_directories
 from holdfast.leases.rules import LeaseKeys, TokenCounter
 from holdfast.leases.service import HeldLease
@@ -192,6 +192,41 @@ def _pin_head(view: View, operation: Operation, head: str | None, now: float) ->
     if found.until is None or parse_instant(found.until) >= parse_instant(until):
         return [], found
     return [Replace(key, pin)], pin
+
+
+# --- Worktrees of a clone that is gone ----------------------------------------------------------------
+
+
+def forget_clone(context: RepositoryContext, clone: str, *, force: bool = False) -> list[str]:
+    """Delete the records of all worktrees of a clone, that of its checkout last; their names. `LockConflict` if one is
+    leased, unless `force`. Their snapshots stay."""
+    found = [name for name, each in context.store.scan(WORKTREES) if each.record.clone == clone]
+    ordered = sorted(found, key=lambda name: (name == clone, name))
+    for name in ordered:
+        forget_worktree(context, name, force=force)
+    return ordered
+
+
+def forget_worktree(context: RepositoryContext, name: str, *, force: bool = False) -> None:
+    """Delete the record of a worktree whose directory nobody will use again. `LockConflict` if it is leased."""
+    leases, state = LeaseKeys.of(name), context.leases.state(name)
+    expected = state.lease.lock_id if state is not None else None
+    if state is not None and not state.expired and not force:
+        message = f"{name} is leased by {state.lease.holder_id}"
+        raise LockConflict(message, hint="Wait until the lease expires.", worktree=name, lock_id=expected)
+
+    def decide(view: View, now: float) -> Decision[None]:
+        config, lease = view.get(WORKTREES.key(name)), view.get(leases.lease)
+        if config is None:
+            return Decision([], None)
+        if (lease.lock_id if lease else None) != expected:
+            raise LockConflict(f"{name} was leased meanwhile", worktree=name)
+        facts = {"worktree_id": name, "head_snapshot_id": config.head_snapshot_id, "clone": config.clone}
+        records = [Delete(key) for key in worktree_keys(name) if view.get(key) is not None]
+        entry = context.audit(view, now, "worktree_removed", **facts)
+        return Decision([*records, *_end_of_lease(view, leases), entry], None)
+
+    context.store.transact([*leases.all(), *worktree_keys(name), context.trail.stream], decide)
 
 
 # --- Rename -------------------------------------------------------------------------------------------

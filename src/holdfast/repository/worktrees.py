@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, GitFailed, NotFound, Refused
@@ -28,14 +28,18 @@ from holdfast.repository.context import (
     RepositoryContext,
     WorktreeConfig,
     operation_pending,
+    require_here,
     worktree_keys,
 )
 from holdfast.repository.context import settle as settle
 from holdfast.repository.history import require_usable, resolve_usable, usable, visible
-from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
+from holdfast.repository.payloads import payload_locked, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import KEEP_FOR, Removed, Save, Teardown
 from holdfast.store.model import Create, Decision, Delete, View
+
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
 
 
 class CreateOptions(NamedTuple):
@@ -50,6 +54,7 @@ class CreateOptions(NamedTuple):
     branch: str | None = None
     adopted: Path | None = None
     isolated: bool = False
+    progress: Progress | None = None
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
@@ -81,7 +86,8 @@ def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeC
 
 
 def _check_early(context: RepositoryContext, options: CreateOptions) -> None:
-    """Refuse early what step 3 would refuse."""
+    """Refuse early what step 3 would refuse, and a machine that may not see the files of the repository."""
+    context.prove_site()
     if context.store.read(WORKTREES.key(options.name)) is not None:
         raise payloads.worktree_exists(options.name)
     if options.adopted is not None:
@@ -151,7 +157,11 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 
 def finish(context: RepositoryContext, pending: Operation) -> Operation | None:
-    """Finish the operation of a dead process, for `settle`; None if another process was faster."""
+    """Finish the operation of a dead process, for `settle`; None if another process was faster. Locks tell whether it
+    is dead, so one of another machine that they may not reach is left alone."""
+    context.prove_site()
+    if context.paths.is_elsewhere(pending.identity):
+        raise operation_pending(pending)
     with payload_locked(context, *names_of(pending)):
         found = context.pending(pending.worktree_id)
         if found is None or found.operation_id != pending.operation_id:
@@ -166,13 +176,15 @@ def names_of(operation: Operation) -> list[str]:
 
 
 class WorktreeState(NamedTuple):
-    """A worktree, whether its directory exists (`is_there`), its lease and the operation pending on it."""
+    """A worktree, whether its directory exists here (`is_there`), its lease, the operation pending on it, and the clone
+    that has the directory, if it is another one."""
 
     config: WorktreeConfig
     path: Path
     is_there: bool
     lease: LeaseState | None
     operation: Operation | None
+    clone: str | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -203,13 +215,15 @@ class Worktrees:
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         context, name = self._context, config.worktree_id
-        exists = payloads.inode_of(payloads.status_of(context.paths, name)) is not None
-        path = context.paths.payload(name)
-        return WorktreeState(config, path, exists, context.leases.state(name), context.pending(name))
+        is_here = config.clone == context.paths.main
+        exists = is_here and payloads.inode_of(payloads.status_of(context.paths, name)) is not None
+        path = context.paths.payload(name) if is_here or not config.git else Path(config.git.path)
+        lease, pending = context.leases.state(name), context.pending(name)
+        return WorktreeState(config, path, exists, lease, pending, None if is_here else config.clone)
 
     def usage(self, name: str) -> Usage:
         """The running processes that use the directory of a worktree."""
-        self._context.config(worktree_name(name))
+        require_here(self._context.config(worktree_name(name)), self._context.paths.main)
         return usage_of(payloads.directory_of(self._context, name))
 
     def create(
@@ -222,6 +236,7 @@ class Worktrees:
         label: str | None = None,
         branch: str | None = None,
         isolated: bool = False,
+        progress: Progress | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
@@ -243,13 +258,12 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        return create(
-            self._context, CreateOptions(name, snapshot_id, isolation, label, commit, branch, isolated=isolated)
-        )
+        options = CreateOptions(name, snapshot_id, isolation, label, commit, branch, None, isolated, progress)
+        return create(self._context, options)
 
     def uncommitted(self) -> str:
-        """The paths in `main` that are not as committed, or a few of them; empty in a plain home."""
-        return self._context.home.uncommitted(MAIN)
+        """The paths in the main checkout that are not as committed, or a few of them; empty in a plain home."""
+        return self._context.home.uncommitted(self._context.paths.main)
 
     def adopt(
         self,
@@ -277,12 +291,12 @@ class Worktrees:
 
     def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Rename a worktree. An active lease is a conflict; `force` ignores processes that use it."""
-        old, new = refuse_main(worktree_name(old), "renamed"), worktree_name(new, new=True)
+        old, new = worktree_name(old), worktree_name(new, new=True)
         if new in (old, MAIN):
             raise payloads.worktree_exists(new)
         settle(self._context, old)
         settle(self._context, new)
-        self._context.config(old)
+        payloads.require_changeable(self._context, old, "renamed")
         return worktree_changes.rename(self._context, old, new, force=force)
 
     def remove(
@@ -299,9 +313,9 @@ class Worktrees:
         without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
         ignores processes that use the directory, and `git worktree lock`. A pin protects the last snapshot for
         `keep_for` seconds."""
-        context, name = self._context, refuse_main(worktree_name(name), "removed")
+        context, name = self._context, worktree_name(name)
         settle(context, name)
-        context.config(name)
+        payloads.require_changeable(context, name, "removed")
         work = functools.partial(
             worktree_changes.remove,
             context,
@@ -313,6 +327,19 @@ class Worktrees:
             keep_for=keep_for,
         )
         return context.paths.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
+
+    def forget(self, name: str) -> list[str]:
+        """Forget a worktree of another clone that is lost; if it is the checkout of that clone, all of its worktrees.
+        Their names. Refused for the clone `main` and for worktrees of this clone; a lease must have expired."""
+        config, here = self._context.config(worktree_name(name)), self._context.paths.main
+        if config.clone in (here, MAIN):
+            clone = "this clone" if config.clone == here else f"the clone {MAIN}, which every repository has"
+            hint = "Leave out --lost." if config.clone == here else "Restore its directory from a backup."
+            raise Refused(f"{name} is in {clone}", hint=hint, worktree=name)
+        if config.clone == name:
+            return worktree_changes.forget_clone(self._context, name)
+        worktree_changes.forget_worktree(self._context, name)
+        return [name]
 
     def _finish_remove(self, name: str) -> Removed | None:
         """Finish a removal that was decided before the disk was full."""

@@ -1,0 +1,55 @@
+"""`holdfast join`: take part, from another machine, in a repository whose records are on a server."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from holdfast.cli.options import accept_unsafe_server_option, json_option
+from holdfast.cli.output import Output
+
+
+@click.command()
+@click.argument("address")
+@click.argument("directory", required=False, type=click.Path(file_okay=False))
+@click.option("--name", metavar="NAME", help="The name of this clone.  [default: the name of the machine]")
+@accept_unsafe_server_option
+@json_option
+@click.pass_obj
+def join(output: Output, *, address: str, directory: str | None, name: str | None, accept_unsafe_server: bool) -> None:
+    """Join this clone of the git repository to the repository whose records are at ADDRESS.
+
+    ADDRESS is the store of the first clone: postgresql://… or etcd://…. DIRECTORY is in this clone. From then on, all
+    clones share issues, claims, leases, the ledger and the landing queue. The checkout becomes a worktree with the name
+    of this clone; each worktree is in the clone that created it. Work lands on a branch of the remote, and snapshots
+    travel through the remote: 'holdfast snapshot push' and 'fetch'.
+
+    Naming the store approves it on this machine. The command refuses a clone of another repository, and leaves a clone
+    that has already joined as it is. 'holdfast deinit' leaves the repository.
+
+    \b
+    Examples:
+      git clone git@example.org:project.git && cd project
+      holdfast join 'postgresql://db.example/work?schema=project'
+      holdfast join etcd://a.example:2379/project --name laptop
+    """
+    from holdfast.repository.joining import join as join_store
+    from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets
+    from holdfast.store.open import address_of
+
+    if accept_unsafe_server:
+        address = accepting_unsafe_server(address)
+    git_dir = None if directory else os.environ.get("GIT_DIR")
+    done = join_store(address, directory or os.getcwd(), git_dir=git_dir, name=name)
+    record: dict[str, object] = {
+        "root": str(done.root),
+        "joined": done.is_new,
+        "name": done.name,
+        "checkout": str(done.checkout),
+        "repository_id": done.format.repository_id,
+        "store": address_of(done.root),
+    }
+    what = "is now" if done.is_new else "already is"
+    lines = [f"{done.checkout} {what} the worktree {done.name} of the repository in {address_of(done.root)}."]
+    output.result(record, [*lines, *advice_about_secrets(address)])

@@ -1,0 +1,32 @@
+"""`holdfast metrics`: figures for monitoring."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.options import json_option, repo_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import open_repository
+
+
+@click.command()
+@repo_option
+@json_option
+@click.pass_obj
+def metrics(output: Output, *, repo: str | None) -> None:
+    """Print figures about the repository in Prometheus' text format.
+
+    Counters for commits, snapshots, landings, events and expired leases come from the audit trail and the events of
+    issues. Gauges show queues, issues, leases, claims and waiters as they are now. The first call reads both streams
+    from the beginning; later calls on the same machine read only new entries. If the store is unusable, the command
+    prints 'holdfast_store_up 0' and exits with status 0.
+
+    \b
+    Examples:
+      holdfast metrics
+      holdfast metrics --repo /srv/project > holdfast.prom
+    """
+    from holdfast.repository.metrics import as_text, measure
+
+    found = measure(open_repository(repo, to_examine=True))
+    output.result({"metrics": [each.as_record() for each in found]}, as_text(found).splitlines())

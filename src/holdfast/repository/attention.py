@@ -1,0 +1,223 @@
+"""What needs a person's attention in a repository: the reasons why work is stuck, or soon will be.
+
+`read_situation` reads what an overview lacks; `attention_list` is a pure function of the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration
+from holdfast.errors import Failure, format_size
+from holdfast.findings import Check, Finding, Severity
+from holdfast.fs import calls
+from holdfast.fs.names import counted
+from holdfast.issues import rules
+from holdfast.issues.model import Issue, IssueSummary
+from holdfast.issues.reading import take_snapshot
+from holdfast.issues.rules import IssueSet
+from holdfast.locks.identity import Liveness, boot_clock_id
+from holdfast.repository.agent_rows import with_landings
+from holdfast.repository.checks import store_health
+from holdfast.repository.doctor import examine
+from holdfast.repository.holdings import Holding
+from holdfast.repository.landing_records import LANDINGS, TARGETS, Landing, LandingState, LandingTarget
+from holdfast.repository.opening import tracker_of
+from holdfast.repository.repository import Repository
+from holdfast.store.open import open_store
+
+if TYPE_CHECKING:
+    from holdfast.repository.overview import Overview
+
+LOW_DISK = 256 << 20  # bytes
+SOON = 60.0  # seconds: a claim without a known ttl expires soon
+_LAST_PART = 0.25  # of the ttl: a heartbeat renews at a third, so two were missed, or there is none
+_MOST_NAMED = 3
+
+
+class Attention(NamedTuple):
+    """Something that a person should look at, and the command that shows or resolves it. `kind` is stable: `expiring`,
+    `expired`, `dead`, `gate`, `conflict`, `landing`, `queue`, `disk` or `store`."""
+
+    kind: str
+    subject: str
+    message: str
+    command: str
+    severity: Severity = Severity.WARNING
+
+    def as_record(self) -> dict[str, object]:
+        return {**self._asdict(), "severity": self.severity.value}
+
+
+class LandingQueues(NamedTuple):
+    """The target branches, and all entries, the newest last."""
+
+    targets: tuple[LandingTarget, ...] = ()
+    entries: tuple[Landing, ...] = ()
+
+    def queued(self) -> list[Landing]:
+        """The entries without an outcome, by target, in the order in which they are served."""
+        names = [each.name for each in self.targets]
+        waiting = [each for each in self.entries if each.is_open and each.target in names]
+        return sorted(waiting, key=lambda each: (names.index(each.target), *each.order()))
+
+    def unsettled(self) -> list[Landing]:
+        """The entries that conflict or failed, unless the same work was queued again since."""
+        latest = {each.worktree_id or each.issue_id or each.landing_id: each for each in self.entries}
+        return [each for each in latest.values() if each.state in (LandingState.CONFLICT, LandingState.FAILED)]
+
+
+class Situation(NamedTuple):
+    """The input of the attention list."""
+
+    overview: Overview
+    issues: IssueSet[Issue] | IssueSet[IssueSummary] | None = None
+    landings: LandingQueues = LandingQueues()
+    findings: tuple[Finding, ...] = ()
+    free_space: int | None = None
+
+
+def read_situation(
+    overview: Overview,
+    *,
+    address: str | None = None,
+    issues: IssueSet[Issue] | IssueSet[IssueSummary] | None = None,
+) -> Situation:
+    """Read what the attention list needs beyond an overview. What is not in use or cannot be read is left out: the
+    troubles of the overview say why. `address` is the store of the issues, if it is not the configured one; `issues`
+    are those that were read before, if none has changed."""
+    situation = Situation(overview, issues)
+    if issues is None:
+        with contextlib.suppress(Failure):
+            situation = situation._replace(issues=read_issues(overview.root, address))
+    with contextlib.suppress(Failure), Repository(overview.root, to_examine=True) as repository:
+        situation = situation._replace(findings=tuple(store_findings(repository)))
+        situation = situation._replace(landings=read_landings(repository))
+    with contextlib.suppress(OSError):
+        situation = situation._replace(free_space=calls.free_space(overview.root))
+    return situation
+
+
+def read_landings(repository: Repository) -> LandingQueues:
+    store = repository.context.store
+    entries = (document.record for _, document in store.scan(LANDINGS))
+    by_age = sorted(entries, key=lambda each: (each.queued_at, each.sequence))
+    return LandingQueues(tuple(document.record for _, document in store.scan(TARGETS)), tuple(by_age))
+
+
+def read_issues(root: Path, address: str | None = None) -> IssueSet[Issue]:
+    """All issues of a repository's tracker; raises `NotInitialised` if it has none. Claims are not read."""
+    with contextlib.closing(open_store(tracker_of(root), address)) as store:
+        return take_snapshot(store, ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew))
+
+
+def store_findings(repository: Repository) -> list[Finding]:
+    """What the doctor finds in the store, without reading the records."""
+    return examine(repository.context, [Check("store", store_health)])
+
+
+def completed(situation: Situation, changed_files: Mapping[str, int]) -> Situation:
+    """The situation with a complete overview: the agents with their landings and changed files, and what needs
+    attention."""
+    overview = situation.overview
+    rows = with_landings(overview.agents, situation.landings.queued())
+    rows = tuple(each._replace(changed_files=changed_files.get(each.worktree or "")) for each in rows)
+    overview = overview._replace(agents=rows, attention=attention_list(situation))
+    return situation._replace(overview=overview)
+
+
+def attention_list(situation: Situation) -> tuple[Attention, ...]:
+    """Everything that needs attention, the most severe first."""
+    sources: tuple[Callable[[Situation], Iterator[Attention]], ...] = (
+        _store, _disk, _holders, _gates, _conflicts, _landings, _queues
+    )  # fmt: skip
+    found = [each for source in sources for each in source(situation)]
+    return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
+
+
+_error = partial(Attention, severity=Severity.ERROR)
+
+
+def _store(situation: Situation) -> Iterator[Attention]:
+    for each in situation.findings:
+        yield Attention("store", each.subject, each.message, "holdfast doctor", each.severity)
+    seen = {each.message for each in situation.findings}
+    for problem in dict.fromkeys(each.problem for each in situation.overview.troubles):
+        if problem not in seen:
+            yield _error("store", str(situation.overview.root), problem, "holdfast doctor")
+
+
+def _disk(situation: Situation) -> Iterator[Attention]:
+    left = situation.free_space
+    if left is not None and left < LOW_DISK:
+        message = f"the disk of the repository has {format_size(left)} left"
+        yield _error("disk", str(situation.overview.root), message, "holdfast gc plan")
+
+
+def _holders(situation: Situation) -> Iterator[Attention]:
+    for each in situation.overview.holdings:
+        what = f"{each.kind} {each.what}"
+        if each.is_ours:
+            continue
+        if each.time_left is not None and each.time_left <= 0:
+            yield Attention("expired", what, f"{each.who} let the {what} expire", _command(each))
+        elif each.liveness is Liveness.DEAD:
+            free = "" if each.time_left is None else f"; free in {format_duration(round(each.time_left))}"
+            yield _error(
+                "dead", what, f"the process of {each.who}, which has the {what}, is gone{free}", _command(each)
+            )
+        elif each.time_left is not None and each.time_left < _soon(each):
+            left = format_duration(round(each.time_left))
+            yield Attention("expiring", what, f"the {what} of {each.who} expires in {left}", _command(each))
+
+
+def _soon(holding: Holding) -> float:
+    return SOON if holding.ttl is None else holding.ttl * _LAST_PART
+
+
+def _command(holding: Holding) -> str:
+    return holding.reclaim.how if holding.reclaim.safe else "holdfast who"
+
+
+def _gates(situation: Situation) -> Iterator[Attention]:
+    for issue in situation.issues or ():
+        if issue.state in rules.FINISHED:
+            continue
+        if failed := issue.failed_gates():
+            names = ", ".join(failed)
+            message = f"{issue.id[:8]} {issue.title}: {names} failed"
+            yield _error("gate", issue.id, message, f"holdfast issue show {issue.id[:8]}")
+
+
+def _conflicts(situation: Situation) -> Iterator[Attention]:
+    for each in situation.overview.conflicts:
+        more = len(each.paths) - _MOST_NAMED
+        paths = ", ".join(each.paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        message = f"{each.worktree} conflicts with {each.other}" + (f": {paths}" if paths else "")
+        yield Attention("conflict", each.worktree, message, f"holdfast conflicts --worktree {each.worktree}")
+
+
+def _landings(situation: Situation) -> Iterator[Attention]:
+    for each in situation.landings.unsettled():
+        word = "conflicts with" if each.state is LandingState.CONFLICT else "failed a check for"
+        message = f"{each.worktree_id or each.commit[:12]} {word} {each.branch}: {each.title}".removesuffix(": ")
+        yield _error("landing", each.landing_id, message, f"holdfast landing show {each.landing_id}")
+
+
+def _queues(situation: Situation) -> Iterator[Attention]:
+    for target in situation.landings.targets:
+        if target.queue and target.waits_for:
+            message = f"{counted(len(target.queue), 'entry')} cannot land on {target.branch}: {target.waits_for}"
+            yield Attention("queue", target.branch, message, "holdfast landing list")
+    issues = situation.issues
+    if issues is None:
+        return
+    waiting = [each for each in issues if each.state in rules.WAITING]
+    moving = any(each.state not in (*rules.WAITING, *rules.FINISHED) for each in issues)
+    if waiting and not moving and all(rules.open_dependencies(each, issues.lookup) for each in waiting):
+        message = f"no issue can be claimed: {counted(len(waiting), 'issue')} wait for others"
+        yield Attention("queue", "issues", message, "holdfast blocked")

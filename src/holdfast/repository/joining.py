@@ -1,0 +1,236 @@
+"""Joining a repository whose records are on a server, with a clone of the git repository; and leaving it.
+
+The checkout of the clone becomes a worktree with its own name, which is also the name of the clone. Every record of a
+worktree or snapshot names the clone that has its directory or content. The steps of a join:
+
+1. Check that the store has a git repository, and that this is a clone of it: HEAD descends from its first commit. 2.
+   Write the name and the identity of the clone to its own files. Without step 4, they mean nothing. 3. Commit, in one
+   transaction, the record of the checkout, a format that older programs refuse, and the audit entry. **Commit point.**
+   4. Write the address of the store, which is thereby approved.
+
+After a kill, the same command continues. `docs/decisions/0019-clones-share-a-store.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import AlreadyExists, LockConflict, NotFound, Refused
+from holdfast.fs import durable
+from holdfast.fs.directory import make_directories
+from holdfast.fs.durable import new_mark
+from holdfast.fs.probe import require_safe
+from holdfast.git import worktrees as linked
+from holdfast.git.checkout import CLONE, Checkout, clone_in, main_checkout
+from holdfast.git.program import Git
+from holdfast.leases.service import LeaseService
+from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.context import (
+    FORMAT,
+    JOINED_VERSION,
+    MAIN,
+    OPERATIONS,
+    WORKTREES,
+    Isolation,
+    RepositoryContext,
+    RepositoryFormat,
+    WorktreeConfig,
+    operation_pending,
+    worktree_keys,
+)
+from holdfast.repository.git_home import GitHome
+from holdfast.repository.git_init import checked_checkout, finish_deinit
+from holdfast.repository.git_paths import GitPaths
+from holdfast.repository.init import CONTROL, is_repository
+from holdfast.repository.payloads import worktree_exists, worktree_name
+from holdfast.repository.repository import checked_format
+from holdfast.store.addresses import FILES, remember, without_secrets
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Change, Create, Decision, Replace, Store, View
+from holdfast.store.open import address_of, configure_store, open_address, read_config, same_store
+
+
+class Joined(NamedTuple):
+    """The repository, the name of this clone in it, its checkout, and whether it joined just now."""
+
+    root: Path
+    format: RepositoryFormat
+    name: str
+    checkout: Path
+    is_new: bool
+
+
+def join(
+    address: str, start: str | os.PathLike[str] = ".", *, git_dir: str | None = None, name: str | None = None
+) -> Joined:
+    """Let the clone that `start` is in, or that `git_dir` (`GIT_DIR`) names, take part in the repository at an address.
+
+    Without a name, it gets that of the machine. Naming the store approves it. Raises `NotFound` if the store has no
+    repository, and `Refused` if that is not in git, or if this is not a clone of it. A clone that has joined stays as
+    it is; in the clone `main`, this only records the first commit, if that is not known yet.
+    """
+    checkout = checked_checkout(os.fspath(start), git_dir)
+    root, git = Path(checkout.common) / "holdfast", Git(Path(checkout.common))
+    git.run("rev-parse", "--git-common-dir")  # refuses an old git, and the repository of another user
+    remember(address)
+    _refuse_other_store(root, address)
+    wanted = None if name is None else worktree_name(name, new=True)
+    with contextlib.closing(_opened(root, address)) as store:
+        found = checked_format(store, root)
+        if is_repository(root) and not clone_in(checkout.common)[1]:
+            return _recorded(store, root, git, Path(checkout.top or ""))
+        _require_clone(git, checkout, found)  # 1
+        finish_deinit(git)
+        make_directories(root)
+        require_safe(root, records_elsewhere=True)
+        make_directories(root / CONTROL / "guards")
+        with FileLocker(follow_links=False).lock_exclusive(root / CONTROL / "guards" / "init.lock"):
+            return _joined(store, root, git, checkout, wanted, address)
+
+
+def _refuse_other_store(root: Path, address: str) -> None:
+    known = read_config(root).store
+    if is_repository(root) and not (known != FILES and same_store(root, address, known)):
+        message = f"{root} is already a repository, with its records in {address_of(root)}"
+        raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'. Or join from another clone.")
+
+
+def _opened(root: Path, address: str) -> Store:
+    """The store, if it has a repository in git."""
+    shown = without_secrets(address)
+    missing = NotFound(
+        f"the store {shown} has no repository",
+        hint="Create it in the first clone: 'holdfast init --store ADDRESS', or 'holdfast migrate --to ADDRESS'.",
+        store=shown,
+    )
+    if not address.startswith(("postgres", "etcd")):
+        hint = "Name a server: postgresql://… or etcd://…. Other machines cannot reach local files."
+        raise Refused(f"{shown} is not a server", hint=hint, store=shown)
+    try:
+        store = open_address(root, address, create=False)
+        found = store.read(FORMAT)
+    except NotFound:
+        raise missing from None
+    if found is None or not found.record.home:
+        store.close()
+        if found is None:
+            raise missing
+        hint = "Its worktrees and snapshots are in its directory: mount that here."
+        raise Refused(f"the repository in {shown} is not in a git checkout", hint=hint, store=shown)
+    return store
+
+
+def _require_clone(git: Git, checkout: Checkout, found: RepositoryFormat) -> None:
+    """1. Refuse a clone whose history does not contain the first commit of the repository."""
+    if not found.history:
+        hint = "Run the same command in the clone 'main' first: it records the first commit."
+        raise Refused("the store does not have the first commit of the repository", hint=hint)
+    head = linked.head_commit(git, Path(checkout.top or ""))
+    is_here = head is not None and git.succeeds("cat-file", "-e", found.history)
+    if not is_here or not git.succeeds("merge-base", "--is-ancestor", found.history, f"{head}"):
+        message = (
+            f"{checkout.top} is not a clone of this repository: its history does not begin with {found.history[:12]}"
+        )
+        hint = "Clone the right repository. If this is a shallow clone of it: 'git fetch --unshallow'."
+        raise Refused(message, hint=hint, path=checkout.top, history=found.history)
+
+
+def _recorded(store: Store, root: Path, git: Git, top: Path) -> Joined:
+    """The clone `main`, with the first commit in the format."""
+    head = linked.head_commit(git, top)
+
+    def decide(view: View, now: float) -> Decision[RepositoryFormat]:
+        found = view.get(FORMAT)
+        assert found is not None
+        if found.history or head is None:
+            return Decision([], found)
+        known = msgspec.structs.replace(found, history=linked.first_commit(git, head))
+        return Decision([Replace(FORMAT, known)], known)
+
+    return Joined(root, store.transact([FORMAT], decide).result, MAIN, top, False)
+
+
+def _joined(store: Store, root: Path, git: Git, checkout: Checkout, wanted: str | None, address: str) -> Joined:
+    known, identity = clone_in(checkout.common)
+    identity = identity or new_mark()
+    member = store.read(WORKTREES.key(known))
+    if (
+        member is not None
+        and member.record.git
+        and member.record.git.clone_id == identity
+        and wanted not in (None, known)
+    ):
+        hint = "To change its name, leave ('holdfast deinit') and join again."
+        raise AlreadyExists(f"this clone has already joined, as {known}", hint=hint, name=known)
+    trail = AuditTrail()
+    leases = LeaseService(store, trail)
+    for name in _names(known, wanted, leases.holder.host):
+        durable.replace(root / CLONE[1], f"{name}\n{identity}\n".encode())  # 2
+        if main_checkout(checkout.common) is None:  # a bare repository: its checkout is a linked worktree
+            linked.set_name(git, Path(checkout.top or ""), name)
+        context = RepositoryContext(GitHome(GitPaths(root)), store, trail, leases)
+        try:
+            found, is_new = _commit(context, name, identity)  # 3
+        except (AlreadyExists, LockConflict):
+            if wanted is not None:
+                durable.remove(root / CLONE[1])
+                raise
+            continue
+        configure_store(root, address, check=False)  # 4
+        context.paths.reserve.fill()
+        return Joined(root, found, name, context.paths.payload(name), is_new)
+    raise AssertionError("there is always another name")
+
+
+def _names(known: str, wanted: str | None, host: str) -> Iterator[str]:
+    """The names to try: that of an interrupted join, the wanted one, or that of the machine, with a number."""
+    if wanted is not None:
+        yield wanted
+        return
+    if known != MAIN:
+        yield known
+    base = re.sub(r"[^A-Za-z0-9_]+", "-", host.partition(".")[0]).strip("-") or "clone"
+    for number in count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        if name != MAIN:
+            yield worktree_name(name, new=True)
+
+
+def _commit(context: RepositoryContext, name: str, identity: str) -> tuple[RepositoryFormat, bool]:
+    """Commit point of a join; whether it was made now."""
+    described = context.home.described(name)
+
+    def decide(view: View, now: float) -> Decision[tuple[RepositoryFormat, bool]]:
+        found, taken = view.get(FORMAT), view.get(WORKTREES.key(name))
+        assert found is not None
+        if taken is not None and taken.git and taken.git.clone_id == identity:
+            return Decision([], (found, False))
+        if taken is not None or name == MAIN:
+            raise worktree_exists(name)
+        if (pending := view.get(OPERATIONS.key(name))) is not None:
+            raise operation_pending(pending)
+        joined = msgspec.structs.replace(found, version=max(found.version, JOINED_VERSION))
+        config = WorktreeConfig(
+            worktree_id=name,
+            isolation=Isolation.EXCLUSIVE,
+            created_at=format_instant(now),
+            base_snapshot_id=None,
+            head_snapshot_id=None,
+            **described,
+        )
+        facts = {"worktree_id": name, "clone_id": identity}
+        changes: list[Change] = [Create(WORKTREES.key(name), config), context.audit(view, now, "clone_joined", **facts)]
+        if joined != found:
+            changes.insert(0, Replace(FORMAT, joined))
+        return Decision(changes, (joined, True))
+
+    return context.store.transact([FORMAT, *worktree_keys(name), context.trail.stream], decide).result
