@@ -1,0 +1,355 @@
+"""The frame of every page, and the pieces that pages share: times, states, tables, empty states, commands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from holdfast import __version__
+from holdfast.clock import format_duration, parse_instant
+from holdfast.fs.names import shortened
+from holdfast.issues.model import Issue, State
+from holdfast.web.html import Child, Html, h, join
+from holdfast.web.workspaces import REMEMBERED, Workspace
+
+SHORT = 8
+REMEMBERED_MS = int(1000 * REMEMBERED)
+NOT_KNOWN = "\u2013"  # a dash in a table
+PAGES = (
+    ("overview", "Overview", "o"),
+    ("board", "Board", "b"),
+    ("graph", "Graph", "d"),
+    ("landing", "Landing", "l"),
+    ("worktrees", "Worktrees", "w"),
+    ("timeline", "Timeline", "t"),
+    ("ledger", "Ledger", "e"),
+    ("audit", "Audit", "a"),
+    ("doctor", "Doctor", "x"),
+)
+"""The pages with a place in the navigation: name in addresses, title, and the key after `g`."""
+STATES = {
+    State.BACKLOG: "Backlog",
+    State.READY: "Ready",
+    State.IN_PROGRESS: "In progress",
+    State.GATED: "Gated",
+    State.DONE: "Done",
+    State.REJECTED: "Rejected",
+    State.ARCHIVED: "Archived",
+}
+
+
+class PageRequest(NamedTuple):
+    """A question: which workspace, what follows the name of the page in the address, the query, and the present. With
+    `part`, the answer is for a file: nothing is asked for later."""
+
+    workspace: Workspace
+    workspaces: Sequence[Workspace]
+    query: Mapping[str, str]
+    now: float
+    writable: bool
+    name: str = ""
+    part: Callable[[str, PageRequest], Html] | None = None
+
+
+class Page(NamedTuple):
+    """The answer: `body` inside the frame. `page` marks the place in the navigation; `command` shows the same in a
+    terminal; `scripts` are files in `static/`."""
+
+    title: str
+    page: str
+    body: Child
+    command: str = ""
+    lead: Child = ""
+    scripts: tuple[str, ...] = ()
+
+
+@cache
+def static_files() -> dict[str, bytes]:
+    """Our scripts, styles and pictures by name. Nothing else is ever served as a file."""
+    place = resources.files("holdfast.web") / "static"
+    return {each.name: each.read_bytes() for each in place.iterdir() if "." in each.name}
+
+
+@cache
+def static_address(name: str) -> str:
+    """The address of one of our files, which changes with its content."""
+    return f"/static/{name}?v={hashlib.sha256(static_files()[name]).hexdigest()[:12]}"
+
+
+def address(workspace: Workspace, page: str, name: str = "", **query: str | None) -> str:
+    """The address of a page. Names are safe names, or else the query has them."""
+    if workspace.is_exported:
+        return f"#{workspace.slug}-{page}" + (f"-{name}" if name else "")
+    given = {key.rstrip("_"): value for key, value in query.items() if value}
+    path = f"/r/{workspace.slug}/{page}" + (f"/{name}" if name else "")
+    return path + (f"?{urlencode(given)}" if given else "")
+
+
+# --- The frame -------------------------------------------------------------------------------------
+
+
+def framed(asked: PageRequest, page: Page) -> Html:
+    """A whole page."""
+    workspace = asked.workspace
+    scripts = [h("script", type="module", src=static_address(each)) for each in ("app.js", *page.scripts)]
+    head = _head(f"{page.title} · {workspace.label}", scripts)
+    lead = h("div", page.lead, class_="lead") if page.lead else None
+    main = h(
+        "main",
+        h("div", h("h1", page.title), lead, class_="heading"),
+        page.body,
+        id="main",
+        tabindex=-1,
+    )
+    body = h(
+        "body",
+        h("a", "Skip to content", href="#main", class_="skip"),
+        _top(asked, page),
+        main,
+        _footer(asked, page),
+        _help(),
+        _palette(asked),
+        h("div", id="toast", role="status", aria_live="polite"),
+        data_workspace=workspace.slug,
+        data_writable="yes" if asked.writable else None,
+    )
+    return h("html", head, body, lang="en")
+
+
+def plain_page(title: str, body: Child) -> Html:
+    """A page without a workspace: a refusal, or the list of workspaces."""
+    head = _head(title, [])
+    main = h("main", h("div", h("h1", title), class_="heading"), body, id="main")
+    return h("html", head, h("body", h("header", h("span", "Holdfast", class_="brand"), class_="top"), main), lang="en")
+
+
+def _head(title: str, scripts: Sequence[Html]) -> Html:
+    return h(
+        "head",
+        h("meta", charset="utf-8"),
+        h("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        h("meta", name="color-scheme", content="light dark"),
+        h("title", title),
+        h("link", rel="icon", type="image/svg+xml", href=static_address("icon.svg")),
+        h("link", rel="stylesheet", href=static_address("style.css")),
+        *scripts,
+    )
+
+
+def _top(asked: PageRequest, page: Page) -> Html:
+    workspace = asked.workspace
+    links = [
+        h("a", title, href=address(workspace, name), aria_current="page" if name == page.page else None, data_key=key)
+        for name, title, key in PAGES
+    ]
+    search = h(
+        "form",
+        h("label", "Search issues", for_="search", class_="unseen"),
+        h("input", id="search", name="q", type="search", placeholder="Search issues", autocomplete="off"),
+        h("kbd", "/", aria_hidden="true"),
+        action=address(workspace, "board"),
+        method="get",
+        role="search",
+        class_="search",
+    )
+    return h(
+        "header",
+        h("a", "Holdfast", href="/", class_="brand"),
+        _switch(asked, page),
+        h("nav", links, aria_label="Pages"),
+        search,
+        h(
+            "span",
+            h("span", "connecting", class_="unseen"),
+            id="live",
+            class_="live",
+            title="connecting",
+            role="status",
+        ),
+        h("button", "?", type="button", id="help-button", title="Keyboard help", aria_label="Keyboard help"),
+        class_="top",
+    )
+
+
+def _switch(asked: PageRequest, page: Page) -> Html:
+    """The workspace; a menu if there are several."""
+    current = h("span", asked.workspace.label, class_="workspace", title=asked.workspace.where)
+    if len(asked.workspaces) < 2:
+        return current
+    others = [
+        h("a", each.label, href=address(each, page.page or "overview"), title=each.where) for each in asked.workspaces
+    ]
+    return h(
+        "details",
+        h("summary", asked.workspace.label, class_="workspace"),
+        h("div", others, class_="menu"),
+        class_="switch",
+    )
+
+
+def _footer(asked: PageRequest, page: Page) -> Html:
+    command = join("In a terminal: ", command_line(page.command)) if page.command else ""
+    mode = "writable" if asked.writable else "read-only"
+    return h(
+        "footer",
+        h("span", command),
+        h("span", f"{asked.workspace.where} · Holdfast {__version__} · {mode}"),
+    )
+
+
+_KEYS = (
+    ("/", "search issues"),
+    ("?", "this help"),
+    ("Ctrl K", "go to any page or issue"),
+    ("j  k", "next and previous row or card"),
+    ("Enter", "open it"),
+    ("t", "switch between light and dark"),
+    ("Esc", "close"),
+)
+
+
+def _help() -> Html:
+    rows = [h("tr", h("td", h("kbd", key)), h("td", text)) for key, text in _KEYS]
+    rows += [h("tr", h("td", h("kbd", f"g {key}")), h("td", f"go to {title}")) for _, title, key in PAGES]
+    return h(
+        "dialog",
+        h("h2", "Keyboard", id="help-title"),
+        h("table", h("tbody", rows)),
+        h("form", h("button", "Close"), method="dialog"),
+        id="help",
+        aria_labelledby="help-title",
+    )
+
+
+def _palette(asked: PageRequest) -> Html:
+    places = [
+        h("a", title, href=address(asked.workspace, name), data_words=f"page {title}") for name, title, _ in PAGES
+    ]
+    return h(
+        "dialog",
+        h("label", "Go to a page or an issue", for_="palette-input", class_="unseen"),
+        h("input", id="palette-input", type="text", placeholder="Go to a page or an issue", autocomplete="off"),
+        h("div", places, id="palette-list"),
+        id="palette",
+        aria_label="Go to",
+        data_src=address(asked.workspace, "names"),
+    )
+
+
+# --- Pieces ----------------------------------------------------------------------------------------
+
+
+def moment(instant: str | None, now: float) -> Child:
+    """An instant, relative to now, with the exact one as its title."""
+    if not instant:
+        return NOT_KNOWN
+    try:
+        at = parse_instant(instant)
+    except ValueError:
+        return instant  # written by another program
+    return h("time", ago(now - at), datetime=instant, title=instant, data_at=f"{at:.3f}")
+
+
+def ago(seconds: float) -> str:
+    if seconds < 1:
+        return "now" if seconds > -1 else f"in {coarse(-seconds)}"
+    return f"{coarse(seconds)} ago"
+
+
+def coarse(seconds: float) -> str:
+    """A duration in one unit, as the scripts also write it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def time_left(seconds: float | None, now: float) -> Child:
+    """The rest of a lease or claim; the scripts count it down."""
+    if seconds is None:
+        return NOT_KNOWN
+    if seconds <= 0:
+        return h("span", "expired", class_="bad")
+    return h("span", precise(seconds), class_="warn" if seconds < 60 else None, data_until=f"{now + seconds:.3f}")
+
+
+def precise(seconds: float) -> str:
+    return format_duration(float(max(0, round(seconds))))
+
+
+def state_mark(state: State) -> Html:
+    return h("span", STATES[state], class_=f"state {state.value}")
+
+
+def issue_link(workspace: Workspace, issue: Issue, *, length: int = 120) -> Html:
+    return h(
+        "a",
+        h("code", issue.id[:SHORT]),
+        " ",
+        shortened(issue.title, length),
+        href=address(workspace, "issue", issue.id),
+        class_="issue-link",
+    )
+
+
+def command_line(command: str) -> Html:
+    return h("code", command, class_="command")
+
+
+def empty(text: str, *commands: str) -> Html:
+    """What a page says that has nothing to show, and what to type next."""
+    return h("div", h("p", text), [h("p", command_line(each)) for each in commands], class_="empty")
+
+
+def table(columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, label: str, class_: str = "") -> Html:
+    """A table that scrolls sideways on a narrow screen."""
+    head = h("thead", h("tr", [h("th", each, scope="col") for each in columns]))
+    body = h("tbody", [h("tr", [h("td", cell) for cell in row]) for row in rows])
+    shown = h("table", h("caption", label, class_="unseen"), head, body, class_=class_ or None)
+    return h("div", shown, class_="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def section(title: str, *children: Child, count: int | None = None, class_: str = "", id_: str | None = None) -> Html:
+    number = h("span", count, class_="count") if count is not None else None
+    return h("section", h("h2", title, number), *children, class_=class_ or None, id=id_)
+
+
+def notice(kind: str, *children: Child) -> Html:
+    """A line that stands out: `bad`, `warn` or `good`."""
+    return h("p", *children, class_=f"notice {kind}")
+
+
+def lazy(
+    asked: PageRequest,
+    part: str,
+    placeholder: Child,
+    *,
+    name: str = "",
+    tag: str = "div",
+    class_: str = "",
+    once: bool = False,
+) -> Html:
+    """A part that takes longer to find out: the scripts ask for it when the page is there, and again when it changes,
+    unless `once`. A file has it at once."""
+    class_ = f"lazy {class_}".strip()
+    if asked.part is not None:
+        return h(tag, asked.part(part, asked._replace(name=name)), class_=class_)
+    source = address(asked.workspace, part, name)
+    placeholder = asked.workspace.last_answer(f"{part} {name}") or placeholder  # so that nothing moves when it arrives
+    return h(tag, placeholder, data_src=source, data_once=once, class_=class_, aria_busy="true")
+
+
+def rarely(asked: PageRequest, name: str, make: Callable[[], Html]) -> Html:
+    """A part that is expensive: many tabs and quick changes share one answer for a while. Who gets an older one asks
+    again afterwards."""
+    found, is_new = asked.workspace.remembered(f"{name} {asked.name}", make)
+    return found if is_new else join(found, h("span", data_again=REMEMBERED_MS, hidden=True))
+
+
+def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
+    """Names and values, one pair per line."""
+    return h("dl", [(h("dt", name), h("dd", value)) for name, value in pairs if value not in (None, "")])

@@ -1,0 +1,1 @@
+"""The pages: each module turns what the library says about a repository into HTML."""

@@ -1,0 +1,245 @@
+"""The timeline: one lane per worktree, issue and node, with its holders, and what was held at a chosen instant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from holdfast.clock import format_duration, format_instant, parse_instant
+from holdfast.errors import Failure
+from holdfast.fs.names import shortened
+from holdfast.issues.model import IssueEvent, IssueSummary, State
+from holdfast.repository.timeline import ISSUE, HeldSpan, held_at, issue_spans, lease_spans, node_spans, states_at
+from holdfast.web.html import Child, Html, h, join
+from holdfast.web.layout import SHORT, STATES, Page, PageRequest, address, empty, moment, section, table
+from holdfast.web.workspaces import Workspace
+
+WINDOWS = (
+    ("1m", 60.0),
+    ("10m", 600.0),
+    ("1h", 3600.0),
+    ("6h", 6 * 3600.0),
+    ("24h", 86400.0),
+    ("7d", 7 * 86400.0),
+    ("30d", 30 * 86400.0),
+)
+_DAY = WINDOWS[4][1]
+MOST_LANES, MOST_SPANS, MOST_EVENTS = 120, 4_000, 20_000
+LEFT, WIDTH, LANE, TOP = 210, 1400, 24, 26  # pixels of the picture: labels, whole width, height of a lane, the axis
+_COLOURS = 8
+Place = Callable[[float], float]
+"""From an instant to a distance from the left."""
+
+
+def timeline_page(asked: PageRequest) -> Page:
+    events = _issue_events(asked.workspace)
+    spans = _all_spans(asked.workspace, events)
+    length = dict(WINDOWS).get(asked.query.get("last", "")) or _fitting(spans, asked.now)
+    cursor = _instant(asked.query.get("at", ""))
+    end = asked.now if cursor is None or cursor > asked.now - length else min(asked.now, cursor + length / 2)
+    begin = end - length
+    titles = _titles(asked.workspace, spans)
+    seen = [each for each in spans if each.begin < end and (each.end is None or each.end > begin)][-MOST_SPANS:]
+    switch = [
+        h(
+            "a",
+            name,
+            href=address(asked.workspace, "timeline", last=name),
+            aria_current="true" if seconds == length else None,
+        )
+        for name, seconds in WINDOWS
+    ]
+    tools = h("p", "Last ", switch, class_="tools windows")
+    if not seen:
+        hint = empty("Nothing was held during this time. The audit trail has every change:", "holdfast audit")
+        return Page("Timeline", "timeline", join(tools, hint), "holdfast audit")
+    body = join(
+        tools,
+        h(
+            "div",
+            _picture(asked, seen, titles, begin, end, cursor),
+            class_="timeline",
+            id="timeline",
+            data_begin=f"{begin:.3f}",
+            data_end=f"{end:.3f}",
+            data_left=LEFT,
+            data_width=WIDTH,
+        ),
+        join(_at(asked, spans, titles, cursor), _states(asked, events, cursor))
+        if cursor is not None
+        else h("p", "Click a moment to see what was held then, and the states of issues.", class_="dim"),
+    )
+    return Page("Timeline", "timeline", body, "holdfast audit --since 24h", scripts=("timeline.js",))
+
+
+def _fitting(spans: Sequence[HeldSpan], now: float) -> float:
+    """The shortest window that has everything, a day at most."""
+    first = min((each.begin for each in spans), default=now)
+    return next((length for _, length in WINDOWS if now - first < length < _DAY), _DAY)
+
+
+def _issue_events(workspace: Workspace) -> list[IssueEvent]:
+    """The last events of issues."""
+    with contextlib.suppress(Failure), workspace.tracker() as tracker:
+        return [each.record for each in deque(tracker.events(), maxlen=MOST_EVENTS)]
+    return []
+
+
+def _all_spans(workspace: Workspace, events: Iterable[IssueEvent]) -> list[HeldSpan]:
+    """Everything that was held, as far as it was recorded; what is not in use here is left out."""
+    found = issue_spans(events)
+    with contextlib.suppress(Failure), workspace.repository() as repository:
+        found += lease_spans(deque(repository.audit().read(), maxlen=MOST_EVENTS))
+    with contextlib.suppress(Failure), workspace.ledger() as opened:
+        after = max(0, opened.ledger.sequence - MOST_EVENTS // 10)
+        found += node_spans(opened.ledger.events(after=after))
+    return sorted(found, key=lambda each: each.begin)
+
+
+def _titles(workspace: Workspace, spans: Iterable[HeldSpan]) -> dict[str, str]:
+    wanted = {each.what for each in spans if each.kind == ISSUE}
+    with contextlib.suppress(Failure):
+        return {each.id: each.title for each in workspace.issues() if each.id in wanted}
+    return {}
+
+
+def _name(span: HeldSpan, titles: dict[str, str]) -> str:
+    return f"{span.what[:8]} {titles.get(span.what, '')}" if span.kind == ISSUE else f"{span.kind} {span.what}"
+
+
+def _picture(
+    asked: PageRequest,
+    spans: Sequence[HeldSpan],
+    titles: dict[str, str],
+    begin: float,
+    end: float,
+    cursor: float | None,
+) -> Html:
+    lanes = list(dict.fromkeys((each.kind, each.what) for each in sorted(spans, key=lambda s: (s.kind, s.begin))))
+    shown, height = lanes[:MOST_LANES], TOP + LANE * min(len(lanes), MOST_LANES) + 4
+    people = {who: number % _COLOURS for number, who in enumerate(dict.fromkeys(each.who for each in spans))}
+    rows = {lane: number for number, lane in enumerate(shown)}
+    scale = (WIDTH - LEFT - 8) / (end - begin)
+
+    def x(instant: float) -> float:
+        return round(LEFT + (min(max(instant, begin), end) - begin) * scale, 1)
+
+    parts: list[Child] = [_axis(begin, end, height, x)]
+    for number, lane in enumerate(shown):
+        first = next(each for each in spans if (each.kind, each.what) == lane)
+        y = TOP + LANE * number
+        parts.append(h("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="rule"))
+        parts.append(h("text", shortened(_name(first, titles), 32), x=4, y=y + 16))
+    for each in spans:
+        row = rows.get((each.kind, each.what))
+        if row is not None:
+            parts.append(_span(each, people[each.who], x, TOP + LANE * row, end, titles))
+    if cursor is not None:
+        parts.append(h("line", x1=x(cursor), x2=x(cursor), y1=0, y2=height, class_="cursor"))
+    parts.append(h("line", x1=-9, x2=-9, y1=0, y2=height, class_="pointer", id="pointer"))
+    return h(
+        "svg",
+        parts,
+        viewBox=f"0 0 {WIDTH} {height}",
+        role="img",
+        aria_label=f"{len(spans)} leases and claims in {len(lanes)} lanes",
+    )
+
+
+def _axis(begin: float, end: float, height: int, x: Place) -> Html:
+    step = next(each for each in (5, 60, 300, 900, 3600, 4 * 3600, 86400, 5 * 86400) if (end - begin) / each <= 12)
+    marks: list[Child] = []
+    tick = begin - begin % step + step
+    while tick < end:
+        place = x(tick)
+        text = _tick(tick, step)
+        marks.append(h("line", x1=place, x2=place, y1=18, y2=height, class_="grid"))
+        marks.append(
+            h(
+                "text",
+                text,
+                x=place,
+                y=13,
+                class_="small",
+                text_anchor="middle",
+            )
+        )
+        tick += step
+    return h("g", marks)
+
+
+def _tick(instant: float, step: float) -> str:
+    text = format_instant(instant)
+    return text[5:10] if step >= _DAY else text[11:16] if step >= 60 else text[11:19]
+
+
+def _span(span: HeldSpan, colour: int, x: Place, y: int, now: float, titles: dict[str, str]) -> Html:
+    start, stop = x(span.begin), x(now if span.end is None else span.end)
+    length = format_duration(round((now if span.end is None else span.end) - span.begin))
+    ending = span.how or "still held, or expired and not taken over"
+    text = f"{span.who}: {_name(span, titles)}, {length}, {ending}"
+    width = max(3.0, round(stop - start, 1))
+    mark = h("rect", x=start, y=y + 4, width=width, height=LANE - 8, rx=3, class_=f"span c{colour}")
+    label = (
+        h("text", shortened(span.who, int(width // 7)), x=start + 5, y=y + 16, class_="inside") if width > 60 else None
+    )
+    lost = h("circle", cx=start + width, cy=y + LANE // 2, r=4, class_="lost") if "expired" in span.how else None
+    return h("g", h("title", text), mark, label, lost)
+
+
+def _at(asked: PageRequest, spans: Iterable[HeldSpan], titles: dict[str, str], cursor: float) -> Html:
+    """What was held at the moment of the cursor."""
+    then = format_instant(cursor)
+    rows: list[list[Child]] = []
+    for each in held_at(spans, cursor):
+        what: Child = _name(each, titles)
+        if each.kind == ISSUE:
+            what = h("a", what, href=address(asked.workspace, "issue", each.what))
+        rows.append([what, each.who, moment(format_instant(each.begin), asked.now), each.how or "still held"])
+    title = join("Held at ", h("time", then[:19].replace("T", " ") + " UTC", datetime=then))
+    found = (
+        table(("What", "By", "Since", "How it ended"), rows, label="Held then")
+        if rows
+        else empty("Nothing was held then.")
+    )
+    return h("section", h("h2", title, h("span", len(rows), class_="count")), found, id="then")
+
+
+def _states(asked: PageRequest, events: Iterable[IssueEvent], cursor: float) -> Html | None:
+    """How many issues were in each state at the moment of the cursor, and those in progress."""
+    issues: dict[str, IssueSummary] = {}
+    with contextlib.suppress(Failure):
+        issues = {each.id: each for each in asked.workspace.issues()}
+    states = states_at(events, cursor, issues.values())
+    counts = Counter(states.values())
+    legend = [
+        h("span", h("span", class_=f"dot {state.value}", aria_hidden="true"), f"{title} ", h("strong", counts[state]))
+        for state, title in {**STATES, State.BACKLOG: "Backlog or ready"}.items()
+        if counts[state]
+    ]
+    working = [name for name, state in states.items() if state is State.IN_PROGRESS]
+    links = [
+        h(
+            "li",
+            h(
+                "a",
+                h("code", name[:SHORT]),
+                " ",
+                issues[name].title if name in issues else "",
+                href=address(asked.workspace, "issue", name),
+            ),
+        )
+        for name in working[:MOST_LANES]
+    ]
+    if not states:
+        return None
+    listed = (h("h3", "In progress"), h("ul", links)) if links else None
+    return section("Issues then", h("p", legend, class_="legend"), listed, count=len(states), id_="issues-then")
+
+
+def _instant(text: str) -> float | None:
+    try:
+        return float(text) if text.replace(".", "", 1).isdigit() and len(text) < 20 else parse_instant(text)
+    except ValueError:
+        return None

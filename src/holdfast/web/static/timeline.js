@@ -1,0 +1,24 @@
+// A line follows the pointer; a click asks for what was held at that moment.
+
+const place = document.getElementById("timeline");
+
+function instantAt(event) {
+  const svg = place.querySelector("svg");
+  const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  const { begin, end, left, width } = place.dataset;
+  const share = (at.x - left) / (width - left - 8);
+  return { x: at.x, instant: +begin + share * (end - begin), inside: share >= 0 && share <= 1 };
+}
+
+place?.addEventListener("pointermove", (event) => {
+  const { x, inside } = instantAt(event);
+  const line = document.getElementById("pointer");
+  for (const name of ["x1", "x2"]) line.setAttribute(name, inside ? x : -9);
+});
+place?.addEventListener("click", (event) => {
+  const { instant, inside } = instantAt(event);
+  if (!inside) return;
+  const address = new URL(location.href);
+  address.searchParams.set("at", instant.toFixed(3));
+  location.assign(address);
+});

@@ -1,0 +1,366 @@
+"""The pages over HTTP: what they show, how they are secured, and what hostile records do to them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.model import State
+from holdfast.repository.opening import open_tracker
+from holdfast.repository.repository import Repository
+from holdfast.web import security
+from holdfast.web import server as server_module
+from holdfast.web.contents import PAGES, PARTS
+from holdfast.web.export import export_pages
+from holdfast.web.html import h
+from holdfast.web.server import WebServer
+from holdfast.web.workspaces import WorkspaceSettings, workspaces_of
+from tests.cli.commands import PATIENCE, holdfast, wait_until
+from tests.web.served import Client, serving
+from tools.sample_repository import Sample
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'><svg/onload=alert(1)>",
+    "</title></textarea></style></script><b>",
+    "javascript:alert(1)",
+    "%%{init: {'theme': 'x'}}%% graph LR; click A href \"javascript:alert(1)\"",
+    "\x1b]0;owned\x07 \u202e \u2066",
+    "${7*7} {{7*7}} <%= 7*7 %>",
+)
+
+
+def addresses(sample: Sample) -> list[str]:
+    """An address of each page and each part."""
+    names = {"issue": sample.issues["gate"], "prompt": sample.issues["gate"]}
+    worktree = f"issue-{sample.issues['parser'][:8]}"
+    names |= dict.fromkeys(("worktree", "changes", "changed"), worktree)
+    names |= dict.fromkeys(("run", "run-log"), sample.runs[0])
+    queries = {"diff": f"?worktree={worktree}&old=head~1&new=head", "board": "?q=the&blocked=hide", "graph": "?all=yes"}
+    listed = [*PAGES, *(each for each in PARTS if each != "log")]
+    return ["/r/harbour/" + "/".join(filter(None, (each, names.get(each)))) + queries.get(each, "") for each in listed]
+
+
+class Markup(HTMLParser):
+    """What could run in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts: list[str | None] = []
+        self.suspicious: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "script":
+            self.scripts.append(given.get("src"))
+        if tag in ("iframe", "object", "embed", "style", "base", "img"):
+            self.suspicious.append(tag)
+        for name, value in attrs:
+            leads = name in ("href", "src", "action") and not re.match(r"[/#?]", value or "")
+            if name.startswith("on") or name == "style" or leads:
+                self.suspicious.append(f"{tag} {name}={value}")
+
+
+def test_every_page_and_part_is_served_and_secured(client: Client, sample: Sample) -> None:
+    for each in addresses(sample):
+        answer = client.get(each)
+        assert answer.status == 200, (each, answer.text[:2000])
+        assert {name: answer.headers.get(name) for name in security.HEADERS} == security.HEADERS
+        assert "server" not in answer.headers
+        found = Markup(answer.text)
+        assert not found.suspicious
+        assert all(source and source.startswith("/static/") for source in found.scripts)
+
+
+def test_a_scraper_gets_the_figures_of_the_library(client: Client) -> None:
+    bearer = {"authorization": f"Bearer {client.server.access.scraper_token}"}
+    answer = client.ask("GET", "/metrics", headers=bearer, cookie=None)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "holdfast_store_up 1\n" in answer.text
+    assert client.get("/r/harbour/metrics").text.splitlines()[0] == answer.text.splitlines()[0]
+    assert client.ask("GET", "/r/harbour/board", headers=bearer, cookie=None).status == 401
+
+
+def test_hostile_records_stay_text_in_every_page(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    root.mkdir()
+    tracker = open_tracker(root, actor="human:ada")
+    tracker.initialise()
+    before = None
+    for number, text in enumerate(HOSTILE):
+        fine = text.replace("\x1b", "").replace("\x07", "")
+        new = NewIssue(
+            title=f"{number} {fine}",
+            description=fine,
+            labels=(fine.replace(" ", "_"),),
+            context={fine: fine},
+            assignee=f"agent:{number}<b>",
+            depends_on=() if before is None else (before,),
+        )
+        before = tracker.create(new).id
+    with serving([root], tmp_path / "data") as server:
+        client = Client(server)
+        for page in ("overview", "board", "graph", "timeline", f"issue/{before}", f"prompt/{before}", "names"):
+            found = Markup(client.get(f"/r/repo/{page}").text)
+            assert not found.suspicious, page
+            assert all(source and source.startswith("/static/") for source in found.scripts), page
+        for text in HOSTILE[:5]:
+            assert client.get(f"/r/repo/board?q={''.join(f'%{byte:02x}' for byte in text.encode())}").status == 200
+    content = tmp_path / "all.html"
+    export_pages(workspaces_of([root], WorkspaceSettings("human:ada", None, tmp_path)), content)
+    assert Markup(content.read_text()).scripts == []
+
+
+def test_the_one_time_address_works_once(server: WebServer) -> None:
+    client = Client(server)
+    path = server.access.one_time_path
+    assert client.ask("HEAD", path, cookie=None).status == 401
+    opened = client.ask("GET", path, cookie=None)
+    assert opened.status == 303
+    assert re.fullmatch(r"holdfast-\d+=[\w-]{43}; Path=/; HttpOnly; SameSite=Strict", opened.headers["set-cookie"])
+    assert client.ask("GET", path, cookie=None).status == 401
+    assert client.ask("GET", "/r/harbour/board", cookie=None).status == 401
+
+
+def test_only_our_own_files_are_served(client: Client) -> None:
+    assert client.get("/static/app.js").headers["content-type"].startswith("text/javascript")
+    for path in (
+        "/static/",
+        "/static/layout.py",
+        "/static/style",
+        "/static",
+        "/r/",
+        "/r/nothing/board",
+        "/r/harbour/x",
+    ):
+        assert client.get(path).status == 404, path
+
+
+def test_an_action_is_the_call_of_a_command_and_says_which(client: Client, sample: Sample) -> None:
+    made = json.loads(client.act("create", title="Paint the quay", labels="area:paint").content)
+    assert made["command"] == "holdfast issue create 'Paint the quay' --label area:paint"
+    issue = made["page"].rpartition("/")[2]
+    claimed = json.loads(client.act("claim", issue=issue, ttl="1h").content)
+    assert claimed["command"] == f"holdfast issue claim {issue[:8]} --ttl 1h"
+    tracker = open_tracker(sample.root, actor="human:ada")
+    record = tracker.claims.state(issue)
+    assert record is not None
+    assert record.claim is not None
+    assert record.claim.assignee == "human:ada"
+    claim = record.claim.claim_id
+    assert json.loads(client.act("release", issue=issue, claim=claim, reason="rain").content)["ok"]
+    assert json.loads(client.act("edit", issue=issue, title="Paint it", labels="").content)["command"] == (
+        f"holdfast issue update {issue[:8]} --title 'Paint it' --remove-label area:paint"
+    )
+    assert json.loads(client.act("move", issue=issue, state="rejected").content)["ok"]
+    found = tracker.issue(issue)
+    assert (found.title, found.labels, found.state) == ("Paint it", (), State.REJECTED)
+
+
+def test_gates_leases_and_landings_have_actions(client: Client, sample: Sample) -> None:
+    gate = sample.issues["gate"]
+    assert json.loads(client.act("gate-pass", issue=gate, gate="review").content)["command"] == (
+        f"holdfast gate pass {gate[:8]} review"
+    )
+    held = json.loads(client.act("break-lease", worktree="aspen").content)
+    assert held["error"]["code"] == "E_LOCK_CONFLICT"  # it has not expired
+    with Repository(sample.root) as repository:
+        request = repository.leases.request(ttl=0.1)
+        lost = repository.leases.acquire("rowan", request).lease
+        wait_until(lambda: getattr(repository.leases.state("rowan"), "expired", False))
+        assert json.loads(client.act("break-lease", worktree="rowan").content)["ok"]
+        assert repository.leases.state("rowan") is None, lost
+    listed = json.loads(holdfast("landing", "list", "--json", cwd=sample.checkout).stdout)["data"]["landings"]
+    queued = listed[0]["id"]
+    assert json.loads(client.act("landing-cancel", landing=queued).content)["ok"]
+    again = json.loads(client.act("landing-retry", landing=queued).content)
+    assert again["ok"], again
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"{}", 400),
+        (b"[]", 400),
+        (b"not json", 400),
+        (b'{"issue":"x","state":"done","more":1}', 400),
+        (b'{"issue":1}', 400),
+    ],
+)
+def test_content_of_another_form_is_refused(client: Client, content: bytes, status: int) -> None:
+    headers = {"content-type": "application/json", "origin": f"http://127.0.0.1:{client.port}"}
+    assert client.ask("POST", "/r/harbour/do/move", content, headers).status == status
+    assert client.ask("POST", "/r/harbour/do/nothing", content, headers).status == 404
+
+
+def test_a_server_that_only_shows_has_no_forms_and_does_nothing(sample: Sample, tmp_path: Path) -> None:
+    with serving([sample.root], tmp_path, writable=False) as server:
+        client = Client(server)
+        assert 'class="action"' not in client.get(f"/r/harbour/issue/{sample.issues['gate']}").text
+        assert client.act("create", title="x").status == 403
+        assert client.get("/r/harbour/new").status == 404
+
+
+def test_several_repositories_have_a_place_each(sample: Sample, tmp_path: Path) -> None:
+    other = tmp_path / "harbour"
+    other.mkdir()
+    open_tracker(other, actor="human:ada").initialise()
+    with serving([sample.root, other], tmp_path / "data") as server:
+        client = Client(server)
+        home = client.get("/").text
+        assert 'href="/r/harbour/overview"' in home
+        assert 'href="/r/harbour1/overview"' in home
+        assert "There are no issues yet" in client.get("/r/harbour1/board").text
+        assert client.get("/r/harbour1/worktrees").status == 404
+
+
+# --- Raw connections ---
+
+
+def raw(server: WebServer, content: bytes, *, patience: float = PATIENCE) -> bytes:
+    """The whole answer to these bytes; empty if the connection is closed without one."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=patience) as connection:
+        connection.sendall(content)
+        found = b""
+        while block := connection.recv(65536):
+            found += block
+        return found
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET /static/../../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nX: a\r\n b\r\nCookie: x\r\n\r\n",
+        b"GET /r/harbour/board HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not http\r\n\r\n",
+        b"POST /r/harbour/do/x HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    ],
+)
+def test_a_hostile_connection_is_answered_with_a_refusal_and_closed(server: WebServer, content: bytes) -> None:
+    answer = raw(server, content.replace(b"PORT", b"%d" % server.port))
+    assert re.match(rb"HTTP/1.1 4\d\d ", answer), answer[:300]
+    assert b"passwd" not in answer
+
+
+def test_a_header_beyond_the_limit_is_refused(server: WebServer) -> None:
+    """The server closes without reading the rest, so a reset may overtake its refusal."""
+    head = b"GET / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nX: " % server.port
+    try:
+        answer = raw(server, head + b"a" * 100_000 + b"\r\n\r\n")
+    except (ConnectionResetError, BrokenPipeError):
+        return
+    assert re.match(rb"HTTP/1.1 4\d\d ", answer), answer[:300]
+
+
+def test_a_client_that_sends_its_request_slowly_is_dropped(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEADER_TIME", 0.2)
+    monkeypatch.setattr(server_module, "KEEP_ALIVE", 0)
+    with serving([sample.root], tmp_path) as server:
+        assert raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ") == b""
+        assert raw(server, b"") == b""
+
+
+def test_a_client_that_does_not_read_is_dropped(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "SEND_TIME", 0.2)
+    monkeypatch.setitem(PARTS, "names", lambda asked: h("p", "x" * 30_000_000))
+    with serving([sample.root], tmp_path) as server:
+        client = Client(server)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+            host = f"127.0.0.1:{server.port}"
+            head = f"GET /r/harbour/names HTTP/1.1\r\nHost: {host}\r\nCookie: {client.cookie}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(1) == b"H"
+            assert server._server is not None
+            connections = server._server.server_state.connections
+            wait_until(lambda: not connections)
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "BODY_TIME", 0.2)
+    with serving([sample.root], tmp_path) as server:
+        client = Client(server)
+        head = (
+            f"POST /r/harbour/do/move HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nCookie: {client.cookie}\r\n"
+            f"Origin: http://127.0.0.1:{server.port}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+            "Connection: close\r\n\r\n{"
+        )
+        assert b" 400 " in raw(server, head.encode())[:20]
+
+
+def listen_for_change(client: Client) -> Callable[[], bytes]:
+    """Listen for events as a tab does; the result waits for the next change, and returns what was heard."""
+    heard: list[bytes] = []
+    told = threading.Event()
+
+    def listen() -> None:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
+            head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {client.cookie}\r\n\r\n"
+            connection.sendall(head.encode())
+            while b'"topic":"issues"' not in b"".join(heard):
+                heard.append(connection.recv(4096))
+                if b"event: hello" in b"".join(heard):
+                    told.set()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    assert told.wait(PATIENCE)
+
+    def wait() -> bytes:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), heard
+        return b"".join(heard)
+
+    return wait
+
+
+def test_a_change_of_another_process_is_told_at_once(client: Client, sample: Sample) -> None:
+    heard = listen_for_change(client)
+    assert holdfast("issue", "create", "Dredge the channel", cwd=sample.checkout).returncode == 0
+    assert b"event: change" in heard()
+    assert "Dredge the channel" in client.get("/r/harbour/board").text
+
+
+@pytest.mark.sampled(1)
+def test_pages_and_live_changes_work_on_every_store(tmp_path: Path, store_url: str) -> None:
+    root = tmp_path / "fleet"
+    assert holdfast("init", root, "--store", store_url).returncode == 0
+    for command in (("issue", "init"), ("issue", "create", "Sail"), ("ledger", "init"), ("lease", "acquire")):
+        done = holdfast(*command, cwd=root)
+        assert done.returncode == 0, done.stderr
+    with serving([root], tmp_path / "data") as server:
+        client = Client(server)
+        for page in (
+            "overview",
+            "board",
+            "graph",
+            "worktrees",
+            "timeline",
+            "ledger",
+            "audit",
+            "findings",
+            "audit-check",
+        ):
+            assert client.get(f"/r/fleet/{page}").status == 200, page
+        heard = listen_for_change(client)
+        assert holdfast("issue", "create", "Row", cwd=root).returncode == 0
+        heard()
+        assert "Row" in client.get("/r/fleet/board").text
