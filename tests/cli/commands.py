@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -59,6 +60,26 @@ def holdfast(
         )
     status, out, err = zygote.run(words, env=environment(env), cwd=cwd, stdin=stdin, timeout=PATIENCE)
     return Result([*HOLDFAST, *words], status, out, err)
+
+
+def on_a_terminal(*arguments: str | Path, columns: int, cwd: Path | None = None, **env: str) -> str:
+    """The output of a command on a terminal of this width."""
+    import pty
+
+    main, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*HOLDFAST, *map(str, arguments)],
+        stdout=terminal,
+        stderr=terminal,
+        cwd=cwd,
+        env=environment({"TERM": "xterm", "COLUMNS": str(columns), **env}),
+    ):
+        os.close(terminal)
+        drawn = b""
+        with os.fdopen(main, "rb", buffering=0) as screen, contextlib.suppress(OSError):
+            while part := screen.read(4096):
+                drawn += part
+    return drawn.decode()
 
 
 def python(program: str) -> list[str]:
@@ -123,17 +144,28 @@ def stop_between_commits(pid: int) -> None:
 
 
 class Running:
-    """A command in the background. Leaving the block kills it if it still runs."""
+    """A command in the background. Leaving the block kills it if it still runs.
+
+    Like `holdfast`, it is forked; with `as_child`, `before_exec` or `pass_fds`, a new interpreter starts as our direct
+    child.
+    """
+
+    process: zygote.Forked | subprocess.Popen[str]
 
     def __init__(
         self,
         *arguments: str | Path,
         env: Mapping[str, str] | None = None,
+        as_child: bool = False,
         before_exec: Callable[[], object] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
+        words = [str(each) for each in arguments]
+        if not (as_child or before_exec or pass_fds or sys.platform == "win32"):
+            self.process = zygote.Forked(words, env=environment(env))
+            return
         self.process = subprocess.Popen(
-            [*HOLDFAST, *map(str, arguments)],
+            [*HOLDFAST, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -163,7 +195,7 @@ class Running:
     def finish(self) -> Result:
         """Close its standard input and wait for it to exit."""
         out, err = self.process.communicate(timeout=PATIENCE)
-        return Result(self.process.args, self.process.returncode, out, err)
+        return Result(self.process.args, self.process.wait(), out, err)
 
     def __enter__(self) -> Self:
         return self
@@ -176,14 +208,14 @@ class Running:
         self.process.communicate(timeout=PATIENCE)
 
 
-UNTIL_STDIN_ENDS = python("import sys; print('running', flush=True); sys.stdin.read()")
+UNTIL_STDIN_ENDS = ["sh", "-c", "echo running; exec cat > /dev/null"]
 
 
 class FileLockHeld(Running):
     """A process that holds a file lock until the end of the block."""
 
-    def __init__(self, path: Path, *options: str) -> None:
-        super().__init__("lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS)
+    def __init__(self, path: Path, *options: str, as_child: bool = False) -> None:
+        super().__init__("lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS, as_child=as_child)
         assert self.hear() == "running"
 
 

@@ -443,3 +443,22 @@ open("result", "w").write("done")
         assert pinned(shop) == []
     finally:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_the_parts_of_an_agent_run_share_one_connection(tmp_path: Path, postgres_url: str) -> None:
+    root, store = tmp_path / "repository", f"{postgres_url}&application_name=agents"
+    data(holdfast("init", root, "--store", store, "--json"))
+    data(holdfast("issue", "init", "--repo", root, "--json"))
+    data(holdfast("ledger", "init", "--repo", root, "--json"))
+    data(holdfast("issue", "create", "Title", "--repo", root, "--json"))
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agents'"
+    code = f"""
+import psycopg, time
+connection, deadline = psycopg.connect({postgres_url.partition("?")[0]!r}, autocommit=True), time.monotonic() + 30
+while (found := connection.execute({count!r}).fetchone()[0]) != 1 and time.monotonic() < deadline:
+    time.sleep(0.02)  # the server may still be ending the connections of the commands before
+print(found)
+"""
+
+    done = holdfast("agent", "run", "--next", "--repo", root, "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.cli.candidates import source_of
 from holdfast.cli.entry import root as holdfast_command
-from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast
+from tests.cli.commands import PATIENCE, environment, holdfast
 
 if sys.platform == "win32":
     pytest.skip("completion is for bash, zsh and fish", allow_module_level=True)
@@ -65,7 +65,7 @@ def offered(line: str, cwd: Path, shell: str = "bash", **env: str) -> list[str]:
         "COMP_WORDS": line,
         "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
     }
-    result = subprocess.run(HOLDFAST, capture_output=True, text=True, env=environment({**asked, **env}), cwd=cwd)
+    result = holdfast(env={**asked, **env}, cwd=cwd)
     assert result.stderr == ""
     return result.stdout.splitlines()
 
@@ -152,6 +152,7 @@ def test_completion_loads_no_slow_module(place: Place) -> None:
 NAMING = {"ID", "[ID]", "ISSUE", "SNAPSHOT", "NAME", "KEY", "KEY...", "[KEY]...", "PIN", "REPO_ID"}
 NOT_COMPLETED = {
     ("worktree adopt", "name"),  # a new one
+    ("join", "name"),
     ("snapshot", "tag"),
     ("ledger release", "claim_id"),
     ("ledger extend", "claim_id"),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import HOLDFAST, Result, data, environment, error, holdfast, python, wait_until
+from tests.cli.commands import HOLDFAST, Result, data, environment, error, holdfast, wait_until
 
 if sys.platform == "win32":
     pytest.skip("needs a POSIX shell", allow_module_level=True)
 
-PORTS = python("import os; print(os.environ['HOLDFAST_PORT'], '|', os.environ['HOLDFAST_PORTS'])")
+PORTS = ("sh", "-c", 'echo "$HOLDFAST_PORT | $HOLDFAST_PORTS"')
 
 
 def repository(path: Path) -> Path:
@@ -283,13 +283,7 @@ def test_files_of_main_are_copied_and_nothing_is_replaced(root: Path, tmp_path: 
 
 
 def ports_of(root: Path, worktree: str, env: Mapping[str, str]) -> set[int]:
-    ended = subprocess.run(
-        [*HOLDFAST, "run", "--worktree", worktree, "--", *PORTS],
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        cwd=root,
-    )
+    ended = holdfast("run", "--worktree", worktree, "--", *PORTS, env=env, cwd=root)
     assert ended.returncode == 0, ended.stderr
     return set(map(int, ended.stdout.partition("|")[2].split()))
 

@@ -15,7 +15,7 @@ from holdfast.repository.agent import AssignmentOptions, take_work
 from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot pause a process")
-SMALL = ("--workers", "4", "--issues", "8")
+SMALL = ("--workers", "3", "--issues", "6")
 
 # --- The command -------------------------------------------------------------------------------------
 

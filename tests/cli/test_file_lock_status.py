@@ -33,7 +33,7 @@ def test_a_lock_that_nobody_holds_is_free(tmp_path: Path) -> None:
 @needs_proc_locks
 @pytest.mark.parametrize(("options", "state"), [([], "exclusive"), (["--shared"], "shared")])
 def test_the_holder_and_its_mode_are_shown(tmp_path: Path, options: list[str], state: str) -> None:
-    with FileLockHeld(tmp_path / "a.lock", *options) as holder:
+    with FileLockHeld(tmp_path / "a.lock", *options, as_child=True) as holder:
         shown = data(holdfast("lock", "status", tmp_path / "a.lock", "--json"))
         text = holdfast("lock", "status", tmp_path / "a.lock").stdout
 

@@ -332,7 +332,7 @@ def test_a_lock_timeout_names_the_lock_and_gives_three_hints(do: Do, scratch: Pa
         ("JIT_RETRY_INITIAL_DELAY_MS", "x"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_malformed_setting_is_an_error(do: Do, name: str, value: str) -> None:
     result = do("ready", env={name: value})
 

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from os import getpid
 from pathlib import Path
 
@@ -179,17 +181,10 @@ def test_a_waiter_that_times_out_is_told_the_holder(repo: Path) -> None:
 @pytest.mark.req("LC-02", "LC-07", "LC-08")
 def test_of_eight_concurrent_acquires_one_wins_and_seven_conflict(repo: Path) -> None:
     for _ in range(rounds(3, least=1)):
-        running = [
-            subprocess.Popen(
-                [*HOLDFAST, "lease", "acquire", "--ttl", "10m", "--json"],
-                cwd=repo,
-                env=environment(),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(8)
-        ]
-        answers = [json.loads(each.communicate()[0]) for each in running]
+        with ThreadPoolExecutor(8) as callers:
+            acquire = partial(holdfast, "lease", "acquire", "--ttl", "10m", "--json", cwd=repo)
+            running = [callers.submit(acquire) for _ in range(8)]
+        answers = [json.loads(each.result().stdout) for each in running]
         counted = Counter("won" if each["ok"] else each["error"]["code"] for each in answers)
         assert counted == {"won": 1, "E_LOCK_CONFLICT": 7}
         winner = next(each["data"]["lock_id"] for each in answers if each["ok"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import HOLDFAST, data, environment, error, holdfast
+from tests.support.homes import git
 
 ADDRESS = "etcd://db.example:2379/x"
 
@@ -178,3 +179,22 @@ def test_a_gate_that_is_not_defined_leaves_no_approval(root: Path) -> None:
     change_checker(root, command="make test")
     shown = data(holdfast("trust", "--repo", root, "--show", "--json"))
     assert [each["approved"] for each in shown["checkers"]] == [False]
+
+
+def test_programs_of_the_git_configuration_are_shown_and_approved(tmp_path: Path) -> None:
+    top = tmp_path / "project"
+    git("init", "-q", "-b", "trunk", top)
+    git("commit", "-q", "--allow-empty", "-m", "first", at=top)
+    git("config", "credential.helper", "mine", at=top)
+    made = data(holdfast("init", "--json", cwd=top))
+    assert made["approved_programs"] == ["credential.helper = mine"]
+    git("config", "filter.x.clean", "sort", at=top)
+    assert error(holdfast("status", "--json", cwd=top))["code"] == "E_NOT_APPROVED"
+    shown = data(holdfast("trust", "--repo", top, "--show", "--json"))["git_programs"]
+    assert [(each["setting"], each["approved"]) for each in shown] == [
+        ("credential.helper", True),
+        ("filter.x.clean", False),
+    ]
+    assert "filter.x.clean = sort (not approved)" in holdfast("trust", "--show", cwd=top).stdout
+    data(holdfast("trust", "--yes", "--json", cwd=top))
+    data(holdfast("status", "--json", cwd=top))

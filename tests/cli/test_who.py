@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -16,13 +15,13 @@ from holdfast.errors import StoreUnavailable
 from holdfast.locks.identity import current_holder
 from holdfast.repository import overview
 from tests.cli.commands import (
-    HOLDFAST,
     RepoLockHeld,
     Running,
     data,
     environment,
     error,
     holdfast,
+    on_a_terminal,
     python,
     wait_until,
 )
@@ -94,7 +93,7 @@ def test_waiters_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_pa
         with inside, outside:
             wait_until(lambda: len(waiting()) == 2)
             seen = waiting()
-            table = holdfast("who", "--repo", root, env=place).stdout
+            table = holdfast("who", "--details", "--repo", root, env=place).stdout
         wait_until(lambda: not waiting())  # waiters that were killed are not shown
 
     assert {each["who"].split(":")[2] for each in seen} == {str(each.pid) for each in (inside, outside)}
@@ -130,7 +129,7 @@ def test_control_characters_in_a_purpose_do_not_reach_the_terminal(root: Path) -
     nasty = "\x1b[31mred\x07\r\nforged line"
     assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
 
-    shown = holdfast("who", cwd=root).stdout
+    shown = holdfast("who", "--details", cwd=root).stdout
 
     assert "\x1b" not in shown
     assert "\x07" not in shown
@@ -221,30 +220,6 @@ def test_top_prints_one_json_object_per_refresh(root: Path) -> None:
     assert [each["data"]["holdings"] for each in looks] == [[], [], []]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
-def test_top_draws_on_a_terminal_and_restores_it(root: Path) -> None:
-    import pty
-
-    main, terminal = pty.openpty()
-    command = [*HOLDFAST, "top", "--limit", "2", "--every", "10ms", "--repo", str(root)]
-    process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment({"TERM": "xterm"}))
-    os.close(terminal)
-    drawn = b""
-    with os.fdopen(main, "rb", buffering=0) as screen:
-        while True:
-            try:
-                part = screen.read(4096)
-            except OSError:
-                break
-            if not part:
-                break
-            drawn += part
-    assert process.wait(30) == 0
-    assert b"Nobody holds anything." in drawn
-    assert b"\x1b[?1049h" in drawn  # enters the alternate screen
-    assert b"\x1b[?1049l" in drawn  # and leaves it
-
-
 # --- Liveness, waiters and reclaiming --------------------------------------------------------------------
 
 
@@ -291,7 +266,7 @@ def test_a_process_that_claimed_with_a_command_and_exited_is_not_reported_dead(b
 
 def test_a_process_that_held_a_claim_itself_and_was_killed_is_reported_dead(busy: Path) -> None:
     program = (
-        "import time; from holdfast.repository.opening import open_ledger\n"
+        "import time; from holdfast.repository.ledgers import open_ledger\n"
         f"with open_ledger({str(busy)!r}).claims.claim('1', 'bob', ttl=600):\n"
         "    print('held', flush=True); time.sleep(99)"
     )
@@ -365,7 +340,7 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
         with Running("lock", "run", lock, "--wait", "60s", "--", "true"):
             wait_until(lambda: waiters_with_times(the_only(root, "file lock")["waiting"]))
             held = the_only(root, "file lock")
-            table = holdfast("who", "--repo", root).stdout
+            table = holdfast("who", "--details", "--repo", root).stdout
         other.kill()
         other.wait()
 
@@ -416,32 +391,13 @@ def test_an_ordinary_directory_named_ledger_is_not_taken_for_a_ledger(tmp_path: 
     assert holdfast("who", cwd=tmp_path / "below").returncode == 0
 
 
-def on_a_terminal(*arguments: str | Path, columns: int, **env: str) -> str:
-    """The output of a command on a terminal of this width."""
-    import pty
-
-    main, terminal = pty.openpty()
-    with subprocess.Popen(
-        [*HOLDFAST, *map(str, arguments)],
-        stdout=terminal,
-        stderr=terminal,
-        env=environment({"TERM": "xterm", "COLUMNS": str(columns), **env}),
-    ):
-        os.close(terminal)
-        drawn = b""
-        with os.fdopen(main, "rb", buffering=0) as screen, contextlib.suppress(OSError):
-            while part := screen.read(4096):
-                drawn += part
-    return drawn.decode()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
 def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path) -> None:
     nasty = "\x1b[31mred\x07"
     assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
 
-    narrow = on_a_terminal("who", "--repo", root, columns=60)
-    wide = on_a_terminal("who", "--repo", root, columns=250, NO_COLOR="1")
+    narrow = on_a_terminal("who", "--details", "--repo", root, columns=60)
+    wide = on_a_terminal("who", "--details", "--repo", root, columns=250, NO_COLOR="1")
 
     assert max(map(len, narrow.splitlines())) <= 60
     assert "  held by    " in narrow
@@ -452,22 +408,38 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
         assert "lease acquire --worktree main" in " ".join(drawn.split())
 
 
-def test_a_named_directory_without_a_repository_is_an_error(root: Path, tmp_path: Path) -> None:
-    for named in (tmp_path, tmp_path / "absent", root / "main"):
-        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_INITIALISED", named
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
+def test_an_agent_is_one_row_in_colour_and_a_narrow_terminal_gets_fewer_columns(root: Path) -> None:
+    nasty = "\x1b[31mred\x07 and a purpose that is longer than a narrow terminal"
+    env = {"HOLDFAST_ACTOR": "agent:a"}
+    assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root, env=env).returncode == 0
+
+    narrow = on_a_terminal("who", "--repo", root, columns=40, NO_COLOR="1")
+    wide = on_a_terminal("who", "--repo", root, columns=150)
+    piped = holdfast("who", "--repo", root).stdout
+
+    assert len(narrow.strip().splitlines()) == len(wide.strip().splitlines()) == len(piped.splitlines()) == 2
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert ("SINCE" in narrow, "SINCE" in wide, "ALIVE" in narrow) == (False, True, True)
+    assert "\x1b[1magent:a" in wide
+    assert "\\x1b[31mred\\x07" in wide
+    assert "\x1b" not in narrow + piped
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
-def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
-    assert holdfast("lease", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+def test_what_needs_attention_comes_first_with_the_command_for_it(root: Path) -> None:
+    assert holdfast("lease", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
+    wait_until(lambda: holdings(root)["lease main"]["reclaim"]["safe"])
 
-    low = on_a_terminal("top", "--limit", "1", "--repo", root, columns=60, LINES="5")
-    high = on_a_terminal("top", "--limit", "1", "--repo", root, columns=60, LINES="50")
+    first, *_ = holdfast("who", "--repo", root).stdout.splitlines()
 
-    assert "more lines; all: 'holdfast who'" in low
-    assert "to get it" not in low
-    assert "to get it" in high
-    assert "more lines" not in high
+    assert "let the lease main expire" in first
+    assert first.endswith("holdfast lease steal --worktree main")
+
+
+def test_a_named_directory_without_a_repository_is_an_error(root: Path, tmp_path: Path) -> None:
+    for named in (tmp_path, tmp_path / "absent", root / "main"):
+        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_INITIALISED", named
 
 
 def test_an_operation_whose_process_died_is_finished_by_the_suggested_command(root: Path) -> None:

@@ -254,7 +254,7 @@ RESERVED = (".jvs", ".JIT", ".holdfast", ".Git", "-x", "--force")
 
 
 @pytest.mark.parametrize("name", RESERVED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_new_worktree_cannot_have_a_reserved_name_but_an_old_one_can_be_removed(
     repo: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

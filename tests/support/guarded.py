@@ -99,9 +99,9 @@ def _make_authority(directory: Path, name: str) -> None:
     _openssl(directory, "req", "-x509", *key, *files, "-subj", f"/CN={name}", "-days", "2")
 
 
-def _make_certificate(directory: Path, name: str) -> None:
+def _make_certificate(directory: Path, name: str, subject: str = "") -> None:
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+    request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", subject or f"/CN={name}")
     _openssl(directory, "req", *key, *request)
     (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\n")
     signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
@@ -111,7 +111,8 @@ def _make_certificate(directory: Path, name: str) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A certificate authority `ca`, its certificates for a `server` and a `client`, and an untrusted `stranger`."""
+    """A certificate authority `ca`, its certificates for a `server`, a `client` and a `nameless` one, and an untrusted
+    `stranger`."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: no certificates")
     directory = tmp_path / "certificates"
@@ -120,6 +121,7 @@ def certificates(tmp_path: Path) -> Path:
         _make_authority(directory, name)
     for name in ("server", "client"):
         _make_certificate(directory, name)
+    _make_certificate(directory, "nameless", "/O=holdfast")
     return directory
 
 

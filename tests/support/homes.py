@@ -7,11 +7,12 @@ alone is marked `plain_home` with the reason.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,14 +20,16 @@ from tempfile import mkdtemp
 import pytest
 
 from holdfast.fs.probe import Capabilities
+from holdfast.git.program import Git
 from holdfast.repository import git_init
 from holdfast.repository.git_init import adopt_checkout
 from holdfast.repository.init import initialise
 from holdfast.repository.repository import Repository
+from holdfast.store.approvals import approve
 from proof import effort
 
 SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
-_SHARE = 0.08  # of the tests in a git home, outside of full rounds
+_SHARE = 0.04  # of the tests in a git home, outside of full rounds
 _current = ["plain"]
 
 
@@ -80,14 +83,35 @@ def records_of(root: Path) -> Path:
 
 def make_checkout(root: Path) -> None:
     """A bare repository in `.git`, with one commit that has no file, checked out in `main`."""
-    shutil.copytree(_template(), root, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(_built(_bare_with_main), root, symlinks=True, dirs_exist_ok=True)
     (root / "main/.git").write_text(f"gitdir: {root.resolve()}/.git/worktrees/main\n")
     (root / ".git/worktrees/main/gitdir").write_text(f"{root.resolve()}/main/.git\n")
 
 
+def copied(build: Callable[[Path], object], target: Path) -> Path:
+    """A copy of the git repository that `build` makes; it is built only once in a process."""
+    shutil.copytree(_built(build), target, symlinks=True)
+    if (target / ".git").exists():
+        git("status", "--porcelain", at=target)  # so that the index knows the copies
+    return target
+
+
 @cache
-def _template() -> Path:
-    place = Path(mkdtemp(prefix="holdfast-git-"))
+def _built(build: Callable[[Path], object]) -> Path:
+    place, owner = Path(mkdtemp(prefix="holdfast-git-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a forked process
+            shutil.rmtree(place, ignore_errors=True)
+
+    atexit.register(remove)
+    build(place / "made")
+    for sample in (place / "made").rglob("hooks/*.sample"):
+        sample.unlink()  # nobody needs a copy
+    return place / "made"
+
+
+def _bare_with_main(place: Path) -> None:
     git("init", "-q", "--bare", "--template=", place / ".git")
     (place / ".git/config").write_text(
         "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tlogAllRefUpdates = true\n"
@@ -96,7 +120,11 @@ def _template() -> Path:
     commit = git("commit-tree", empty, "-m", "the beginning", at=place / ".git")
     git("update-ref", "refs/heads/trunk", commit, at=place / ".git")
     git("worktree", "add", "-q", place / "main", "trunk", at=place / ".git")
-    return place
+
+
+def approve_programs(top: Path) -> None:
+    """Approve what the configuration of a checkout names, as `holdfast trust` does."""
+    approve(top / ".git/holdfast", commands=[each.text for each in Git(top / ".git").programs()])
 
 
 def git(*arguments: str | Path, at: Path | None = None) -> str:

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from proof.forked import exit_with
 
@@ -31,8 +32,6 @@ def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: str, timeout: float
 ) -> tuple[int, str, str]:
     """Run `holdfast` to completion and return its exit status, as `subprocess` reports it, and its output."""
-    if sys.platform == "win32":
-        raise NotImplementedError("there is no fork on Windows")
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as out,
@@ -40,17 +39,90 @@ def run(
     ):
         given.write(stdin.encode())
         given.seek(0)
-        order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or os.getcwd())})
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            streams = [given.fileno(), out.fileno(), err.fileno(), theirs.fileno()]
-            socket.send_fds(_connected(), [order.encode()], streams)
-            theirs.close()
-            ours.settimeout(timeout)
-            status = int(ours.recv(64))
+        with _order(arguments, env, cwd, [given.fileno(), out.fileno(), err.fileno()]) as reply:
+            reply.recv(64)
+            reply.settimeout(timeout)
+            status = int(reply.recv(64))
         out.seek(0)
         err.seek(0)
         return status, out.read().decode(), err.read().decode()
+
+
+class Forked:
+    """A command in the background with pipes as its standard streams, like `subprocess.Popen`, but forked."""
+
+    def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str]) -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        self.stdin = open(pipes[0][1], "w")  # noqa: SIM115 (closed by `communicate`)
+        self.stdout, self.stderr = (open(pipe[0]) for pipe in pipes[1:])  # noqa: SIM115
+        try:
+            self._reply = _order(arguments, env, None, theirs)
+        finally:
+            for each in theirs:
+                os.close(each)
+        self.pid = int(self._reply.recv(64))
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        with contextlib.suppress(TimeoutError):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; raises `TimeoutError` if it has not ended in time."""
+        if self.returncode is None:
+            if not select.select([self._reply], [], [], timeout)[0]:
+                raise TimeoutError(f"{self.args} still runs")
+            self.returncode = int(self._reply.recv(64))
+            self._reply.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Close its standard input and return the rest of its output when it has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        found: dict[str, str] = {}
+        readers = [
+            threading.Thread(target=lambda name=name, stream=stream: found.update({name: _rest(stream)}), daemon=True)
+            for name, stream in (("out", self.stdout), ("err", self.stderr))
+        ]
+        for each in readers:
+            each.start()
+        for each in readers:
+            each.join(timeout)
+        if any(each.is_alive() for each in readers):
+            state = "still runs" if self.poll() is None else "has ended, but something else has its output open"
+            raise TimeoutError(f"{self.args} {state} after {timeout} s; its output so far: {found}")
+        self.wait(timeout)
+        return found["out"], found["err"]
+
+
+def _rest(stream: TextIO) -> str:
+    if stream.closed:
+        return ""
+    with stream:
+        return stream.read()
+
+
+def _order(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None, streams: Sequence[int]) -> socket.socket:
+    """Have a command started. The result says its process ID, and when it has ended, its exit status."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
+    order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or os.getcwd())})
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        socket.send_fds(_connected(), [order.encode()], [*streams, theirs.fileno()])
+    return ours
 
 
 def _connected() -> socket.socket:
@@ -102,6 +174,7 @@ def serve() -> None:
                 for each in (bell, ring, reply, connection.fileno(), *running.values()):
                     os.close(each)
                 _become(json.loads(order), streams)
+            os.write(reply, b"%d" % child)
             running[child] = reply
             for each in streams:
                 os.close(each)

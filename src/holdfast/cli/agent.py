@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,7 +26,7 @@ from holdfast.cli.options import (
     wait_option,
 )
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import open_repository, showing_output
+from holdfast.cli.repository import lease_waited_for, open_repository, showing_output
 from holdfast.clock import format_duration
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound, UsageFailure
 from holdfast.leases.service import COMMAND_TTL
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.cli.child import CommandExit
     from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
-    from holdfast.repository.agent import Assignment, Outcome
+    from holdfast.repository.agent import Assignment, AssignmentOptions, Outcome
     from holdfast.repository.landing import Landings, LandOptions
     from holdfast.repository.landing_records import Landing
     from holdfast.repository.repository import Repository
@@ -98,10 +100,10 @@ def run(
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
     goes back to the queue when the claim expires, and no work is lost. If something keeps writing, the snapshot is
-    taken again, then as best effort, with a warning. If none can be taken, the outcome counts nevertheless, the work
+    taken again, then as best effort, with a warning. If none can be taken, the outcome still counts, the work
     stays in the worktree, and the status says why.
 
-    In a git checkout, a warning says if the worktree conflicts already with another one, or with the branch that work
+    In a git checkout, a warning says if the worktree already conflicts with another one, or with the branch that work
     lands on ('holdfast conflicts').
 
     A new worktree is set up first ('holdfast config'). If that fails, COMMAND is not started, the issue goes back to
@@ -128,10 +130,10 @@ def run(
       while holdfast agent run --next --wait forever -- ./my-agent; do :; done
     """
     from holdfast.cli import child
-    from holdfast.issues.prompt import Ending
-    from holdfast.issues.reading import unreadable_issues_to_json
-    from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
+    from holdfast.repository.agent import AssignmentOptions, take_work
+    from holdfast.store.open import sharing_connections
 
+    click.get_current_context().with_resource(sharing_connections())
     repo, actor = given.pop("repo"), given.pop("actor")
     options = AssignmentOptions(assignee=actor, wait_for_issue=given["wait"] if take_next else 0.0, **given)
     if take_next is (options.issue_id is not None):
@@ -139,39 +141,100 @@ def run(
     _refuse_texts_as_code(command)
     if remove_worktree and options.worktree is not None:
         raise click.UsageError("--remove-worktree is for an issue's own worktree, not for --worktree.")
+    if into is not None and not land:
+        raise click.UsageError("--into is for --land.")
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     landing = _landing(repository, output, actor, into) if land else None
-    if into is not None and not land:
-        raise click.UsageError("--into is for --land.")
+    plan = AgentRun(command, environment, landing, ttl=options.ttl, chdir=not no_chdir, remove_worktree=remove_worktree)
     with tracking(repo or str(repository.root), actor) as tracker:
         ledger = _ledger(repository.root)
-        work = take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals)
-        with showing_output(), work as assignment:
+        take = partial(take_work, repository, tracker, ledger=ledger)
+        with showing_output(), _taken(repository, options, take) as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
             _warn_of_conflicts(output, repository, assignment.lease.worktree)
-            try:
-                with assignment.prompt_file(Ending.LANDING if land else Ending.COMMAND) as (prompt, path):
-                    variables = environment | _variables(assignment, repository) | {PROMPT_FILE: str(path)}
-                    told = tuple(_filled(command, assignment, prompt))
-                    ended = _run_command(told, assignment, variables, options.ttl, chdir=not no_chdir)
-                outcome = _concluded(assignment, ended, landing)
-                kept = _remove_worktree(assignment, outcome, output) if remove_worktree else "not requested"
-            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
-                raise CommandFailed(failure, advice=LOST) from failure
-        record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
-        broken = unreadable_issues_to_json(assignment.broken)
-        record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
-        _tell(output, _conclusion(outcome))
-        if outcome.warning is not None:
-            output.warning(outcome.warning)
-        if outcome.landing is not None and not outcome.succeeded:
-            raise _not_landed(outcome.landing, record)
-        if outcome.not_saved is not None and ended.exit_status == 0:
-            raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
-        output.result(record)
-    return child.end_like(ended)
+            done = _work_on(assignment, repository, plan, output)
+        _report(output, assignment, done)
+    return child.end_like(done.ended)
+
+
+class AgentRun(NamedTuple):
+    """The command to run on an issue, and what happens when it has ended."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    landing: tuple[Landings, LandOptions] | None
+    ttl: float
+    chdir: bool
+    remove_worktree: bool
+
+
+class AgentResult(NamedTuple):
+    """How the command ended, the outcome for the issue, and why its worktree stays (None: it was removed)."""
+
+    ended: CommandExit
+    outcome: Outcome
+    kept: str | None
+
+
+def _work_on(assignment: Assignment, repository: Repository, plan: AgentRun, output: Output) -> AgentResult:
+    """Run the command, then publish its work and record the outcome, unless the claim or the lease was lost."""
+    from holdfast.issues.prompt import Ending
+
+    try:
+        with assignment.prompt_file(Ending.LANDING if plan.landing else Ending.COMMAND) as (prompt, path):
+            variables = plan.environment | _variables(assignment, repository) | {PROMPT_FILE: str(path)}
+            ended = _run_command(tuple(_filled(plan.command, assignment, prompt)), assignment, variables, plan)
+        outcome = _concluded(assignment, ended, plan.landing)
+        kept = _remove_worktree(assignment, outcome, output) if plan.remove_worktree else "not requested"
+    except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+        raise CommandFailed(failure, advice=LOST) from failure
+    return AgentResult(ended, outcome, kept)
+
+
+def _report(output: Output, assignment: Assignment, done: AgentResult) -> None:
+    """Print the outcome. Work that has not landed, or of which no snapshot was taken, is a failure."""
+    from holdfast.issues.reading import unreadable_issues_to_json
+    from holdfast.repository.agent import outcome_to_json
+
+    ended, outcome, kept = done
+    record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
+    broken = unreadable_issues_to_json(assignment.broken)
+    record |= {"worktree_removed": kept is None, "worktree_kept": kept, "broken": broken}
+    _tell(output, _conclusion(outcome))
+    if outcome.warning is not None:
+        output.warning(outcome.warning)
+    if outcome.landing is not None and not outcome.succeeded:
+        raise _not_landed(outcome.landing, record)
+    if outcome.not_saved is not None and ended.exit_status == 0:
+        raise _not_saved(outcome.not_saved, assignment.lease.worktree, record)
+    output.result(record)
+
+
+@contextlib.contextmanager
+def _taken(
+    repository: Repository, options: AssignmentOptions, take: Callable[..., AbstractContextManager[Assignment]]
+) -> Iterator[Assignment]:
+    """The assignment. The command says that it waits for an issue, then that it waits for the worktree."""
+    from holdfast.cli import child
+    from holdfast.cli.progress import waiting, waiting_for
+
+    awaited = [waiting_for("an issue that can be claimed") if options.wait_for_issue != 0.0 else ""]
+    worktrees: list[str] = []
+
+    def quietly() -> AbstractContextManager[frozenset[int]]:
+        awaited.clear()  # the issue is claimed
+        worktrees.clear()  # the second time: the worktree is leased
+        return child.block_signals()
+
+    def text() -> str:
+        return lease_waited_for(repository.leases, worktrees[0], "worktree") if worktrees else "".join(awaited)
+
+    with contextlib.ExitStack() as stack:
+        with waiting(options.wait, text):
+            assignment = stack.enter_context(take(options._replace(leasing=worktrees.append), quietly=quietly))
+        yield assignment
 
 
 def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
@@ -203,15 +266,15 @@ def _filled(command: tuple[str, ...], assignment: Assignment, prompt: str) -> It
 
 
 def _run_command(
-    command: tuple[str, ...], assignment: Assignment, environment: dict[str, str], ttl: float, *, chdir: bool
+    command: tuple[str, ...], assignment: Assignment, environment: dict[str, str], plan: AgentRun
 ) -> CommandExit:
     from holdfast.cli import child
 
     return child.run(
         command,
-        check=child.Periodic(min(1.0, ttl / 10), assignment.check),
+        check=child.Periodic(min(1.0, plan.ttl / 10), assignment.check),
         environment=environment,
-        directory=assignment.path if chdir else None,
+        directory=assignment.path if plan.chdir else None,
         mark=Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
     )
 
@@ -304,7 +367,7 @@ def _variables(assignment: Assignment, repository: Repository) -> dict[str, str]
 
 
 def _ledger(root: Path) -> Ledger | None:
-    from holdfast.repository.opening import open_ledger
+    from holdfast.repository.ledgers import open_ledger
 
     try:
         return open_ledger(root, address=store_address(os.environ)).ledger

@@ -9,8 +9,10 @@ import click
 
 from holdfast.cli.options import json_option, repo_option, worktree_option
 from holdfast.cli.output import Output
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_worktree
 from holdfast.cli.snapshot import brief_change_lines, change_lines, change_summary
+from holdfast.cli.styled import Span
 from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
 from holdfast.fs.names import counted
 from holdfast.repository.to_json import comparison_to_json
@@ -49,7 +51,7 @@ def status(output: Output, /, *, everything: bool, **where: Any) -> None:
     head = f"head {found.old.label}" if found.old.descriptor else "no snapshot"
     last = "Nothing has changed." if clean else change_summary(found.changes)
     lines = [f"{opened.worktree}: {head}", *_change_lines(found, everything=everything), last]
-    output.result(record, lines)
+    output.result(record, lines, paint=_paint_change)
 
 
 @click.command()
@@ -84,7 +86,17 @@ def diff(
     elif stat:
         record["lines"], lines = _statistics(opened.repository.snapshots, found)
     last = [] if patch else [change_summary(found.changes) if found.changes else "No difference."]
-    output.result(record, [*lines, *last])
+    output.result(record, [*lines, *last], paint=_paint_change)
+
+
+_SIGN_STYLES = {"+": "green", "-": "red", "@": "cyan", "A ": "green", "D ": "red", "M ": "yellow"}
+
+
+def _paint_change(line: str) -> list[Span]:
+    """A line of a patch, or of a list of changes, in the style of its first character."""
+    if line.startswith(("--- ", "+++ ")):
+        return [Span(line, "bold")]
+    return [Span(line, _SIGN_STYLES.get(line[:1]) or _SIGN_STYLES.get(line[:2], ""))]
 
 
 def _change_lines(found: Comparison, *, everything: bool) -> Iterator[str]:
@@ -150,11 +162,12 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
         ids = snapshots.all_ids()
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
-    results = list(_verify(snapshots, ids, may_vanish=everything))
+    results = _verify_all(snapshots, ids, may_vanish=everything)
     repaired: list[RepairedFile] = []
     if repair and (damaged := [each for each, found in results if any(one["what"] != "extra" for one in found)]):
-        repaired = snapshots.repair(damaged)
-        results = list(_verify(snapshots, ids, may_vanish=everything))
+        with showing("Repairing"):
+            repaired = snapshots.repair(damaged)
+        results = _verify_all(snapshots, ids, may_vanish=everything)
     if problems := [problem for _, found in results for problem in found]:
         damaged = [snapshot_id for snapshot_id, found in results if found]
         advice = "Restore the rest from a backup" if repair else "Run 'holdfast verify --all --repair'"
@@ -172,6 +185,16 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
     lines = [f"Repaired {each.path} from {each.source}" for each in repaired]
     lines += [f"{each}: verified" for each in verified] or ["No snapshot yet."]
     output.result({"verified": verified, "problems": [], "repaired": [each._asdict() for each in repaired]}, lines)
+
+
+def _verify_all(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> list[tuple[str, list[dict[str, str]]]]:
+    results = []
+    with showing("Verifying", total=len(ids), noun="snapshots", sized=False) as progress:
+        for each in _verify(snapshots, ids, may_vanish=may_vanish):
+            results.append(each)
+            if progress is not None:
+                progress(len(results), 0)
+    return results
 
 
 def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:

@@ -24,14 +24,14 @@ in {settings.SETTINGS} at the root of the repository, never in a worktree.
 Setup runs after 'worktree create', and in 'agent run' before the agent starts in a new worktree. If a command fails,
 the worktree stays, and the agent is not started. Teardown runs before 'worktree remove', under the lease. If a command
 fails, the worktree is not removed, except with --force. Each command runs in the worktree, in a shell, for at most an
-hour. Those that you set are approved by that; others run only after 'holdfast trust'.
+hour. Setting a command approves it; others run only after 'holdfast trust'.
 
-The directory is for a git checkout. One inside the checkout is kept out of git's sight, by a line in
-.git/info/exclude; worktrees that exist stay where they are.
+The directory is for a git checkout. One inside the checkout is hidden from git by a line in
+.git/info/exclude. Existing worktrees stay where they are.
 
 Patterns match files and directories of main. Nothing is replaced, and no link is followed. Ports are in HOLDFAST_PORT
-(the first) and HOLDFAST_PORTS (all) of 'run', 'agent run' and these commands. No two worktrees of yours, in whatever
-repository, have one in common.
+(the first) and HOLDFAST_PORTS (all) of 'run', 'agent run' and these commands. No two of your
+worktrees share a port, even across repositories.
 
 Checks run one after the other, in a shell, on the commit that is to land: in a scratch worktree beside the others,
 which git does not list and which is kept for the next run. It is prepared like a new worktree, again only if the setup,
@@ -92,7 +92,7 @@ def get(output: Output, *, key: str, repo: str | None) -> None:
 @click.argument("values", metavar="VALUE...", nargs=-1, required=True)
 @in_repository
 def set_(output: Output, *, key: str, values: tuple[str, ...], repo: str | None) -> None:
-    """Set KEY to the VALUEs, in place of those that it has. Commands count as approved by you on this machine.
+    """Set KEY to the VALUEs, which replace the current ones. This also approves commands on this machine.
 
     \b
     Examples:

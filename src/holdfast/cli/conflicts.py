@@ -27,9 +27,9 @@ def conflicts(output: Output, *, into: str | None, worktree: str | None, repo: s
     """Show which worktrees would conflict with each other, or with the branch that work lands on, if they were merged
     now. Uncommitted work counts.
 
-    Every two worktrees whose changes can meet are merged without a checkout: no branch, index or file changes. Results
-    are kept in a cache, so a second call costs only what has changed. Conflicts for which 'git rerere' has recorded a
-    resolution are none.
+    Every pair of worktrees whose changes can meet is merged without a checkout: no branch, index or file changes.
+    Results are cached, so a second call costs only what has changed. A conflict for which 'git rerere' has recorded a
+    resolution does not count.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from holdfast.cli.options import json_option, temporary_directory
-from holdfast.cli.output import Output, printable, wrapped
+from holdfast.cli.output import Output, printable, width, wrapped
 from holdfast.errors import ExitStatus, Failure
 from holdfast.fs.directory import Directory
 
@@ -67,7 +67,7 @@ def demo(
     plan = DemoPlan(workers, issues, seed, TTL, store)
     if not output.as_json:
         introduction = _INTRODUCTION.format(workers=workers, issues=issues, seed=seed)
-        output.text("\n".join(part for line in introduction.splitlines() for part in wrapped(line)))
+        output.text("\n".join(part for line in introduction.splitlines() for part in wrapped(line, width(sys.stdout))))
     with (
         _signals_raise() as raise_again,
         _scratch_directory(temporary_directory(os.environ)) as directory,
@@ -82,7 +82,7 @@ def demo(
     record = _report_to_json(report, plan)
     if output.as_json and report.audit.findings:
         raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
-    output.result(record, [part for line in _conclusion(report) for part in wrapped(line)])
+    output.result(record, [part for line in _conclusion(report) for part in wrapped(line, width(sys.stdout))])
     return ExitStatus.UNEXPECTED if report.audit.findings else ExitStatus.OK
 
 

@@ -10,11 +10,12 @@ import click
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import reading_options, tracking, warn_of_broken, writing_options
 from holdfast.cli.output import Output
-from holdfast.issues.reading import SHORT, issue_summary_to_json, unreadable_issues_to_json
+from holdfast.issues.model import SHORT, issue_summary_to_json
+from holdfast.issues.reading import unreadable_issues_to_json
 
 if TYPE_CHECKING:
-    from holdfast.issues.model import Issue
-    from holdfast.issues.reading import IssueSet
+    from holdfast.issues.model import IssueSummary
+    from holdfast.issues.rules import IssueSet
 
 HELP = """\
 Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several processes add
@@ -92,7 +93,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     """
     with tracking(repo) as tracker:
         found = tracker.find_id(issue_id)
-        snapshot = tracker.snapshot()
+        snapshot = tracker.summaries()
     issues, lines = [], []
     for level, here, issue in _walk(snapshot, found, depth):
         if issue:
@@ -106,7 +107,9 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     warn_of_broken(output, snapshot.broken)
 
 
-def _walk(snapshot: IssueSet, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
+def _walk(
+    snapshot: IssueSet[IssueSummary], start: str, depth: int | None
+) -> Iterator[tuple[int, str, IssueSummary | None]]:
     """The level, id and content of each dependency; None if it is missing or broken."""
     todo = [(0, start)]
     seen: set[str] = set()

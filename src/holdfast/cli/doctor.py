@@ -8,6 +8,7 @@ import click
 
 from holdfast.cli.options import json_option, repo_option
 from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_repository
 
 
@@ -36,13 +37,14 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     repository = open_repository(repo, to_examine=True)
     record: dict[str, object] = {}
     lines: list[str] = []
-    if fix:
-        repaired = repository.repair(strict=strict)
+    with showing("Examining", noun="snapshots", sized=False) as progress:
+        repaired = repository.repair(strict=strict, progress=progress) if fix else None
+        findings = repository.examine(strict=strict, progress=progress) if repaired is None else repaired.remaining
+    if repaired is not None:
         lines += [f"repaired  {each.code} {each.subject}: {each.remedy}" for each in repaired.fixed]
         lines += [f"failed    {each.code} {each.subject}: {why.message}" for each, why in repaired.failed]
         record["fixed"] = [each.as_record() for each in repaired.fixed]
         record["failed"] = [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed]
-    findings = repaired.remaining if fix else repository.examine(strict=strict)
     record["findings"] = [each.as_record() for each in findings]
     server = repository.context.store.server
     record["server"] = str(server) if server else None

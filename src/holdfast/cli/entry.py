@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,12 +174,17 @@ class Group(click.Group):
             offer_names(command, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
         elif command is not None:
             refuse_empty_names(command)
+            command.params += [each for each in EVERYWHERE if each not in command.params]
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            raise CommandMissing(ctx)
+            args = self.without_arguments(ctx)
         return super().parse_args(ctx, args)
+
+    def without_arguments(self, ctx: click.Context) -> list[str]:
+        """The arguments that the group takes instead of none."""
+        raise CommandMissing(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -228,6 +234,15 @@ class CommandGroup(Group):
         return True
 
 
+class Root(Group):
+    """All commands. Without one, the overview in a repository, and the help elsewhere."""
+
+    def without_arguments(self, ctx: click.Context) -> list[str]:
+        from holdfast.cli.who import is_in_workspace
+
+        return ["who"] if is_in_workspace() else super().without_arguments(ctx)
+
+
 MEANINGS = {
     ExitStatus.OK: "success",
     ExitStatus.UNEXPECTED: "any other failure: a system error, or a defect in Holdfast",
@@ -267,12 +282,14 @@ Every command takes --json, and then prints one JSON object:
 Exit statuses ('run' exits with that of its command: 127 if not found, 126 if not executable):
 {_STATUSES}
 
-HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.
+The options -q and -v may also follow the command. In a repository, 'holdfast' alone shows who does what, as 'holdfast
+who' does. HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors. NO_COLOR=1 turns colours off.
 """
 
 COMMANDS = {
     "init": LazyCommand("holdfast.cli.init:init", "Adopt a git checkout, or create a repository."),
     "deinit": LazyCommand("holdfast.cli.init:deinit", "Remove Holdfast from a git checkout again."),
+    "join": LazyCommand("holdfast.cli.join:join", "Take part in a repository from another machine."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
@@ -291,6 +308,7 @@ COMMANDS = {
     "gc": LazyCommand("holdfast.cli.gc:group", "Delete unprotected snapshots, by a plan that you review."),
     "audit": LazyCommand("holdfast.cli.audit:audit", "Show or verify the audit trail."),
     "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems in a repository."),
+    "metrics": LazyCommand("holdfast.cli.metrics:metrics", "Print figures for monitoring, for Prometheus."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
     "land": LazyCommand("holdfast.cli.landing:land", "Bring the work of a worktree onto a branch."),
     "landing": LazyCommand("holdfast.cli.landing:group", "The queues of work that is to land."),
@@ -303,8 +321,9 @@ COMMANDS = {
     "graph": LazyCommand("holdfast.cli.queries:graph", "Draw the graph of dependencies."),
     "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, or follow them as they happen."),
     "ledger": LazyCommand("holdfast.cli.ledger:group", "The event log and its claims: append, read, verify, claim."),
-    "who": LazyCommand("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": LazyCommand("holdfast.cli.who:top", "Show who holds what, refreshed in the terminal."),
+    "who": LazyCommand("holdfast.cli.who:who", "Show who does what, who waits, and what is stuck."),
+    "top": LazyCommand("holdfast.cli.top:top", "Show who does what, live in the terminal."),
+    "web": LazyCommand("holdfast.cli.web:web", "Show the work in a browser."),
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand("holdfast.cli.setup:setup", "Set up coding agents and git for Holdfast, or undo it."),
@@ -314,6 +333,7 @@ COMMANDS = {
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand("holdfast.cli.repo_lock:group", "Repository locks: run under one, show it, break it."),
     "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
+    "help": LazyCommand("holdfast.cli.help:show_help", "Show the help of a command."),
     "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script for your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
     "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
@@ -321,7 +341,7 @@ COMMANDS = {
     "demo-faulty-agent": LazyCommand("holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True),
 }
 
-root = Group(
+root = Root(
     "holdfast",
     help=HELP,
     epilog=EPILOG,
@@ -330,6 +350,24 @@ root = Group(
 )
 _version = {"prog_name": "holdfast", "message": "%(prog)s %(version)s", "help": "Show the version and exit."}
 click.version_option(__version__, **_version)(root)
+
+
+def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and isinstance(context.obj, Output):
+        setattr(context.obj, parameter.opts[-1].removeprefix("--"), True)
+
+
+EVERYWHERE: list[click.Parameter] = []
+"""The options that may also follow a command."""
+
+for _name, _text in (
+    ("quiet", "Print no progress and no warnings."),
+    ("verbose", "Say how long it took, and add a traceback to unexpected errors."),
+):
+    _flag: Any = {"is_flag": True, "expose_value": False, "callback": _set, "help": _text}
+    _names = f"-{_name[0]}", f"--{_name}"
+    click.option(*_names, **_flag)(root)
+    EVERYWHERE.append(click.Option(_names, **_flag, hidden=True))
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
@@ -341,7 +379,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         try:
             with termination_raises(), output.showing_warnings():
-                return _invoke(arguments, output)
+                began = time.monotonic()
+                status = _invoke(arguments, output)
+                if output.verbose:
+                    output.diagnostic(f"holdfast: {time.monotonic() - began:.3f} s, exit status {int(status)}")
+                return status
         except Terminated as asked:
             from holdfast.cli import child
 
@@ -403,7 +445,7 @@ def _report(error: BaseException, output: Output, arguments: Sequence[str]) -> i
     except IoFailure:  # standard output cannot take the envelope; standard error may
         with contextlib.suppress(IoFailure):
             output.failure(reported.failure, advice=reported.advice)
-    if os.environ.get("HOLDFAST_DEBUG") == "1" and type(reported.failure) is Failure:
+    if (output.verbose or os.environ.get("HOLDFAST_DEBUG") == "1") and type(reported.failure) is Failure:
         import traceback
 
         output.diagnostic("".join(traceback.format_exception(error)).rstrip("\n"))
@@ -414,7 +456,7 @@ def command_in(arguments: Sequence[str]) -> click.Command:
     """The command that the arguments name, as far as they name one."""
     command: click.Command = root
     with contextlib.suppress(Exception):  # perhaps it cannot be loaded: the failure says so
-        for name in arguments:
+        for name in itertools.dropwhile(lambda each: each.startswith("-"), arguments):
             found = command.get_command(click.Context(command), name) if isinstance(command, Group) else None
             if found is None:
                 break

@@ -15,8 +15,7 @@ from holdfast.cli.options import duration
 from holdfast.cli.output import Output, show_table
 from holdfast.clock import format_duration
 from holdfast.errors import GateFailed
-from holdfast.issues.model import GateRun, GateStatus
-from holdfast.issues.reading import SHORT, issue_summary_to_json
+from holdfast.issues.model import SHORT, GateRun, GateStatus, issue_summary_to_json
 
 LINES_SHOWN = 20
 """How many of the last lines of a failed checker are printed."""

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.cli.entry import Group
 from holdfast.cli.options import dry_run_option, duration, json_option, parse_size, repo_option
 from holdfast.cli.output import Output, counted, format_size
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_repository
 from holdfast.clock import format_duration
 from holdfast.errors import SettingInvalid
@@ -53,7 +54,9 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
       holdfast gc plan
       holdfast gc plan --dry-run --json
     """
-    proposal = open_repository(repo).gc.plan(store=not dry_run)
+    gc = open_repository(repo).gc
+    with showing("Looking for what can be deleted"):
+        proposal = gc.plan(store=not dry_run)
     output.result(_proposal_to_json(proposal), _proposal_lines(proposal))
 
 
@@ -119,7 +122,8 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
         found, deleted = gc.check(plan_id), 0
         line = f"The plan {plan_id} can be run: it would delete {counted(len(found.snapshots), 'snapshot')}."
     else:
-        done = gc.run(plan_id)
+        with showing("Deleting", noun="snapshots", sized=False) as progress:
+            done = gc.run(plan_id, progress=progress)
         found, deleted = done.plan, len(done.snapshots)
         line = f"Deleted {counted(deleted, 'snapshot')}, freed {format_size(found.bytes)}. The plan {plan_id} is done."
     record = {"dry_run": dry_run, "plan": plan_id, "state": found.state.value, "snapshots": list(found.snapshots)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import click
 from holdfast.cli.options import json_option, limit_option, repo_option, worktree_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree
+from holdfast.cli.styled import Span
 
 if TYPE_CHECKING:
     from holdfast.repository.history import History
@@ -39,7 +41,21 @@ def history(output: Output, /, *, limit: int | None, everything: bool, graph: bo
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if everything else snapshots.line(opened.worktree, limit=limit)
     record = history_to_json(found, None if everything else opened.worktree)
-    output.result(record, _history_lines(found, graph=graph, with_worktree=everything))
+    output.result(record, _history_lines(found, graph=graph, with_worktree=everything), paint=_paint)
+
+
+_ENTRY = re.compile(r"([|*/_ ]*)([0-9a-f-]{8,})(  \d{4}-.*?Z)(.*)")
+
+
+def _paint(line: str) -> list[Span]:
+    """The first line of an entry has the graph, the id, the time, and the marks."""
+    from holdfast.cli.snapshot import WARNING
+
+    found = _ENTRY.fullmatch(line)
+    if found is None:
+        return [Span(line, "yellow" if WARNING in line else "")]
+    graph, snapshot_id, taken, rest = found.groups()
+    return [Span(graph, "dim"), Span(snapshot_id, "yellow"), Span(taken, "dim"), Span(rest, "cyan")]
 
 
 def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Iterator[str]:

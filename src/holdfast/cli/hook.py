@@ -15,7 +15,7 @@ def _session_start(output: Output, request: Mapping[str, Any], program: str) -> 
     import json
     from pathlib import Path
 
-    from holdfast.cli.who import overview_lines
+    from holdfast.cli.overview_view import overview_lines
     from holdfast.repository.overview import find_workspace, look_around
 
     overview = look_around(find_workspace(Path(quick.working_directory(request))))

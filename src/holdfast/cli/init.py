@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.options import accept_unsafe_server_option, consistency_option, json_option, repo_option
 from holdfast.cli.output import Output, counted
+from holdfast.cli.progress import showing
 from holdfast.errors import NotFound
 
 if TYPE_CHECKING:
     from holdfast.repository.context import Consistency
+    from holdfast.repository.init import Initialised
 
 
 @click.command()
@@ -59,9 +62,7 @@ def init(
     from holdfast.git.checkout import find_checkout
     from holdfast.repository.git_init import adopt_checkout
     from holdfast.repository.init import initialise
-    from holdfast.repository.repository import paths_at
-    from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets
-    from holdfast.store.open import address_of
+    from holdfast.store.addresses import accepting_unsafe_server
 
     if store is not None and accept_unsafe_server:
         store = accepting_unsafe_server(store)
@@ -69,8 +70,19 @@ def init(
         made = adopt_checkout(os.getcwd(), git_dir=os.environ.get("GIT_DIR"), store=store, shared=shared)
     else:
         chosen = directory or "."
-        made = initialise(chosen, source=source, consistency=consistency, store=store, nested=nested, shared=shared)
-    main = paths_at(made.root).payload("main")
+        how: dict[str, Any] = {"consistency": consistency, "store": store, "nested": nested, "shared": shared}
+        with showing("Importing") if source else contextlib.nullcontext() as progress:
+            made = initialise(chosen, source=source, progress=progress, **how)
+    _report(output, made, source, store)
+
+
+def _report(output: Output, made: Initialised, source: str | None, store: str | None) -> None:
+    from holdfast.repository.repository import paths_at
+    from holdfast.store.addresses import advice_about_secrets
+    from holdfast.store.open import address_of
+
+    paths = paths_at(made.root)
+    main = paths.payload(paths.main)
     record: dict[str, object] = {
         "root": str(made.root),
         "created": made.created,
@@ -80,6 +92,7 @@ def init(
         "filesystem": made.filesystem.kind if made.filesystem else None,
         "imported_files": made.imported,
         "store": address_of(made.root),
+        "approved_programs": list(made.programs),
     }
     if not made.created:
         output.result(record, [f"{made.root} is already a repository."])
@@ -87,6 +100,7 @@ def init(
     lines = [f"Created a repository in {made.root}."]
     if made.format.home:
         lines = [f"Adopted the git checkout {main}: nothing in it has changed."]
+        lines += [f"Approved a program of the git configuration: {each}" for each in made.programs]
     if made.imported is not None:
         advice = "Take the first snapshot, so that other worktrees can start from it: holdfast snapshot"
         lines += [f"Copied {counted(made.imported, 'file')} from {source}.", advice]
@@ -94,12 +108,14 @@ def init(
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Also if something is held, or work is not landed.")
+@click.option("--force", is_flag=True, help="Remove it even if something is held, or work has not landed.")
 @repo_option
 @json_option
 @click.pass_obj
 def deinit(output: Output, *, force: bool, repo: str | None) -> None:
     """Remove Holdfast from a git checkout: its snapshots, records and names. Files, branches and worktrees stay.
+
+    A clone that has joined ('holdfast join') leaves the repository: only the records of its own worktrees go.
 
     Refused while a lease, claim or operation is held, and while a worktree has commits that main does not have, or
     changes that are not committed.
@@ -119,7 +135,8 @@ def deinit(output: Output, *, force: bool, repo: str | None) -> None:
             raise
         output.result({"removed": str(rest)}, [f"Removed what an interrupted deinit had left in {rest}."])
         return
-    done = deinitialise(repository, force=force)
+    with showing("Removing Holdfast"):
+        done = deinitialise(repository, force=force)
     lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. {done.checkout} is as before."]
     lines += [f"Still a worktree of git: {each}" for each in done.worktrees]
     record = {"checkout": str(done.checkout), "snapshots": done.snapshots, "worktrees": list(map(str, done.worktrees))}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -19,11 +19,13 @@ from holdfast.cli.options import ISSUE_FIELDS, Command, dry_run_option, field_op
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.fs import calls
-from holdfast.issues.creating import Created, NewIssue
-from holdfast.issues.model import Priority, State
-from holdfast.issues.reading import SHORT, created_issues_to_json, issue_summary_to_json, issue_to_json
+from holdfast.issues.model import SHORT, Priority, State, issue_summary_to_json
+from holdfast.issues.reading import created_issues_to_json, issue_to_json
 from holdfast.issues.rules import FINISHED
 from holdfast.issues.tracker import KEEP, Query, Tracker, Update, find
+
+if TYPE_CHECKING:
+    from holdfast.issues.creating import Created
 
 HELP = """\
 Issues: the work to do, its dependencies, and who works on it. They are plain JSON files in .jit/, which any number of
@@ -45,7 +47,7 @@ group = Group(
         "heartbeat": LazyCommand("holdfast.cli.issue_claims:heartbeat", "Renew a claim."),
         "finish": LazyCommand("holdfast.cli.issue_claims:finish", "Mark an issue as done."),
         "release": LazyCommand("holdfast.cli.issue_claims:release", "Give an issue back to the queue."),
-        "work": LazyCommand("holdfast.cli.issue_claims:work", "Run a command under a claim."),
+        "work": LazyCommand("holdfast.cli.issue_work:work", "Run a command under a claim."),
         "breakdown": LazyCommand("holdfast.cli.issue_many:breakdown", "Break an issue down into parts."),
         "import": LazyCommand("holdfast.cli.issue_many:import_", "Import issues from a file."),
         "export": LazyCommand("holdfast.cli.issue_many:export", "Print all issues and gates as JSON."),
@@ -141,6 +143,8 @@ def create(
       echo '[{"title":"A","key":"a"},{"title":"B","depends_on":["a"]}]' |
         holdfast issue create --batch
     """
+    from holdfast.issues.creating import NewIssue
+
     if batch is (given["title"] is not None):
         raise click.UsageError("Give a TITLE, or --batch.", click.get_current_context())
     with view.tracking(repo, actor) as tracker:
@@ -217,8 +221,8 @@ def _find(
 ) -> None:
     states, priorities = map(State, filters.pop("states")), map(Priority, filters.pop("priorities"))
     with view.tracking(repo) as tracker:
-        snapshot = tracker.snapshot()
         query = Query(words, tuple(states), tuple(priorities), **filters)
+        snapshot = tracker.summaries(finished=query.finished)
         view.show_issues(output, snapshot, find(snapshot, query)[:limit], field)
 
 

@@ -1,16 +1,14 @@
-"""`holdfast issue claim`, `claim-next`, `heartbeat`, `finish`, `release`, `work`, `locks`."""
+"""`holdfast issue claim`, `claim-next`, `heartbeat`, `finish`, `release`, `locks`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli import issue_view as view
-from holdfast.cli.child import RunCommand
 from holdfast.cli.options import (
     ISSUE_FIELDS,
     Command,
@@ -25,19 +23,19 @@ from holdfast.cli.options import (
 from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
-from holdfast.issues.model import ClaimId, State
-from holdfast.issues.reading import SHORT, claimed_issue_to_json, issue_claim_to_json, unreadable_issues_to_json
+from holdfast.issues.claims import claimed_issue_to_json
+from holdfast.issues.model import SHORT, ClaimId, State
+from holdfast.issues.reading import issue_claim_to_json
 
 if TYPE_CHECKING:
     from holdfast.issues.claims import Claimed
-    from holdfast.issues.model import Issue
     from holdfast.issues.tracker import Tracker
 
 
 _FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_from")
 
 
-def _request_options(command: Command) -> Command:
+def request_options(command: Command) -> Command:
     """`--ttl`, `--assignee` and `--purpose`: arguments of `tracker.claims.request`."""
     assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this assignee.  [default: the actor]")
     ttl = ttl_option("How long the claim lasts, from 100ms to 30d; every write under it renews it.", default="1h")
@@ -46,7 +44,7 @@ def _request_options(command: Command) -> Command:
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@_request_options
+@request_options
 @field_option(*_FIELDS)
 @view.writing_options
 @click.pass_obj
@@ -77,7 +75,7 @@ def claim(
     "While any issue is unfinished, how long to wait for a ready one",
     default_text="do not wait; fail with status 3",
 )
-@_request_options
+@request_options
 @field_option(*_FIELDS, "broken")
 @view.writing_options
 @click.pass_obj
@@ -108,13 +106,14 @@ def claim_next(
     query = Query(labels=labels)
     with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
-        claimed = tracker.claims.take_next(
-            requested,
-            wanted=lambda issue: query.fits(issue, issue.state),
-            wait=wait,
-            ignore_touches=ignore_touches,
-        )
-        record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
+        with view.waiting_for_issue(wait):
+            claimed = tracker.claims.take_next(
+                requested,
+                wanted=lambda issue: query.fits(issue, issue.state),
+                wait=wait,
+                ignore_touches=ignore_touches,
+            )
+        record = {**claimed_issue_to_json(claimed), "broken": [each.as_record() for each in claimed.broken]}
         _print_claimed(output, tracker, claimed, field, record)
         view.warn_of_broken(output, claimed.broken)
 
@@ -206,80 +205,6 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
         view.show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
         if gates and not output.as_json:
             output.line(f"  done when these are passed: {', '.join(gates)}")
-
-
-@click.command(cls=RunCommand)
-@click.argument("issue_id", metavar="[ID]", required=False)
-@click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
-@ignore_touches_option
-@click.option(
-    "--then",
-    metavar="ACTION",
-    type=click.Choice(["done", "release", "keep"]),
-    default="done",
-    show_default=True,
-    help="If the command succeeds: mark the issue as done, release it, or keep the claim.",
-)
-@_request_options
-@view.writing_options
-@click.pass_obj
-def work(
-    output: Output,
-    /,
-    *,
-    issue_id: str | None,
-    take_next: bool,
-    ignore_touches: bool,
-    then: str,
-    command: tuple[str, ...],
-    **request: Any,
-) -> int:
-    """Claim the issue ID, run COMMAND under the claim, then finish or release the issue.
-
-    The claim is renewed while the command runs; HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID are in its environment. If it
-    fails, the issue is released. If the claim is lost, the command is stopped. The exit status is that of the command.
-
-    \b
-    Example:
-      holdfast issue work --next --ttl 5m -- ./agent
-    """
-    from holdfast.cli import child
-    from holdfast.issues.claims import HeldIssueClaim
-    from holdfast.leases.heartbeat import BEATS
-    from holdfast.locks.identity import calling_agent
-
-    if take_next is (issue_id is not None):
-        raise click.UsageError("Give an ID, or --next.", click.get_current_context())
-    request["purpose"] = request["purpose"] or " ".join(command)[:200]
-    if then == "keep":
-        request["behalf_of"] = calling_agent()  # the claim outlives this process
-    with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
-        requested, claims = tracker.claims.request(**request), tracker.claims
-        if issue_id:
-            claimed = claims.claim(tracker.find_id(issue_id), requested)
-        else:
-            claimed = claims.take_next(requested, ignore_touches=ignore_touches)
-        view.warn_of_broken(output, claimed.broken)
-        held_claim = ClaimId.parse(claimed.claim.claim_id)
-        os.environ.update({view.CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})
-        with ExitStack() as stack:
-            with child.block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
-                held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
-            ended = child.run(command, check=child.Periodic(min(1.0, request["ttl"] / BEATS), held.check))
-        issue = _conclude(tracker, held_claim, then, succeeded=ended.exit_status == 0)
-        record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
-        output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
-    return child.end_like(ended)
-
-
-def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -> Issue:
-    from holdfast.issues.tracker import Update
-
-    if succeeded and then == "done":
-        return tracker.update(claim.issue_id, Update(state=State.DONE), claim=claim)
-    if succeeded and then == "keep":
-        return tracker.issue(claim.issue_id)
-    return tracker.claims.release(claim.issue_id, claim, reason="" if succeeded else "the command failed")
 
 
 @click.command()

@@ -11,7 +11,7 @@ import click
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.output import Output, counted
 from holdfast.errors import Corrupt, ExitStatus
-from holdfast.issues.reading import SHORT
+from holdfast.issues.model import SHORT
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding

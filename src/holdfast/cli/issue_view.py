@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.output import CommandFailed, Output, printable, show_table
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout, UsageFailure
-from holdfast.issues.claims import Claimed
-from holdfast.issues.model import ClaimId, Issue, State
-from holdfast.issues.reading import SHORT, Broken, IssueSet, issue_summary_to_json, issues_to_json
+from holdfast.issues.model import SHORT, AnyIssue, ClaimId, Issue, IssueSummary, State, issue_summary_to_json
+from holdfast.issues.reading import issues_to_json
+from holdfast.issues.rules import Broken, IssueSet
 
 if TYPE_CHECKING:
+    from holdfast.issues.claims import Claimed
     from holdfast.issues.tracker import Tracker
 
 
@@ -94,7 +96,18 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
     return None
 
 
-def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], field: str | None) -> None:
+def waiting_for_issue(wait: float | None) -> AbstractContextManager[None]:
+    """Say that a command waits for an issue, if it does."""
+    if wait == 0.0:
+        return contextlib.nullcontext()
+    from holdfast.cli.progress import waiting, waiting_for
+
+    return waiting(wait, lambda: waiting_for("an issue that can be claimed"))
+
+
+def show_issues(
+    output: Output, snapshot: IssueSet[IssueSummary], issues: Iterable[IssueSummary], field: str | None
+) -> None:
     """Print the issues as a table, as records, or one field of each; and warn of broken ones."""
     if field:
         options.show_field(output, issues_to_json(snapshot, issues)["issues"], field)
@@ -105,7 +118,7 @@ def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], fie
     warn_of_broken(output, snapshot.broken, reported=output.as_json and not field)
 
 
-def _row(issue: Issue, state: State) -> tuple[str, ...]:
+def _row(issue: AnyIssue, state: State) -> tuple[str, ...]:
     return issue.id[:SHORT], state.value, issue.priority.value, issue.assignee or "-", issue.title
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from holdfast.cli.options import (
     wait_option,
 )
 from holdfast.cli.output import Output, counted, printable, show_table
+from holdfast.cli.progress import waiting, waiting_for
 from holdfast.cli.repository import OpenedRepository, open_repository, open_worktree, proven
 from holdfast.errors import NotFound, UsageFailure
 
@@ -56,22 +58,22 @@ _actor_option = options.actor_option("human:USER")
 @click.option("--via-branch", is_flag=True, help="Push the merged work as a branch of its own, for a pull request.")
 @wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
 @click.option("--no-wait", is_flag=True, help="Queue the work, and leave the landing to others.")
-@click.option("--all", "everything", is_flag=True, help="Work off what is queued, and queue nothing.")
+@click.option("--all", "everything", is_flag=True, help="Land everything in the queue, and add nothing to it.")
 @dry_run_option("Show what would happen, and change nothing.")
 @claim_option
 @lock_id_option
 @_actor_option
 @in_repository
 def land(output: Output, **given: Any) -> None:
-    """Bring the work of a worktree onto a branch, by way of a queue that loses nothing.
+    """Land the work of a worktree on a branch, through a queue that loses nothing.
 
-    Uncommitted work is committed first. The commit is frozen and queued, and this command takes part in working the
-    queue off until its own entry has an outcome: it is merged with the tip of the branch without a checkout, and the
-    branch moves only if nobody else has moved it. The checkout that has the branch follows, like 'git merge --ff-only',
-    and keeps uncommitted changes in other files. If such changes overlap, or a merge or rebase is in progress there,
-    nothing is touched: the work waits, and this command says for what.
+    Uncommitted work is committed first. The commit is frozen and queued, and this command helps to drain the queue
+    until its own entry has an outcome: it is merged with the tip of the branch without a checkout, and the branch moves
+    only if nobody else has moved it. A checkout of the branch follows, like 'git merge --ff-only', and keeps
+    uncommitted changes in other files. If such changes overlap, or a merge or rebase is in progress there, nothing is
+    touched: the work waits, and this command says for what.
 
-    The issue is finished by the landing. While the work is queued, its claim does not expire. If the work conflicts,
+    Landing finishes the issue. While the work is queued, its claim does not expire. If the work conflicts,
     the issue goes back to its agent, whose prompt then says which files conflict with what. The worktree stays as it
     is.
 
@@ -119,14 +121,20 @@ def _push_beside(output: Output, landings: Landings, worktree: str, proof: Proof
 def _conclude(output: Output, landings: Landings, entry: Landing, wait: float | None) -> None:
     from holdfast.repository.landing import require_landed
 
-    entry = require_landed(landings.wait(entry.landing_id, wait=wait))
+    with waiting(wait, partial(_waiting_text, landings, entry)):
+        entry = require_landed(landings.wait(entry.landing_id, wait=wait))
     landed = f"{entry.landing_id} has landed on {entry.branch} as {(entry.landed_as or '')[:12]}."
     output.result(_record(landings, entry), [landed])
 
 
+def _waiting_text(landings: Landings, entry: Landing) -> str:
+    why = landings.waits_for(entry)
+    return waiting_for(f"{entry.landing_id} to land on {entry.branch}" + (f": {why}" if why else ""))
+
+
 def _work_off(output: Output, repo: str | None, work: str | None, actor: str | None, branch: str | None) -> None:
     if work is not None:
-        raise UsageFailure("--all works off every queue, and takes no worktree", hint="Leave out one of them.")
+        raise UsageFailure("--all lands every queue, and takes no worktree", hint="Leave out one of them.")
     landings = landings_of(open_repository(repo), output, actor)
     before = {each.landing_id for each in landings.queued()}
     landings.work_off(branch)
@@ -283,7 +291,7 @@ def cancel(output: Output, *, landing_id: str, reason: str, actor: str | None, r
     output.result(_record(landings, entry), [f"{entry.landing_id} is {entry.state.value}."])
 
 
-@group.command(short_help="Queue an entry again that did not land.")
+@group.command(short_help="Requeue an entry that did not land.")
 @click.argument("landing_id", metavar="ID")
 @wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
 @click.option("--no-wait", is_flag=True, help="Queue it, and leave the landing to others.")
@@ -320,8 +328,8 @@ def retry(
 @click.argument("landing_id", metavar="ID")
 @in_repository
 def log(output: Output, *, landing_id: str, repo: str | None) -> None:
-    """Show the output of the last run of the checks for an entry, also while it goes on. Logs are kept on the machine
-    that ran the checks. Changes nothing.
+    """Show the output of the last run of the checks for an entry, even while it is running. Logs are kept on the
+    machine that ran the checks. Changes nothing.
 
     \b
     Example:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli import LEASE_ID, LEASE_NAME, LEASE_TOKEN, LOCK_ID, TOKEN, WORKTREE, options
 from holdfast.cli.entry import Group
 from holdfast.cli.output import Output
+from holdfast.cli.progress import waiting
 from holdfast.cli.repository import OpenedLease, held_lock_id, open_lease, open_repository, refuse_own_lease
 from holdfast.clock import format_ago, format_duration
 from holdfast.errors import UsageFailure
@@ -103,10 +106,13 @@ def acquire(
     opened = open_lease(repo, worktree, name)
     refuse_own_lease(opened)
     holder = _holder(holder_pid)
-    held = opened.repository.lease(
-        opened.worktree, name=name, ttl=ttl, wait=wait, purpose=purpose, priority=priority, behalf_of=holder
-    )
-    _print_granted(output, opened, held.lease, field=field, export=export)
+    given: dict[str, Any] = {"name": name, "ttl": ttl, "purpose": purpose, "priority": priority, "behalf_of": holder}
+    with contextlib.ExitStack() as unless_printed:
+        with waiting(wait, opened.waiting_text):
+            held = opened.repository.lease(opened.worktree, wait=wait, **given)
+            release = partial(opened.service.release, opened.subject, held.lock_id)
+            unless_printed.enter_context(options.given_back(release))
+        _print_granted(output, opened, held.lease, field=field, export=export)
 
 
 @group.command(short_help="Take over an expired lease.")

@@ -19,7 +19,7 @@ from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 if TYPE_CHECKING:
     from holdfast.ledger.log import Recorded
     from holdfast.locks.ledger_lock import LedgerLockState
-    from holdfast.repository.opening import OpenLedger
+    from holdfast.repository.ledgers import OpenLedger
 
 _CLAIMS = "holdfast.cli.ledger_claims"
 
@@ -51,7 +51,7 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
     """The directory that was named, else the nearest one upwards that has a ledger, else the current one."""
     if named or context.resilient_parsing:
         return named or "."
-    from holdfast.repository.opening import find_ledger
+    from holdfast.repository.ledgers import find_ledger
 
     starts = filter(None, (".", os.environ.get(REPO)))
     return next((str(found) for start in starts if (found := find_ledger(start)) is not None), ".")
@@ -68,7 +68,7 @@ def in_ledger(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_at(directory: str) -> OpenLedger:
-    from holdfast.repository.opening import open_ledger
+    from holdfast.repository.ledgers import open_ledger
 
     opened = open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
     context = click.get_current_context()
@@ -96,7 +96,7 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
       holdfast ledger init
       holdfast ledger init --repo proof --lock-timeout 10m
     """
-    from holdfast.repository.opening import init_ledger, place_for_ledger
+    from holdfast.repository.ledgers import init_ledger, place_for_ledger
 
     address, place = options.store_address(os.environ), repo or place_for_ledger(".")
     made = init_ledger(place, lock_timeout=lock_timeout, claim_files=claim_files, address=address)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ import click
 from holdfast.cli import ACTOR, options
 from holdfast.cli.ledger import event_line, in_ledger, open_at
 from holdfast.cli.output import Output, plain_table
+from holdfast.cli.progress import waiting, waiting_for
 from holdfast.clock import format_ago, format_duration
 from holdfast.ledger.log import event_to_json, is_under, node_id
 from holdfast.ledger.projection import Claim, ClaimWaiter
@@ -66,10 +69,21 @@ def claim(
     from holdfast.locks.identity import calling_agent
 
     claims = open_at(repo).claims
-    held = claims.claim(node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent())
-    now, made = claims.ledger.store.now(), held.claim
-    with options.given_back(lambda: claims.release(made.node_id, made.owner, claim_id=made.claim_id)):
+    given: dict[str, Any] = {"ttl": ttl, "priority": priority, "purpose": purpose, "behalf_of": calling_agent()}
+    with contextlib.ExitStack() as unless_printed:
+        with waiting(wait, lambda: _waiting_text(claims, node)):
+            held = claims.claim(node, actor, wait=wait, **given)
+            made = held.claim
+            release = partial(claims.release, made.node_id, made.owner, claim_id=made.claim_id)
+            unless_printed.enter_context(options.given_back(release))
+        now = claims.ledger.store.now()
         options.print_record(output, field, claim_to_json(made, now), _claim_lines("Claimed", made, now))
+
+
+def _waiting_text(claims: Claims, node: str) -> str:
+    held = next((each for each in claims.active() if each.node_id == node), None)
+    known = (held.owner, held.expiry() - claims.ledger.store.now()) if held else ()
+    return waiting_for(f"the node {node}", *known)
 
 
 @click.command(short_help="Release a claim.")

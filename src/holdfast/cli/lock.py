@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import click
@@ -91,20 +94,33 @@ def run(
     if nonblock and wait_given:
         raise click.UsageError("--nonblock and --wait exclude each other.", context)
     began = time.monotonic()
-    try:
-        if nonblock:
-            lock = _try_once(path, shared, fair)
-        else:
-            lock = FileLocker(wait, fair=fair, observer=observe_file_lock).acquire(path, shared=shared)
-    except (LockTimeout, LockConflict) as failure:
-        advice = _advice(path, failure, wait_given) if isinstance(failure, LockTimeout) else None
-        raise CommandFailed(failure, exit_status=conflict_status, advice=advice) from failure
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            if nonblock:
+                stack.enter_context(_try_once(path, shared, fair))
+            else:
+                locker = FileLocker(wait, fair=fair, observer=observe_file_lock)
+                with _waiting(path, wait):
+                    stack.enter_context(locker.acquire(path, shared=shared))
+        except (LockTimeout, LockConflict) as failure:
+            advice = _advice(path, failure, wait_given) if isinstance(failure, LockTimeout) else None
+            raise CommandFailed(failure, exit_status=conflict_status, advice=advice) from failure
         acquired = time.monotonic()
         ended = child.run(command)
         held = time.monotonic() - acquired
     output.result({**ended.as_record(), "waited": round(acquired - began, 6), "held": round(held, 6)})
     return child.end_like(ended)
+
+
+def _waiting(path: str, wait: float | None) -> AbstractContextManager[None]:
+    if sys.stderr is None or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from holdfast.cli.progress import waiting, waiting_for
+
+    def text() -> str:
+        return waiting_for(path, ", ".join(str(each) for each in find_holders(path) or () if not each.waiting))
+
+    return waiting(wait, text)
 
 
 def _try_once(path: str, shared: bool, fair: bool) -> LockGuard:

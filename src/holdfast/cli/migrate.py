@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +16,7 @@ from holdfast.cli.options import (
     with_output,
 )
 from holdfast.cli.output import Output
+from holdfast.cli.progress import showing
 
 
 @click.command()
@@ -36,7 +39,8 @@ def migrate(
 ) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 
-    The switch happens only after everything has been copied and compared. The old store keeps its content.
+    The switch happens only after everything has been copied and compared. The old store keeps its content, but accepts
+    no further commits: a process that still uses it fails with an error that names the new address.
 
     An address is 'files' for the plain files of DIRECTORY, file:///another/directory,
     postgresql://host/database?schema=name, or etcd://host:port,host:port/prefix. Passwords in it are used but never
@@ -59,12 +63,19 @@ def migrate(
     stores.require_other_store(directory, old, target)
     from_store = stores.open_store(directory, source)
     to_store = stores.open_read_only(directory, target) if dry_run else stores.open_address(directory, target)
+    new = stores.address_of(directory, target)
+
+    def switch() -> None:
+        stores.configure_store(directory, target)
+
     try:
-        moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
+        shown = Path(os.path.abspath(directory)).as_uri() if new == stores.FILES else new
+        how: dict[str, Any] = {"dry_run": dry_run, "overwrite": overwrite, "address": shown, "switch": switch}
+        with showing("Copying and comparing", noun="records", sized=False) as progress:
+            moved = copy(from_store, to_store, progress=progress, **how)
     finally:
         from_store.close()
         to_store.close()
-    new = stores.address_of(directory, target) if dry_run else stores.configure_store(directory, target)
     done = "Would copy" if dry_run else "Copied and compared"
     documents = f"{moved.copied_documents} of {moved.documents} documents"
     records = f"{moved.copied_records} of {moved.records} stream records"

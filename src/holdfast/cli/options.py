@@ -162,12 +162,12 @@ def temporary_directory(environment: Mapping[str, str]) -> Path:
     return Path(chosen or ("C:\\Temp" if sys.platform == "win32" else "/tmp"))
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+_SIZE = r"(?ai)(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?"  # not compiled here: few commands parse a size
 
 
 def parse_size(text: str, *, setting: str = "size") -> int:
     """Read `4096`, `500M`, `1.5GiB` as bytes; the units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None or len(text) > 40:  # longer ones are infinite as a float
         raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G, of at most 40 characters")
     return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))

@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from holdfast.errors import Failure, IoFailure, NotApplied, NotEncrypted
 from holdfast.errors import format_size as format_size
@@ -24,6 +24,11 @@ from holdfast.fs.names import counted as counted
 from holdfast.fs.names import in_utf_8
 from holdfast.fs.names import printable as printable
 from holdfast.fs.names import shortened as shortened
+
+if TYPE_CHECKING:
+    from holdfast.cli.styled import StyledLine
+
+    Paint = Callable[[str], StyledLine]
 
 SCHEMA_VERSION = 1
 
@@ -41,6 +46,8 @@ class CommandFailed(Exception):
 class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self.quiet = False  # no progress and no warnings
+        self.verbose = False  # also how long it took, and tracebacks
         self._envelopes_to_stderr = False
         self._warnings: list[str] = []
 
@@ -48,13 +55,21 @@ class Output:
         """Write nothing of our own to standard output from now on."""
         self._envelopes_to_stderr = True
 
-    def result(self, data: Mapping[str, object], lines: Iterable[str] = ()) -> None:
-        """Print the outcome: `data` for programs, `lines` for people."""
+    def result(self, data: Mapping[str, object], lines: Iterable[str] = (), paint: Paint | None = None) -> None:
+        """Print the outcome: `data` for programs, `lines` for people; on a terminal with the styles that `paint` gives
+        to a line."""
         if self.as_json:
             self._write_envelope({"ok": True, "data": data})
-        else:
-            for line in lines:
-                self.line(line)
+            return
+        if paint is not None:
+            from holdfast.cli.styled import as_text, has_colour
+
+            if has_colour(sys.stdout):
+                for line in lines:
+                    self.text(as_text(paint(printable(line)), colour=True))
+                return
+        for line in lines:
+            self.line(line)
 
     def failure(self, failure: Failure, *, advice: str | None = None) -> None:
         """Print a failure; `advice` for people replaces its hint."""
@@ -62,7 +77,7 @@ class Output:
             self._write_envelope({"ok": False, "error": failure.as_record()})
         else:
             hint = advice or printable(failure.hint)
-            self.diagnostic(f"Error: {printable(failure.message)}\n\n{hint}\n\nCode: {failure.code}")
+            self.diagnostic(_error_text(printable(failure.message), hint, failure.code))
 
     @contextlib.contextmanager
     def showing_warnings(self) -> Iterator[None]:
@@ -91,8 +106,8 @@ class Output:
     def warning(self, text: str) -> None:
         """Report something that does not fail the command: with `--json` in the envelope, also in that of a failure."""
         self._warnings.append(text)
-        if not self.as_json:
-            self.diagnostic(f"Warning: {printable(text)}")
+        if not self.as_json and not self.quiet:
+            self.diagnostic("\n".join(wrapped(f"Warning: {printable(text)}", width(sys.stderr))))
 
     def _write_envelope(self, content: Mapping[str, object]) -> None:
         import json
@@ -159,20 +174,27 @@ def discard_output(stream: TextIO | None) -> None:
     calls.close(null)
 
 
-def width() -> int | None:
-    """The width of the terminal; None if standard output is not a terminal."""
-    if sys.stdout is None or not sys.stdout.isatty():
+def _error_text(message: str, hint: str, code: str) -> str:
+    """An error for people. On a terminal, it is wrapped at words, and its first word is red."""
+    wide = width(sys.stderr)
+    text = f"Error: {message}\n\n{hint}\n\nCode: {code}"
+    if wide is None:
+        return text
+    from holdfast.cli.styled import has_colour, painted
+
+    lines = [part for line in text.splitlines() for part in wrapped(line, wide)]
+    first = lines[0].removeprefix("Error:")
+    return "\n".join([painted("Error:", "bold red", colour=has_colour(sys.stderr)) + first, *lines[1:]])
+
+
+def width(stream: TextIO | None) -> int | None:
+    """The width of the terminal behind a stream; None if the stream is not a terminal."""
+    if stream is None or not stream.isatty():
         return None
-    return _variable("COLUMNS") or _size().columns or 80
-
-
-def cut(lines: list[str], rest: str) -> list[str]:
-    """As many lines as fit on the terminal; if that is not all, the last one says how many are left."""
-    height = _variable("LINES") or _size().lines or 24
-    if len(lines) <= height:
-        return lines
-    kept = max(0, height - 1)
-    return [*lines[:kept], f"... {counted(len(lines) - kept, 'more line')}; {rest}"]
+    try:
+        return _variable("COLUMNS") or os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def _variable(name: str) -> int:
@@ -180,21 +202,16 @@ def _variable(name: str) -> int:
     return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
 
 
-def _size() -> os.terminal_size:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno())
-    except OSError:
-        return os.terminal_size((0, 0))
-
-
-def wrapped(line: str) -> list[str]:
-    """The line, wrapped to the width of the terminal."""
-    wide = width()
+def wrapped(line: str, wide: int | None) -> list[str]:
+    """The line, wrapped between words; further lines are indented like the first."""
     if wide is None or len(line) <= wide:
         return [line]
     import textwrap
 
-    return textwrap.wrap(line, wide, break_on_hyphens=False)
+    indent = line[: len(line) - len(line.lstrip())][: wide // 2]
+    return textwrap.wrap(
+        line, wide, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False, drop_whitespace=True
+    )
 
 
 def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -216,8 +233,8 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return [form.format(*row).rstrip() for row in grid]
 
 
-_STYLES = {"ready": "green", "in_progress": "yellow", "gated": "magenta", "done": "dim"}
-_STYLES |= {"rejected": "red dim", "archived": "dim", "critical": "bold red", "high": "bold"}
+STYLES = {"ready": "green", "in_progress": "yellow", "gated": "magenta", "done": "dim"}
+STYLES |= {"rejected": "red dim", "archived": "dim", "critical": "bold red", "high": "bold"}
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -230,24 +247,8 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(title, no_wrap=True)
     table.add_column(columns[-1], overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
     Console().print(table)
-
-
-@contextlib.contextmanager
-def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, if that is a terminal; call it with the files and bytes so far."""
-    if output.as_json or sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    text, count = TextColumn("{task.description}"), TextColumn("{task.completed:.0f} files, {task.fields[size]}")
-    columns = (SpinnerColumn(), text, BarColumn(), count, TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=files or None, size="0 B")
-        yield lambda done, size: progress.update(task, completed=done, size=format_size(size))
 
 
 def command_as_text(command: Sequence[str]) -> str:

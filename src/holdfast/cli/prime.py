@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from holdfast.cli import ISSUE_ID, PROMPT_FILE
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, writing_options
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree
-from holdfast.errors import Failure
+from holdfast.errors import Failure, StoreUnavailable
 
 if TYPE_CHECKING:
     from holdfast.issues.prompt import Workplace
@@ -66,7 +65,7 @@ def _own_issue(tracker: Tracker, place: Workplace | None) -> str | None:
     claim = os.environ.get(CLAIM_VARIABLE)
     if named := os.environ.get(ISSUE_ID) or (ClaimId.parse(claim).issue_id if claim else None):
         return tracker.find_id(named)
-    seen = tracker.snapshot()
+    seen = tracker.summaries(finished=False)
     own = [
         each.id
         for each in seen
@@ -80,7 +79,10 @@ def _workplace(repo: str | None) -> Workplace | None:
     """The current worktree; None for a tracker without a repository."""
     from holdfast.issues.prompt import Workplace
 
-    with contextlib.suppress(Failure):
+    try:
         repository, worktree = open_worktree(repo, None)
         return Workplace(worktree, str(repository.path(worktree)))
-    return None
+    except StoreUnavailable:  # the tracker would wait for the same server
+        raise
+    except Failure:
+        return None

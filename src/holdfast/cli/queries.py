@@ -11,8 +11,9 @@ from holdfast.cli.issue_view import reading_options, show_issues, tracking, warn
 from holdfast.cli.options import ISSUE_FIELDS, field_option, limit_option, print_record
 from holdfast.cli.output import Output, printable, shortened
 from holdfast.issues import rules
-from holdfast.issues.model import EVENTS, Issue, IssueEvent
-from holdfast.issues.reading import SHORT, IssueSet, issue_summary_to_json, unreadable_issues_to_json
+from holdfast.issues.model import EVENTS, SHORT, IssueEvent, IssueSummary, issue_summary_to_json
+from holdfast.issues.reading import unreadable_issues_to_json
+from holdfast.issues.rules import IssueSet
 from holdfast.store.model import Entry
 
 
@@ -33,7 +34,7 @@ def ready(output: Output, *, assignee: str | None, limit: int | None, field: str
       holdfast ready --limit 1 --field id
     """
     with tracking(repo) as tracker:
-        snapshot = tracker.snapshot()
+        snapshot = tracker.summaries(finished=False)
         show_issues(output, snapshot, snapshot.ready(assignee)[:limit], field)
 
 
@@ -49,7 +50,7 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
       holdfast blocked
     """
     with tracking(repo) as tracker:
-        snapshot = tracker.snapshot()
+        snapshot = tracker.summaries(finished=False)
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     for issue, waiting in snapshot.blocked():
@@ -95,7 +96,7 @@ def graph(output: Output, *, form: str, everything: bool, repo: str | None) -> N
       holdfast graph --format dot | dot -Tsvg > issues.svg
     """
     with tracking(repo) as tracker:
-        snapshot = tracker.snapshot()
+        snapshot = tracker.summaries(finished=everything)
     view = GraphView(snapshot, everything=everything)
     if output.as_json:
         output.result({**view.as_record(), "broken": unreadable_issues_to_json(snapshot.broken)})
@@ -107,7 +108,7 @@ def graph(output: Output, *, form: str, everything: bool, repo: str | None) -> N
 class GraphView:
     """The dependency graph of a set of issues, in each output format."""
 
-    def __init__(self, snapshot: IssueSet, *, everything: bool) -> None:
+    def __init__(self, snapshot: IssueSet[IssueSummary], *, everything: bool) -> None:
         self._snapshot = snapshot
         chosen = [issue for issue in snapshot if everything or issue.state not in rules.FINISHED]
         self._issues = {issue.id: issue for issue in chosen}
@@ -149,7 +150,7 @@ class GraphView:
             yield f'  {names[issue.id]}["{issue.id[:SHORT]}: {title} ({self._state(issue)})"]'
         yield from (f"  {names[issue]} --> {names[on]}" for issue, on in self._edges)
 
-    def _state(self, issue: Issue) -> str:
+    def _state(self, issue: IssueSummary) -> str:
         return self._snapshot.state(issue).value
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import click
 
@@ -98,7 +101,9 @@ def run(
     """
     lock = _locks_in(data_dir, stale_after)
     began = time.monotonic()
-    with acquire(lock, repo_id, command_as_text(command), wait) as held:
+    with contextlib.ExitStack() as stack:
+        with _waiting(lock, repo_id, wait):
+            held = stack.enter_context(acquire(lock, repo_id, command_as_text(command), wait))
         acquired = time.monotonic()
         heartbeat = Heartbeat(lock, held)
         try:
@@ -108,6 +113,18 @@ def run(
         time_held = time.monotonic() - acquired
     output.result({**ended.as_record(), "waited": round(acquired - began, 6), "held": round(time_held, 6)})
     return child.end_like(ended)
+
+
+def _waiting(lock: RepoLock, repo_id: str, wait: float | None) -> AbstractContextManager[None]:
+    if sys.stderr is None or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from holdfast.cli.progress import waiting, waiting_for
+
+    def text() -> str:
+        state = lock.state(repo_id)
+        return waiting_for(f"the lock of {repo_id}", f"pid {state.info.pid}" if state and state.info else "")
+
+    return waiting(wait, text)
 
 
 @group.command(short_help="Show which repositories are locked, and by whom.")

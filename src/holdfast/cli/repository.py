@@ -67,6 +67,19 @@ class OpenedLease(NamedTuple):
         """The environment variable that has the id of such a lease."""
         return LOCK_ID if self.name is None else LEASE_ID
 
+    def waiting_text(self) -> str:
+        """What a command that waits for the lease says."""
+        return lease_waited_for(self.service, self.subject, "lease" if self.name else "worktree")
+
+
+def lease_waited_for(service: LeaseService, subject: str, kind: str) -> str:
+    from holdfast.cli.progress import waiting_for
+
+    state, what = service.state(subject), f"the {kind} {subject}"
+    if state is None:
+        return waiting_for(what)
+    return waiting_for(what, state.lease.actor or state.lease.holder_id, state.time_left)
+
 
 def current_directory() -> Path:
     """The current directory; `NotFound` if it was removed or replaced since the shell entered it."""
@@ -211,6 +224,7 @@ def proven(
     A lease that the environment names counts only for the worktree that it names with it. Its token is the
     one that came with the lease, never the current one. None in a shared worktree, which has no lease.
     """
+    from holdfast.cli.progress import waiting
     from holdfast.leases.service import OWN_TTL
     from holdfast.repository.context import Isolation, Proof
 
@@ -225,13 +239,14 @@ def proven(
     if isolation is Isolation.SHARED:
         yield None
         return
-    try:
-        lease = repository.lease(worktree, ttl=OWN_TTL, wait=wait, purpose=purpose)
-    except LockConflict as conflict:
-        own = f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
-        hint = conflict.hint if "free_at" in conflict.facts else "Wait for it with --wait 1m."
-        raise LockConflict(conflict.message, hint=f"{hint} {own}", **conflict.facts) from None
-    with lease:
+    with contextlib.ExitStack() as stack:
+        try:
+            with waiting(wait, lambda: lease_waited_for(repository.leases, worktree, "worktree")):
+                lease = stack.enter_context(repository.lease(worktree, ttl=OWN_TTL, wait=wait, purpose=purpose))
+        except LockConflict as conflict:
+            own = f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
+            hint = conflict.hint if "free_at" in conflict.facts else "Wait for it with --wait 1m."
+            raise LockConflict(conflict.message, hint=f"{hint} {own}", **conflict.facts) from None
         yield Proof(lease.lock_id, lease.token)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.options import dry_run_option, lock_id_option, with_output, worktree_options
-from holdfast.cli.output import Output, counted, format_size, shown
+from holdfast.cli.output import Output, counted, format_size
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import current_directory, fenced_by_name, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
@@ -107,7 +108,7 @@ def _restore_in_place(
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
     with (
         proven(opened, lock_id, purpose, wait=wait, check=check) as proof,
-        shown(output, "Restoring", files=found.files) as report,
+        showing("Restoring", total=found.files) as report,
     ):
         restored = opened.repository.snapshots.restore_in_place(
             opened.worktree, found.snapshot_id, proof, how._replace(progress=report)
@@ -139,7 +140,8 @@ def _restore_into_new(
     if dry_run:
         chosen = name or next(snapshots.free_names(found.snapshot_id))
     else:
-        chosen = snapshots.restore(found.snapshot_id, name).worktree_id
+        with showing("Restoring", total=found.files) as progress:
+            chosen = snapshots.restore(found.snapshot_id, name, progress=progress).worktree_id
     path = opened.repository.payload(chosen)
     verb = "Would restore" if dry_run else "Restored"
     record = to_json.restored_to_json(chosen, path, found.snapshot_id, dry_run=dry_run)
@@ -196,7 +198,7 @@ def export(
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     destination = Path(os.path.abspath(current_directory() / directory))
     wanted = None if path is None else os.fsencode("/".join(split_relative(path.rstrip("/") or path)))
-    with shown(output, "Exporting", files=None if path else found.files) as progress:
+    with showing("Exporting", total=None if path else found.files) as progress:
         made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=progress)
     record = {"snapshot_id": found.snapshot_id, "path": path, "directory": str(destination)}
     contents = {"files": made.files, "bytes": made.bytes, "not_preserved": list(made.not_preserved)}

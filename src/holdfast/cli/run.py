@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,20 +148,29 @@ def _leased(
         return
     refuse_own_lease(opened)
     purpose = command_as_text(command) if options.purpose is None else options.purpose
-    held = repository.lease(
-        worktree,
-        name=opened.name,
-        ttl=options.ttl,
-        wait=options.wait,
-        purpose=purpose,
-        priority=options.priority,
-    )
+    held = None
     try:
+        with contextlib.nullcontext() if options.wait == 0.0 else _waiting(opened, options.wait):
+            held = repository.lease(
+                worktree,
+                name=opened.name,
+                ttl=options.ttl,
+                wait=options.wait,
+                purpose=purpose,
+                priority=options.priority,
+            )
         with child.block_signals():  # the thread that renews inherits the mask: signals are not for it
             held.beat()
         yield held
     finally:
-        held.release()
+        if held is not None:
+            held.release()
+
+
+def _waiting(opened: OpenedLease, wait: float | None) -> AbstractContextManager[None]:
+    from holdfast.cli.progress import waiting
+
+    return waiting(wait, opened.waiting_text)
 
 
 def _run(

@@ -10,7 +10,8 @@ import click
 
 from holdfast.cli import options
 from holdfast.cli.entry import CommandGroup, LazyCommand
-from holdfast.cli.output import Output, counted, format_size, shown
+from holdfast.cli.output import Output, counted, format_size
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_worktree, proven, wait_option
 from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
 
@@ -67,8 +68,8 @@ def snapshot(
 
     It needs the lease of the worktree. Name the one that you hold; if the worktree is free, the command acquires the
     lease for its duration. If the lease is lost, nothing is published (status 5). If a file changes during the capture,
-    a 'quiesced' snapshot fails (status 4) and nothing is published. In a git checkout, it has what git tracks and what
-    is new and not ignored; it is not taken if it would equal the last one.
+    a 'quiesced' snapshot fails (status 4) and nothing is published. In a git checkout, it contains tracked files
+    and new files that are not ignored; none is taken if nothing has changed since the last one.
 
     \b
     Examples:
@@ -83,7 +84,7 @@ def snapshot(
     files_of_head = opened.repository.snapshots.files_of_head
     with (
         proven(opened, lock_id, "snapshot", wait=wait) as proof,
-        shown(output, "Capturing", files=files_of_head(opened.worktree)) as progress,
+        showing("Capturing", total=files_of_head(opened.worktree)) as progress,
     ):
         wanted = SnapshotOptions(
             note=note,

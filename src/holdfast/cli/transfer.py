@@ -6,6 +6,7 @@ import click
 
 from holdfast.cli import options
 from holdfast.cli.output import Output, counted, format_size
+from holdfast.cli.progress import saying
 from holdfast.cli.repository import open_worktree
 
 _remote = click.argument("remote", required=False)
@@ -41,7 +42,8 @@ def push(
     snapshots = opened.repository.snapshots
     of_line = snapshots.line(worktree).entries if worktree else ()
     names = [*snapshot, *(each.descriptor.snapshot_id for each in of_line)]
-    done = snapshots.push(remote, names if snapshot or worktree else None, seen_from=opened.worktree)
+    with saying("Pushing snapshots"):
+        done = snapshots.push(remote, names if snapshot or worktree else None, seen_from=opened.worktree)
     record = {"remote": done.remote, "pushed": list(done.pushed), "known": list(done.known)}
     lines = [f"{each}  pushed" for each in done.pushed]
     output.result(record, [*lines, _summary("pushed to", done.remote, len(done.pushed), len(done.known))])
@@ -62,7 +64,7 @@ def fetch(
     repo: str | None,
     worktree: str | None,
 ) -> None:
-    """Copy snapshots from REMOTE that are not here: each SNAPSHOT_ID, which may be a prefix, or all of them.
+    """Copy snapshots that are missing here from REMOTE: each SNAPSHOT_ID, which may be a prefix, or all of them.
 
     REMOTE is a remote of git; by default, that of the checked-out branch, else origin. No worktree, head, branch or
     file changes: use 'holdfast export', 'diff' or 'restore' with a fetched snapshot. A pin protects each from garbage
@@ -75,9 +77,10 @@ def fetch(
       holdfast snapshot fetch origin 4f1c --keep-for 7d
     """
     opened = open_worktree(repo, worktree)
-    done = opened.repository.snapshots.fetch(
-        remote, list(snapshot_id) or None, seen_from=opened.worktree, keep_for=keep_for
-    )
+    with saying("Fetching snapshots"):
+        done = opened.repository.snapshots.fetch(
+            remote, list(snapshot_id) or None, seen_from=opened.worktree, keep_for=keep_for
+        )
     fetched = [each.snapshot_id for each in done.fetched]
     record = {"remote": done.remote, "fetched": fetched, "known": list(done.known)}
     lines = []

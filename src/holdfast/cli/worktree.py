@@ -12,6 +12,7 @@ from holdfast.cli import options
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
 from holdfast.cli.output import Output, counted, show_table
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import (
     current_directory,
     known_lock_id,
@@ -79,7 +80,7 @@ def create(
     commands, if any are configured ('holdfast config'). If a command fails, the worktree stays.
 
     In a git checkout, it is a worktree of git on a branch of its own, beside the checkout. It starts at the commit that
-    is checked out in main, so what is not committed there is not in it.
+    is checked out in main, without the uncommitted changes there.
 
     With --isolated, it is a clone instead, for an agent that may write in this directory only. Its commits arrive on
     the same branch of the repository with every snapshot.
@@ -96,9 +97,9 @@ def create(
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     if not no_setup:
         check_setup(repository)
-    repository.worktrees.create(
-        name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label, branch=branch, isolated=isolated
-    )
+    how: dict[str, Any] = {"isolation": isolation, "label": label, "branch": branch, "isolated": isolated}
+    with showing("Creating") as progress:
+        repository.worktrees.create(name, snapshot=snapshot, seen_from=here, progress=progress, **how)
     with showing_output():
         done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
     state = repository.worktrees.state(name)
@@ -217,6 +218,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
+@click.option("--lost", is_flag=True, help="Forget it: the clone that has its directory is gone for good.")
 @options.duration_option("--keep-for", "How long a pin protects its last snapshot; 0s for no pin.", default="30d")
 @options.lock_id_option
 @options.in_repository
@@ -227,6 +229,7 @@ def remove(
     force: bool,
     dry_run: bool,
     no_snapshot: bool,
+    lost: bool,
     keep_for: float,
     lock_id: str | None,
     repo: str | None,
@@ -235,6 +238,9 @@ def remove(
 
     Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
     bring it back, restore that snapshot.
+
+    If several machines share the repository ('holdfast join'), a worktree is removed in the clone that has its
+    directory. With --lost, only its record is deleted; if NAME is the checkout of a clone, that of all its worktrees.
 
     Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, while
     processes use the worktree, or while git has locked it ('git worktree lock'); the error names them.
@@ -245,6 +251,10 @@ def remove(
       holdfast worktree remove experiment
     """
     repository = open_repository(repo)
+    if lost:
+        forgotten = repository.worktrees.forget(name)
+        output.result({"forgotten": forgotten}, [f"Forgot {each}." for each in forgotten])
+        return
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
         record = {**worktree_to_json(state), **_usage_to_json(usage)}
@@ -289,7 +299,9 @@ def _remarks(state: WorktreeState) -> Iterator[str]:
         yield lease_summary(state.lease)
     if state.operation is not None:
         yield f"unfinished operation: {state.operation.kind.value}"
-    if not state.is_there:
+    if state.clone:
+        yield f"in the clone {state.clone}"
+    elif not state.is_there:
         yield "its directory is missing"
     if state.config.label:
         yield state.config.label
@@ -298,7 +310,8 @@ def _remarks(state: WorktreeState) -> Iterator[str]:
 def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     config, operation = state.config, state.operation
     yield from lease_state_lines(config, state.lease)
-    yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
+    where = f" (in the clone {state.clone})" if state.clone else "" if state.is_there else " (missing)"
+    yield f"  path      {state.path}{where}"
     if config.git:
         yield f"  branch    {config.git.branch or 'none'}{', isolated' if config.git.isolated else ''}"
     yield f"  created   {config.created_at}"
