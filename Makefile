@@ -22,6 +22,7 @@ MADE := $(VENV)/.made-$(IDENTITY)
 PLAIN := $(VENV)/.plain-$(IDENTITY)
 DEV := $(VENV)/.dev-$(IDENTITY)
 BENCH := $(VENV)/.bench-$(IDENTITY)
+COLLECTED := $(VENV)/.collected-$(IDENTITY)
 
 # The tests start hundreds of interpreters: without bytecode each of them compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One target at a time, even under `make -j`: two pips in one environment interfere with each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test proof check format-check lint $(TYPES) layers collection unit format demo bench metrics docs clean
+.PHONY: help test proof check format-check lint $(TYPES) layers collection unit format demo bench metrics docs browser screenshots clean
 
 help: ## list the targets (this is the default)
 	@echo 'Usage: make [target] [PYTHON=python3.12] [ARGS="-k name"]'
@@ -58,10 +59,13 @@ layers: $(DEV)
 	@echo '== layers'
 	@output=$$($(BIN)/lint-imports 2>&1) || { echo "$$output"; exit 1; }
 
-# Compiles the tests once, instead of once in each of the processes that run them.
-collection: $(DEV)
+# Compiles the tests once, instead of once in each of the processes that run them; again only when one has changed.
+collection: $(COLLECTED)
+
+$(COLLECTED): $(DEV) $(shell find proof tests -name '*.py')
 	@echo '== collection'
 	@output=$$($(BIN)/python -m pytest --collect-only --quiet 2>&1) || { echo "$$output"; exit 1; }
+	@touch $@
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
@@ -87,6 +91,18 @@ metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops
 
 docs: $(DEV) ## regenerate the reference pages
 	@$(BIN)/python -m tools.generate_reference
+
+browser: ## install the browser of the tests, where there is root and apt
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo '== installing chromium'; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    { apt-get update -qq && apt-get install -qq -y chromium chromium-driver; } >/dev/null 2>&1 \
+	        || echo 'NOT RUN HERE: the tests in a browser, because chromium cannot be installed' >&2; \
+	else echo 'NOT RUN HERE: the tests in a browser, because there is no chromium' >&2; fi
+
+screenshots: $(DEV) ## pictures of every page, light, dark and narrow, in build/screenshots
+	@$(BIN)/python -m tools.screenshots $(ARGS)
 
 clean: ## remove the environment, caches and build products
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -116,12 +116,13 @@ def orphans_are_ours() -> Iterator[None]:
         prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
-def end_of_group(leader: int) -> int:
+def end_of_group(leader: int, *, kill: bool = True) -> int:
     """Wait for a child, kill all others of the process group that it leads, and wait for their end too; return the
-    exit status of the child."""
+    exit status of the child. Without `kill`, the others end by themselves."""
     status = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
     with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+        if kill:
+            os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)

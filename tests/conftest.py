@@ -23,6 +23,8 @@ pytest_plugins = [
     "tests.support.servers",
     "tests.support.guarded",
     "tests.support.machines",
+    "tests.support.tmux",
+    "tests.support.browser",
 ]
 
 _MEMORY = Path("/dev/shm")

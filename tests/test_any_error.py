@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.issues.claims import HeldIssueClaim
+from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.model import EVENTS
 from holdfast.repository import usage
 from holdfast.repository.restore import RestoreOptions

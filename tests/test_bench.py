@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import SUITES, conflicts, contention, git, landing, ledger, locks, startup
+from bench import SUITES, conflicts, contention, git, landing, ledger, locks, startup, writers
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -439,3 +439,17 @@ def test_the_ledger_is_measured_and_lost_events_are_found(tmp_path: Path, monkey
     ledger.writers(tmp_path, size, found)
     assert len(found.notes) == 1
     assert "were appended" in found.notes[0]
+
+
+@pytest.mark.long
+@needs_flock
+def test_writers_that_meet_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "PROCESSES", (1, 2))
+    monkeypatch.setattr(writers, "QUICK", writers.Size(rounds=1, seconds=0.05))
+    monkeypatch.chdir(tmp_path)
+    report = writers.run(quick=True)
+    assert [table.title.split()[0] for table in report.tables] == ["appends", "updates", "updates"]
+    assert len(report.targets) == 9
+    assert all(target.measured is not None for target in report.targets)
+    assert report.notes == []
+    assert os.listdir(tmp_path) == []

@@ -22,6 +22,7 @@ from holdfast.cli.repository import token_named
 from holdfast.errors import format_size
 from holdfast.fs import durable, names, strictjson
 from holdfast.fs.directory import Directory
+from holdfast.git.configured import programs_of
 from holdfast.issues import model as issue_model
 from holdfast.issues import rules as issue_rules
 from holdfast.issues.creating import MOST_TOGETHER, NewIssue
@@ -36,7 +37,7 @@ from holdfast.ledger.service import LONGEST_OWNER
 from holdfast.locks.retry import MAX_ATTEMPTS, RetryConfig, retry_config
 from holdfast.repository.gc_plan import LARGEST_BUDGET, MOST_KEPT, check_policy
 from holdfast.repository.history import MOST_STEPS, add_pin, resolve
-from holdfast.repository.opening import init_ledger
+from holdfast.repository.ledgers import init_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import Policy
 from holdfast.repository.settings import CHECK_TIMEOUT, Settings
@@ -125,6 +126,13 @@ def answer_too_much(place: Place) -> None:
             etcd_gateway.Gateway(address).ask_once("/v3/kv/range", {})
         finally:
             thread.join()
+
+
+def large_git_configuration(place: Place) -> None:
+    common = place.files / "configured"
+    common.mkdir()
+    (common / "config").write_text("#" * (1 << 20))
+    programs_of(common, lambda path: b"")
 
 
 def read_resource(place: Place, address: str) -> None:
@@ -244,6 +252,7 @@ REFUSALS: dict[str, Refusal] = {
     "endless steps": Refusal(
         lambda place: resolve(place.repository.context, "head~" + "9" * 5000), f"last {MOST_STEPS}"
     ),
+    "git configuration": Refusal(large_git_configuration, "the limit is 1 MiB"),
     "token": Refusal(lambda _: token_named({TOKEN: "9" * 5000}), "at most 15 digits"),
     "attempts": Refusal(lambda _: retry_config({MAX_ATTEMPTS: "10001"}), "from 1 to 10000"),
     "hosts": Refusal(lambda _: addresses.parts_of("etcd://" + ",".join(["h"] * 101) + "/p"), "at most 100 hosts"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.cli.entry import MEANINGS
 from holdfast.errors import ExitStatus, Failure, all_failures
 from tools.command_reference import GENERATED, commands_page
+from tools.man_page import man_page
 from tools.python_reference import python_page
 
 DIRECTORY = Path(__file__).parents[1] / "docs/reference"
@@ -69,6 +70,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "errors.md": errors_page,
     "python.md": python_page,
+    "holdfast.1": man_page,
 }
 """The generated pages by file name."""
 

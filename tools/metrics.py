@@ -24,8 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 57_000  # 40,000 for the first version, 49,750 with git homes; the rest is landing and isolated worktrees
-MODULES, MOST_MODULES = "150 to 180, 210 with git, 240 with landing", 240  # "about": a few more still meet the target
+MOST_LINES = 67_500  # 40,000 for the first version, 49,750 with git homes, 57,000 with landing; now with the pages
+MODULES, MOST_MODULES = "150 to 180, 210 with git, 240 with landing, 290 with the pages", 290
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
 
@@ -50,15 +50,17 @@ COMMANDS = {
 }
 
 REASONS: dict[str, str] = {
-    "holdfast.git.current": "the tree of uncommitted work, which git's layer reads as it captures snapshots",
     "holdfast.git.repair": "only `verify --repair` loads it",
-    "holdfast.git.soundness": "says what git may be started on; `program` starts it",
-    "holdfast.repository.conflict_cache": "a file that may be forged, with its decoder, apart from the search",
     "holdfast.repository.landing_tests": "runs tests side by side in threads, which the lander itself has not",
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
     "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
+    "holdfast.testing.contract_changes": "a part of the contract, beside the other parts",
+    "holdfast.issues.layering": "a pure function of edges, which the tests ask without a page",
+    "holdfast.repository.timeline": "folds over records, which the tests ask without a page",
+    "holdfast.web.export": "only `web --export` loads it",
+    "holdfast.web.pages.graph": "a page, as each module beside it",
     "holdfast.store.memory": "a store of its own: the model that the others are compared with",
 }
 """Why a module under 150 lines with one importer is a file of its own: module -> reason in one line."""

@@ -39,6 +39,7 @@ Repository.restore: NotFound Ambiguous SnapshotCollected PartialSnapshot LockNot
     LockConflict InUse ConsistencyUnavailable Refused
 Repository.remove_worktree: NotFound LockConflict InUse ConsistencyUnavailable Refused FencingMismatch LockExpired
     NotApproved TeardownFailed
+Repository.adopt_files: LockConflict UsageFailure
 Repository.examine: -
 Repository.repair: -
 Held.check: LockNotHeld LockExpired FencingMismatch
@@ -81,6 +82,7 @@ Worktrees.adopt: AlreadyExists NotFound LockConflict Refused
 Worktrees.uncommitted: -
 Worktrees.change_name: NotFound AlreadyExists LockConflict InUse Refused DirectoryReplaced
 Worktrees.remove: NotFound LockConflict InUse Refused DirectoryReplaced FencingMismatch LockExpired
+Worktrees.forget: NotFound LockConflict Refused
 Snapshots.take: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable AlreadyExists
     EngineUnavailable DirectoryReplaced
 Snapshots.take_if_changed: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable
@@ -115,6 +117,7 @@ Snapshots.references: -
 open_tracker: NotApproved ExtraMissing
 Tracker.initialise: -
 Tracker.snapshot: NotInitialised
+Tracker.summaries: NotInitialised
 Tracker.issue: NotFound NotInitialised
 Tracker.document: NotFound NotInitialised
 Tracker.state: -
@@ -152,7 +155,9 @@ Gating.runs: -
 NewIssue.issue: TransitionRefused
 Update.applied: -
 Issue.gate_status: -
+Issue.failed_gates: -
 Issue.open_gates: -
+Issue.failed_gates: -
 take_work: NotFound IdAmbiguous IssueClaimed Blocked LockConflict LockTimeout Deadlock Refused NotApproved SetupFailed
     TooManyRetries
 Assignment.check: LockNotHeld LockExpired FencingMismatch

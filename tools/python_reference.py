@@ -26,7 +26,7 @@ modules may change. `holdfast.testing` has a contract suite for authors of other
 [from Python](../how-to/from-python.md)."""
 RETURNED = {
     "HeldClaim": "holdfast.ledger.service",
-    "HeldIssueClaim": "holdfast.issues.claims",
+    "HeldIssueClaim": "holdfast.issues.held_claim",
     "HeldRepoLock": "holdfast.locks.repo_lock",
     "HeldLedgerLock": "holdfast.locks.ledger_lock",
     "LeaseService": "holdfast.leases.service",

@@ -89,6 +89,8 @@ audit --verify
 doctor
 doctor --strict
 doctor --fix
+metrics
+metrics --json
 agent run --next --ttl 5s -- true
 agent run --issue {issue} --gate tests -- true
 land side --no-wait
@@ -159,6 +161,7 @@ setup codex
 setup cursor
 setup git
 setup claude --remove
+join file://{out}/store
 migrate --to file://{out}/store
 migrate --to file://{out}/store --dry-run
 lock run {root}/.jvs/guards/format.lock --wait 1ms -- true
@@ -179,6 +182,8 @@ EXEMPT = {
     "demo-task": "a part of the demo",
     "demo-faulty-agent": "a part of the demo",
     "demo-landing-task": "a part of the demo",
+    "help": "it reads no repository",
+    "web": "a server that runs until it is stopped; `tests/web` attacks it",
 }
 """Commands that no hostile repository reaches, with the reason."""
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from holdfast.repository.agent import take_work as take_work
     from holdfast.repository.context import Descriptor as Descriptor
     from holdfast.repository.init import initialise as initialise
-    from holdfast.repository.opening import OpenLedger as OpenLedger
-    from holdfast.repository.opening import find_ledger as find_ledger
-    from holdfast.repository.opening import init_ledger as init_ledger
-    from holdfast.repository.opening import open_ledger as open_ledger
+    from holdfast.repository.ledgers import OpenLedger as OpenLedger
+    from holdfast.repository.ledgers import find_ledger as find_ledger
+    from holdfast.repository.ledgers import init_ledger as init_ledger
+    from holdfast.repository.ledgers import open_ledger as open_ledger
     from holdfast.repository.opening import open_tracker as open_tracker
     from holdfast.repository.overview import Overview as Overview
     from holdfast.repository.overview import look_around as look_around
@@ -68,7 +68,7 @@ _OFFERED = (
     ("issues.tracker", "Update"),
     ("issues.model", "Issue State Priority"),
     ("repository.agent", "take_work AssignmentOptions Assignment Outcome"),
-    ("repository.opening", "init_ledger find_ledger open_ledger OpenLedger"),
+    ("repository.ledgers", "init_ledger find_ledger open_ledger OpenLedger"),
     ("ledger.log", "Ledger"),
     ("ledger.service", "Claims"),
     ("ledger.asynchronous", "AsyncLedger AsyncClaims"),

@@ -1,7 +1,6 @@
 """Attacks on a git home: what git keeps in `.git` (settings, references, registrations, objects), and our records.
 
-What git itself executes is the user's to trust, as with every command of git: filters that `.git/config` names, and
-hooks when a worktree is added. A clone carries none of them. Everything else that could run must not.
+They are planted after the user has adopted the checkout, and approved what git's configuration named then.
 """
 
 from __future__ import annotations
@@ -15,11 +14,16 @@ from pathlib import Path
 from proof.hostile.victim import Victim, write
 from tests.attacks.planting import Attack, change_record, clear, fifo, head_of, huge, link, plant_operation
 
-READING = ("info", "status", "history --all", "who", "worktree list", "doctor", "diff --patch", "verify --all")
+READING = (
+    *("info", "status", "history --all", "who", "worktree list", "doctor", "diff --patch", "verify --all", "conflicts"),
+    "land open --dry-run",
+)
 CHANGING = (
+    *("land open --wait 0", "land open --push --wait 0"),
     *("snapshot -m x", "restore v1 --inplace --reason x", "restore head restored", "export head {out}/exported"),
     *("worktree rename spare other", "worktree remove open --force", "gc plan", "gc run --plan {plan}"),
-    *("doctor --fix", "snapshot push", "snapshot fetch", "deinit --force"),
+    *("doctor --fix", "snapshot push", "snapshot fetch"),
+    "deinit --force",
 )
 CREATING = ("worktree create made", "worktree create again --from head")
 ALL = (*READING, *CREATING, *CHANGING)
@@ -32,7 +36,7 @@ def common(victim: Victim) -> Path:
 
 def script(victim: Victim) -> str:
     """A program in the repository that does harm."""
-    path = write(victim.place / "harm.sh", f"#!/bin/sh\ntouch {victim.planted}\ncat\n")
+    path = write(common(victim) / "harm.sh", f"#!/bin/sh\ntouch {victim.planted}\ncat\n")
     path.chmod(0o755)
     return str(path)
 
@@ -52,13 +56,25 @@ _PROGRAMS = {
     "a program that packs": "[uploadpack]\npackObjectsHook = {harm}\n",
     "maintenance all the time": "[gc]\nauto = 1\nautoDetach = false\n[maintenance]\nauto = true\n",
     "a submodule with a command": '[submodule "x"]\nupdate = !{harm}\nactive = true\nurl = {harm}\n',
+    "filters": '[filter "evil"]\nclean = {harm}\nsmudge = {harm}\n',
+    "filters in the old form of sections": "[FILTER.evil]\nCLEAN = {harm}\nsmudge = {harm}\n",
+    "a filter that stays": '[filter "evil"]process = {harm}\nrequired = true\n',
+    "filters of a file in the work tree": "[include]\npath = ../evil.config\n",
+    "filters of a file that an included file includes": "[include]\npath = ../outer.config\n",
+    "filters on the branch of a new worktree": '[includeIf "onbranch:hf/**"]\npath = ../evil.config\n',
+    "filters of the main worktree": "[extensions]\nworktreeConfig = true\n",
+    "programs for remotes": '[core]\nsshCommand = {harm}\ngitProxy = {harm}\n[remote "origin"]\nurl = x:y\n'
+    "uploadpack = {harm}\nreceivepack = {harm}\n",
+    "a remote that is a command": '[protocol "ext"]\nallow = always\n[remote "origin"]\nurl = ext::{harm}\n',
+    "a remote for missing objects": '[core]\nsshCommand = {harm}\n[remote "x"]\nurl = x:y\npromisor = true\n',
+    "a program of LFS": '[lfs "customtransfer.x"]\npath = {harm}\n[lfs]\nstandalonetransferagent = x\n',
     "another index and many logs": "[core]\nsplitIndex = true\nlogAllRefUpdates = always\n[index]\nsparse = 1\n",
 }
 
 
 def settings() -> Iterator[Attack]:
     for name, text in _PROGRAMS.items():
-        yield Attack(f"git's settings have {name}", _settings(text), _QUIET if "{hooks}" in text else ALL)
+        yield Attack(f"git's settings have {name}", _settings(text), ALL)
     yield Attack("git's settings name another work tree", _settings("[core]\nworktree = {home}/docs\n"), ALL)
     yield Attack("git's settings name the home as work tree", _settings("[core]\nworktree = {home}\n"), ALL)
     yield Attack("git's settings name a work tree upwards", _settings("[core]\nworktree = ../../../home\n"), ALL)
@@ -66,12 +82,10 @@ def settings() -> Iterator[Attack]:
     yield Attack("git's settings say that it is bare", _settings("[core]\nbare = true\n"), ALL)
     yield Attack("git's settings have an unknown extension", _settings("[extensions]\nunknown = x\n"), ALL)
     yield Attack("git's settings exclude by a file of the home", _settings("[core]\nexcludesFile = {home}/x\n"), ALL)
-    yield Attack("every hook of git does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), _QUIET)
+    yield Attack("every hook of git does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), ALL)
     yield Attack("attributes name programs that nobody has set", _attributes, ALL)
+    yield Attack("the records are behind a link, and git's settings have filters", _behind_a_link, ALL)
 
-
-_QUIET = tuple(each for each in (*READING, *CHANGING) if each != "restore head restored")
-"""Everything but `git worktree add`, which runs hooks as it always does."""
 
 _HOOKS = (
     *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
@@ -89,9 +103,19 @@ def _settings(text: str) -> Plant:
         for name, value in values.items():
             added = added.replace(name, value)
         write(path, path.read_text() + added)
+        filters = f'[filter "evil"]\nclean = {values["{harm}"]}\nsmudge = {values["{harm}"]}\n'
+        write(victim.place / "outer.config", "[include]\npath = evil.config\n")
+        for included in (victim.place / "evil.config", common(victim) / "config.worktree"):
+            write(included, filters)
         _attributes(victim)
 
     return plant
+
+
+def _behind_a_link(victim: Victim) -> None:
+    os.rename(common(victim) / "holdfast", common(victim) / "moved")
+    os.symlink("moved", common(victim) / "holdfast")
+    _settings(_PROGRAMS["filters"])(victim)
 
 
 def _hooks(victim: Victim, directory: Path) -> None:
@@ -100,7 +124,10 @@ def _hooks(victim: Victim, directory: Path) -> None:
 
 
 def _attributes(victim: Victim) -> None:
-    write(victim.place / ".gitattributes", "* filter=evil diff=evil merge=evil\n")
+    write(common(victim) / "info/attributes", "* filter=evil diff=evil merge=evil\n")
+    for place in (victim.place, victim.worktree("open")):
+        write(place / ".gitattributes", "* filter=evil diff=evil merge=evil\n")
+        write(place / "changed", f"in {place.name}\n")
 
 
 # --- Which repository, which worktree ---------------------------------------------------------------
@@ -231,6 +258,10 @@ def contents() -> Iterator[Attack]:
     yield Attack("the private index is another program's", _private_index, ALL)
     yield Attack("a pack is kept for a snapshot with a strange name", _keep, ALL)
     yield Attack("a nested repository has settings of its own", _nested, ALL)
+    yield Attack("a submodule has settings of its own", _submodule, ALL)
+    for path in ("refs/heads/hf/deep", "logs/refs/heads/hf/deep", "refs/holdfast/landing", "refs/holdfast/candidates"):
+        yield Attack(f".git/{path} is a link to a trap", _linked(path, "trap"), _DEEP)
+    yield Attack("the lock of a reference deep down is a sentinel", _deep_lock, _DEEP)
 
 
 def _linked(path: str, target: str) -> Plant:
@@ -296,6 +327,31 @@ def _nested(victim: Victim) -> None:
     _hooks(victim, nested / "hooks")
     text = f'[core]\nfsmonitor = {script(victim)}\nworktree = {victim.home}\n[filter "x"]\nclean = {script(victim)}\n'
     write(nested / "config", text)
+
+
+_DEEP = (
+    *("worktree create made --branch hf/deep/made", "worktree rename spare deep", "land open --wait 0"),
+    *("worktree create other --branch hf/deep/x/y", "worktree remove open --force", "doctor --fix", "deinit --force"),
+)
+
+
+def _deep_lock(victim: Victim) -> None:
+    link(common(victim) / "refs/holdfast/candidates", victim.home / "docs")
+    write(victim.home / "docs/trunk/new.lock", "mine\n")
+
+
+def _submodule(victim: Victim) -> None:
+    """A nested repository that the index has: git starts another git in it, to see whether it has changes."""
+    for place in (victim.place, victim.worktree("open")):
+        nested = place / "module"
+        for words in (("init", "-q", nested), ("-C", nested, "commit", "-q", "--allow-empty", "-m", "x")):
+            git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
+            subprocess.run([*git, *map(str, words)], cwd=place, env=victim.environment(), check=True)
+        subprocess.run(["git", "add", "module"], cwd=place, env=victim.environment(), check=True, capture_output=True)
+        write(place / ".gitmodules", '[submodule "module"]\npath = module\nurl = x\nignore = none\n')
+        write(nested / "new", "a change\n")
+        config = nested / ".git/config"
+        write(config, f"{config.read_text()}[core]\nfsmonitor = {script(victim)}\n")
 
 
 ATTACKS = [*settings(), *places(), *contents()]

@@ -19,7 +19,7 @@ def test_there_are_at_least_twenty_attacks_on_git_and_each_has_a_name_of_its_own
     assert len({each.name for each in git_attacks.ATTACKS}) == len(git_attacks.ATTACKS)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("attack", git_attacks.ATTACKS, ids=lambda each: each.name)
 def test_an_attack_on_git_changes_nothing_outside_and_ends_in_a_known_way(
     attack: Attack, git_victim: Victim, runner: Runner

@@ -56,7 +56,7 @@ LEASES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_hook_refuses_a_write_to_a_leased_worktree_for(name: str, victim: Victim, runner: Runner) -> None:
     request = json.dumps(REQUESTS[name])
@@ -66,7 +66,7 @@ def test_a_hook_refuses_a_write_to_a_leased_worktree_for(name: str, victim: Vict
     assert outcome.status == REFUSE, outcome
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_hook_refuses_in_a_leased_worktree_what_it_cannot_read_as(name: str, victim: Victim, runner: Runner) -> None:
     """The request cannot be understood, so it may be about the worktree that it comes from."""
@@ -76,7 +76,7 @@ def test_a_hook_refuses_in_a_leased_worktree_what_it_cannot_read_as(name: str, v
     assert outcome.status == REFUSE, outcome
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LEASES)
 def test_a_lease_counts_as_held_if_it_is(name: str, victim: Victim, runner: Runner) -> None:
     LEASES[name](victim.root / LEASE)

@@ -25,7 +25,7 @@ def judge(outcome: Outcome) -> None:
         assert "No space left on device" in outcome.err or outcome.code, outcome
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", ["", *sorted(leaves())])
 def test_help_that_cannot_be_written_is_reported_by(path: str, victim: Victim, runner: Runner) -> None:
     outcome = runner.run(victim.job(*path.split(), "--help", stdout=FULL))
@@ -38,7 +38,7 @@ def test_help_that_cannot_be_written_is_reported_by(path: str, victim: Victim, r
 LINES = [str(number) for number in range(131)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", LINES)
 def test_output_that_cannot_be_written_is_reported_by_every_command(
     number: str, victim: Victim, runner: Runner
@@ -127,7 +127,7 @@ COMPLETED = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", COMPLETED)
 def test_completion_offers_only_names_that_no_shell_would_run(words: str, victim: Victim, runner: Runner) -> None:
     for name in UNSAFE:
@@ -171,7 +171,7 @@ READERS = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", READERS)
 def test_no_text_of_a_repository_moves_the_cursor_in(words: str, victim: Victim, runner: Runner) -> None:
     for path in victim.root.glob(".jvs/descriptors/*.json"):

@@ -32,7 +32,7 @@ def attacked(attack: Attack, victim: Victim, runner: Runner) -> None:
         assert all(outcome.status != 0 for outcome in outcomes), outcomes
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.name)
 def test_the_attack_changes_nothing_outside_and_ends_in_a_known_way(
     attack: Attack, victim: Victim, runner: Runner

@@ -58,7 +58,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_a_private_directory_contains_stays_private_after(
     command: tuple[str, ...], owned: Victim, runner: Runner
@@ -107,7 +107,7 @@ TOUCHING = (
 """What the owner does to what root has made; it may be refused, but must not end in the middle."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", WRITERS)
 def test_the_owner_goes_on_after_root_has_made(what: str, owned: Victim, runner: Runner) -> None:
     facts = facts_of(owned)
@@ -142,7 +142,7 @@ FIRST = {
 """Directories that the first command to need them makes: what root does, and then the owner."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("directory", FIRST)
 def test_the_owner_goes_on_after_root_has_made_the_directory(directory: str, owned: Victim, runner: Runner) -> None:
     """A commit that is decided, and that the owner cannot carry out, would block everything after it."""
@@ -233,7 +233,7 @@ KILLED = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("line", KILLED)
 def test_a_member_of_the_group_goes_on_after_another_was_killed_in_mid_commit(
     line: str, shared: Victim, runner: Runner

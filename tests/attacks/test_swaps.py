@@ -38,7 +38,7 @@ def arena(request: pytest.FixtureRequest) -> Make:
 
 @pytest.mark.parametrize("back", [False, True], ids=["and stays", "and is swapped back"])
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *GIT_SCENARIOS], ids=lambda each: each.name)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(3600)
 def test_a_swap_before_any_lookup_of_a_command_leads_nowhere(scenario: Scenario, back: bool, arena: Make) -> None:
     step = 1 if effort.SHARE >= 1 else 7
@@ -49,7 +49,7 @@ def test_a_swap_before_any_lookup_of_a_command_leads_nowhere(scenario: Scenario,
     assert not tally.escapes, f"{len(tally.escapes)} of {tally.swapped}:\n" + "\n".join(tally.escapes[:10])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.name in RACED], ids=lambda each: each.name)
 @pytest.mark.timeout(3600)
 def test_no_race_against_a_process_that_swaps_is_lost(scenario: Scenario, arena: Make) -> None:

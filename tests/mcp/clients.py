@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import json
 import os
@@ -23,7 +24,8 @@ from mcp.client.stdio import stdio_client
 
 from holdfast.__main__ import main
 from holdfast.issues.creating import NewIssue
-from holdfast.repository.opening import init_ledger, open_tracker
+from holdfast.repository.ledgers import init_ledger
+from holdfast.repository.opening import open_tracker
 from proof.forked import exit_with
 from tests.cli.commands import HOLDFAST, PATIENCE, environment
 from tests.support.homes import make_repository, records_of
@@ -135,7 +137,7 @@ def _become(server: StdioServerParameters) -> NoReturn:
     os.environ.clear()
     os.environ.update(server.env or {})
     sys.argv = ["holdfast", *server.args[len(HOLDFAST) - 1 :]]
-    exit_with(main)
+    contextvars.Context().run(exit_with, main)  # in a context of this process, an event loop is running
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

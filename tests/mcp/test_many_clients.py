@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from holdfast.issues.creating import NewIssue
-from holdfast.repository.opening import open_ledger, open_tracker
+from holdfast.repository.ledgers import open_ledger
+from holdfast.repository.opening import open_tracker
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from proof.effort import rounds

@@ -15,6 +15,7 @@ from holdfast.store.layout import Location, OpenDirectories
 from holdfast.store.memory import MemoryStore, MemoryWatch
 from holdfast.store.model import (
     Append,
+    Changes,
     Commit,
     Create,
     Decide,
@@ -198,6 +199,29 @@ class ReportsEverything(MemoryStore):
         return watch
 
 
+class ForgetsDeletions(MemoryStore):
+    """Does not report members that are gone."""
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
+        return super().changes(family, cursor)._replace(removed=frozenset())
+
+
+class MovesCursorsTooFar(MemoryStore):
+    """Returns the cursor of after the answer, not of before: a commit in between is never reported."""
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
+        found = super().changes(family, cursor)
+        time.sleep(0)  # lets a writer come in between
+        return found._replace(cursor=super().changes(family).cursor)
+
+
+class TrustsEveryCursor(MemoryStore):
+    """Takes a cursor of another store for its own."""
+
+    def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
+        return super().changes(family, f"{self._id} {len(self._log)}".encode() if cursor else b"")
+
+
 # --- The tests that must catch them ----------------------------------------------------------------
 
 
@@ -269,6 +293,9 @@ PLANTED: dict[str, Planted] = {
     "changes before the wait are missed": Planted(
         WatchesLate, C.test_a_change_by_another_client_is_reported, ("a family",)
     ),
+    "deletions are not reported": Planted(ForgetsDeletions, C.test_a_random_history_is_followed_exactly),
+    "a commit is skipped": Planted(MovesCursorsTooFar, C.test_no_change_of_concurrent_writers_is_missed, (), RACES),
+    "any cursor will do": Planted(TrustsEveryCursor, C.test_an_unknown_cursor_counts_as_none, (b"x",)),
     "all changes are reported": Planted(ReportsEverything, C.test_changes_to_unwatched_keys_are_not_reported),
 }
 
@@ -344,5 +371,5 @@ def test_the_contract_has_every_part_and_hides_no_test() -> None:
     ]
     names = [name for part in parts for name in vars(part) if name.startswith("test_")]
 
-    assert len(parts) == 7  # with the backend
+    assert len(parts) == 8  # with the backend
     assert len(names) == len(set(names)) > 50

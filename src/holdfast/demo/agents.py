@@ -20,7 +20,8 @@ from holdfast.issues.model import Priority
 from holdfast.issues.tracker import Tracker
 from holdfast.locks.kernel_locks import is_holding
 from holdfast.repository.init import initialise
-from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger, open_tracker
+from holdfast.repository.ledgers import OpenLedger, init_ledger, open_ledger
+from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 
 ROW = 6

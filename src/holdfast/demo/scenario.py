@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from holdfast.demo.agents import Agent, AgentExit, Stage, set_up
 from holdfast.demo.check import Audit, examine
 from holdfast.issues import rules as issue_rules
-from holdfast.issues.claims import HeldIssueClaim
+from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.model import CLAIMS, Issue, IssueClaim, State
 from holdfast.leases import rules as lease_rules
 from holdfast.leases.service import HeldLease

@@ -20,7 +20,8 @@ from holdfast.locks.identity import Holder
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.locks.retry import RetryConfig
 from holdfast.repository.agent import Assignment
-from holdfast.repository.opening import find_root, open_ledger, open_tracker
+from holdfast.repository.ledgers import open_ledger
+from holdfast.repository.opening import find_root, open_tracker
 from holdfast.repository.overview import find_workspace
 from holdfast.repository.payloads import worktree_name
 from holdfast.repository.repository import Repository, find_repository

@@ -14,7 +14,7 @@ from functools import partial
 from holdfast.clock import parse_duration
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld, LockTimeout, UsageFailure
 from holdfast.issues import reading
-from holdfast.issues.claims import Claimed
+from holdfast.issues.claims import Claimed, claimed_issue_to_json
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
 from holdfast.issues.prompt import Ending
@@ -27,7 +27,7 @@ from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
 from holdfast.repository.context import Consistency, Isolation, Proof, fenced
-from holdfast.repository.overview import look_around
+from holdfast.repository.overview import look_around, with_details
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
@@ -228,7 +228,7 @@ def _restore_in_place(
 def who(call: Call, given: arguments.Who | None = None) -> Record:
     """Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, the purpose,
     whether the holder is alive, who waits, and whether and how it can be reclaimed safely."""
-    return look_around(call.project.root, repo_locks=call.project.repo_locks()).as_record()
+    return with_details(look_around(call.project.root, repo_locks=call.project.repo_locks())).as_record()
 
 
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
@@ -256,7 +256,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
     call.undo = partial(_dropped, call, assignment.issue.id)
     claimed = Claimed(assignment.issue, assignment.claim.claim, assignment.taken_over_from)
     return {
-        **reading.claimed_issue_to_json(claimed),
+        **claimed_issue_to_json(claimed),
         "description": assignment.issue.description,
         "prompt": assignment.prompt(Ending.TOOL),
         "worktree": assignment.lease.worktree,

@@ -25,6 +25,7 @@ from holdfast.mcp import arguments, calls, tools
 from holdfast.mcp.calls import Answer, Call, Record, Step, carry_out
 from holdfast.mcp.held import ClientHoldings, ServerSettings
 from holdfast.mcp.tools import TOOLS
+from holdfast.store.open import sharing_connections
 
 ROOTS_TIMEOUT = 10.0  # for a client to name its roots
 _KEY = "roots"
@@ -89,7 +90,8 @@ Context = ServerRequestContext[Any]
 def serve(settings: ServerSettings) -> None:
     """Serve the client on standard input and output until it disconnects."""
     try:
-        anyio.run(_serve, settings)
+        with sharing_connections():
+            anyio.run(_serve, settings)
     except BaseExceptionGroup as group:  # of the tasks that were writing
         lost = group.subgroup(lambda each: isinstance(each, OSError))
         while isinstance(lost, BaseExceptionGroup):

@@ -101,7 +101,7 @@ def _history(call: Call, worktree: str | None = None) -> Record:
 
 
 def _ready(call: Call) -> Record:
-    found = call.project.tracker(call.actor).snapshot()
+    found = call.project.tracker(call.actor).summaries(finished=False)
     return reading.issues_to_json(found, found.ready())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from holdfast.git import configured
 from holdfast.setup.edits import HASH, MARKDOWN, Comment
 from holdfast.setup.json_entries import JsonEntry
 
@@ -47,13 +48,11 @@ if [ -x "$(dirname "$0")/pre-commit.before-holdfast" ]; then
 fi
 """
 
-MERGE_DRIVER = """\
+MERGE_DRIVER = f"""\
 [merge "holdfast"]
 	name = issues of Holdfast, field by field
-	driver = "holdfast hook merge %O %A %B %P || { git merge-file -q --marker-size=%L -L ours -L base -L theirs \
-%A %O %B; exit 1; }"
+	driver = "{configured.MERGE_DRIVER}"
 """
-"""If Holdfast cannot merge a file, or is not installed any more, git's own merge writes its conflict markers."""
 
 MERGED = """\
 **/.jit/issues/*.json merge=holdfast
