@@ -58,10 +58,8 @@ REASONS: dict[str, str] = {
     "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
     "holdfast.testing.contract_changes": "a part of the contract, beside the other parts",
     "holdfast.issues.layering": "a pure function of edges, which the tests ask without a page",
-    "holdfast.repository.timeline": "folds over records, which the tests ask without a page",
     "holdfast.web.export": "only `web --export` loads it",
     "holdfast.web.pages.graph": "a page, as each module beside it",
-    "holdfast.store.memory": "a store of its own: the model that the others are compared with",
 }
 """Why a module under 150 lines with one importer is a file of its own: module -> reason in one line."""
 

@@ -261,6 +261,18 @@ def test_issues_that_the_index_no_longer_lists_are_in_the_order_of_their_age(scr
         assert difference(tracker, finished=False) == ""
 
 
+def test_a_deleted_issue_that_others_depend_on_has_its_place_by_age(scratch: Path) -> None:
+    """Checkouts leave such files: the index calls the issue deleted, its file is there, and another one needs it."""
+    tracker = opened(FileStore(scratch), scratch)
+    tracker.initialise()
+    older, newer, last = [tracker.create(NewIssue(title=each)).id for each in ("older", "newer", "last")]
+    tracker.dependencies.add(last, older)
+    index = scratch / ".jit/index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"all_ids": [last], "deleted_ids": [older]}))
+    assert [each.id for each in tracker.snapshot()] == [last, older, newer]
+    assert difference(tracker, finished=False) == ""
+
+
 @pytest.mark.usefixtures("saved_often")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(HISTORIES))

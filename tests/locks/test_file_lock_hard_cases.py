@@ -395,7 +395,7 @@ def test_setting_the_wall_clock_neither_shortens_nor_prolongs_a_wait(
         monkeypatch.undo()
 
     assert 0.1 <= waited < PATIENCE / 2
-    assert 0.1 <= locker.statistics().seconds_waited < PATIENCE / 2
+    assert 0.09 <= locker.statistics().seconds_waited <= waited  # a little less: the call has begun before
 
 
 def test_a_wait_ends_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:

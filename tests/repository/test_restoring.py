@@ -560,6 +560,7 @@ def test_a_directory_restored_in_place_has_its_time_even_if_the_exchange_changes
         require_times(site)
 
 
+@pytest.mark.plain_home("git keeps no times of directories")
 def test_a_directory_restored_in_place_has_its_time_on_xfs(loop_mount: Callable[[str], LoopMount]) -> None:
     require_times(Site(loop_mount("xfs").path / "repository"))
 

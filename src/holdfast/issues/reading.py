@@ -100,7 +100,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet[Issue]:
     (found, others), issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     if not (listing.exists or found):
         raise NotInitialised("there is no issue tracker here")
-    more = _unlisted(store, listing, found) if before is None else [*_by_age(found), *others, *_created(store, before)]
+    more = _unlisted(store, listing, found) if before is None else [*found, *others, *_created(store, before)]
     for issue_id in dict.fromkeys((*listing.ids, *more)):
         issue = found.get(issue_id) or look_at(store, issue_id)  # none: it was deleted since
         if isinstance(issue, Broken):
@@ -108,13 +108,15 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet[Issue]:
         elif issue is not None:
             issues[issue_id] = issue
     _mend(store, issues, broken)
-    seen = IssueSet(issues, reading.at(store.now()), broken, claims=partial(read_claims, store))
+    listed = {each: issues[each] for each in listing.ids if each in issues}
+    ordered = listed | {each: issues[each] for each in _by_age(issues)}  # the others by age, however they were found
+    seen = IssueSet(ordered, reading.at(store.now()), broken, claims=partial(read_claims, store))
     seen.index_problem = listing.problem
     return seen
 
 
 def _unlisted(store: Store, listing: IssueListing, found: dict[str, Issue]) -> list[str]:
-    """The issues that no list contains, by age: git or another program brought the files.
+    """The issues that no list contains: git or another program brought the files.
 
     An issue that was created during the scan is listed by now. It is left out, because others that were created with it
     may have been missed.
@@ -124,7 +126,7 @@ def _unlisted(store: Store, listing: IssueListing, found: dict[str, Issue]) -> l
         return []  # the usual case
     now = read_listing(store)
     listed.update(now.ids, now.deleted)
-    return _by_age({each: issue for each, issue in found.items() if each not in listed})
+    return [each for each in found if each not in listed]
 
 
 def _by_age(found: dict[str, Issue]) -> list[str]:

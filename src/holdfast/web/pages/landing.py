@@ -113,7 +113,7 @@ def _outcomes(asked: PageRequest, entries: Sequence[Landing]) -> Html:
 # --- Batches ---------------------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
+class TestedBatch(NamedTuple):
     """Entries that were tested together, and the runs about them, the oldest first."""
 
     target: str
@@ -121,17 +121,17 @@ class Batch(NamedTuple):
     runs: list[CheckRun]
 
 
-def batches_of(runs: Iterable[CheckRun]) -> list[Batch]:
+def batches_of(runs: Iterable[CheckRun]) -> list[TestedBatch]:
     """The batches of some runs, both the oldest first. A run belongs to the smallest batch with all of its entries:
     tests of the whole, tests once more, and those of the parts that it was bisected into."""
-    found: list[Batch] = []
+    found: list[TestedBatch] = []
     for run in runs:
         entries = _entries(run)
         whole = [each for each in found if each.target == run.target and set(entries) <= set(each.entries)]
         if whole:
             min(whole, key=lambda each: len(each.entries)).runs.append(run)
         else:
-            found.append(Batch(run.target, entries, [run]))
+            found.append(TestedBatch(run.target, entries, [run]))
     return found
 
 
@@ -155,7 +155,7 @@ def batches_part(asked: PageRequest) -> Html:
     return join(shown, h("span", data_again="1000", hidden=True) if is_busy else None)
 
 
-def _batch(asked: PageRequest, batch: Batch, entries: Mapping[str, Landing], going: frozenset[str]) -> Html:
+def _batch(asked: PageRequest, batch: TestedBatch, entries: Mapping[str, Landing], going: frozenset[str]) -> Html:
     """What became of the entries, then one row per run with a mark for each entry that it tested."""
     members = [
         h("li", _link(asked.workspace, found), " ", h("span", found.state.value, class_=f"state {found.state.value}"))
@@ -185,7 +185,7 @@ def _batch(asked: PageRequest, batch: Batch, entries: Mapping[str, Landing], goi
     return h("div", title, h("ol", members, class_="members"), runs, class_="panel batch")
 
 
-def _marks(batch: Batch, run: CheckRun, kind: str) -> Html:
+def _marks(batch: TestedBatch, run: CheckRun, kind: str) -> Html:
     """A mark per entry of the batch: filled if the run tested it."""
     tested = set(_entries(run))
     marks = [h("span", class_=f"mark {kind}" if each in tested else "mark") for each in batch.entries]
