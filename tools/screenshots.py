@@ -89,7 +89,7 @@ def main() -> None:
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, in_home(Path(place)) as sample:
         roots = [sample.root, many_issues(Path(place), 500)]
-        with serving(roots, Path(place) / "data") as server, started_browser() as browser:
+        with serving(roots, Path(place) / "data", home=Path(place)) as server, started_browser() as browser:
             browser.open(server.one_time_address)
             time.sleep(20 if docs else 0)  # so that the timeline has something to show
             take(browser, target, f"http://127.0.0.1:{server.port}", sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from holdfast.ledger.log import Recorded
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
-from holdfast.repository.timeline import HeldSpan, held_at, issue_spans, lease_spans, node_spans, states_at
+from holdfast.repository.timeline import HeldSpan, issue_spans, lease_spans, node_spans, states_at
 from holdfast.store.audit import AuditEntry
 
 
@@ -28,13 +29,13 @@ def lease(worktree: str, holder: str) -> dict[str, object]:
 
 def test_a_lease_lasts_until_it_is_released() -> None:
     entries = [entry(10, "lock_acquired", **lease("main", "a")), entry(20, "lock_released", **lease("main", "a"))]
-    assert lease_spans(entries) == [HeldSpan("worktree", "main", "a", 10.0, 20.0, "released")]
+    assert list(lease_spans(entries)) == [HeldSpan("worktree", "main", "a", 10.0, 20.0, "released")]
 
 
 def test_a_stolen_lease_ends_when_it_expired() -> None:
     stolen = {"old": lease("main", "a"), "new": lease("main", "b"), "expired_at": format_instant(15)}
     found = lease_spans([entry(10, "lock_acquired", **lease("main", "a")), entry(20, "lock_stolen", **stolen)])
-    assert found == [
+    assert list(found) == [
         HeldSpan("worktree", "main", "a", 10.0, 15.0, "expired, and was taken over"),
         HeldSpan("worktree", "main", "b", 20.0, None),
     ]
@@ -60,7 +61,7 @@ def event(at: float, kind: str, **facts: object) -> IssueEvent:
     ],
 )
 def test_a_claim_ends_in_several_ways(last: IssueEvent, how: str) -> None:
-    first = issue_spans([event(1, "issue_claimed", assignee="a"), event(2, "issue_updated"), last])[0]
+    first = next(issue_spans([event(1, "issue_claimed", assignee="a"), event(2, "issue_updated"), last]))
     assert first == HeldSpan("issue", "x", "a", 1.0, 9.0, how)
 
 
@@ -69,14 +70,29 @@ def test_a_node_of_the_ledger_is_held_until_it_is_reaped() -> None:
         return Recorded(1, {"type": kind, "node_id": "1.2", "owner": "a", "timestamp": format_instant(at)})
 
     found = node_spans([recorded(1, "lock_acquired"), recorded(3, "lock_reaped"), recorded(4, "note")])
-    assert found == [HeldSpan("node", "1.2", "a", 1.0, 3.0, "expired")]
+    assert list(found) == [HeldSpan("node", "1.2", "a", 1.0, 3.0, "expired")]
 
 
 def test_what_was_held_at_a_moment() -> None:
-    spans = [HeldSpan("issue", "x", "a", 1.0, 3.0), HeldSpan("issue", "y", "b", 2.0, None)]
-    assert [each.what for each in held_at(spans, 2.5)] == ["x", "y"]
-    assert [each.what for each in held_at(spans, 3.0)] == ["y"]
-    assert list(held_at(spans, 0.5)) == []
+    ended, lasting = HeldSpan("issue", "x", "a", 1.0, 3.0), HeldSpan("issue", "y", "b", 2.0, None)
+    assert [ended.is_at(each) for each in (0.5, 1.0, 2.5, 3.0)] == [False, True, True, False]
+    assert [lasting.is_at(each) for each in (1.5, 2.0, 99.0)] == [False, True, True]
+    assert [ended.is_between(*each) for each in ((0.0, 1.5), (2.0, 2.5), (3.0, 4.0))] == [True, True, False]
+    assert [lasting.is_between(*each) for each in ((0.0, 2.0), (50.0, 60.0))] == [False, True]
+
+
+def test_a_long_history_is_folded_without_being_kept() -> None:
+    """Ten thousand claims of one issue: each is given out before the next one is read."""
+    read = 0
+
+    def history() -> Iterator[IssueEvent]:
+        nonlocal read
+        for read in range(10_000):
+            yield event(read, "issue_claimed", assignee=f"agent-{read}")
+
+    for number, span in enumerate(issue_spans(history())):
+        assert span.who == f"agent-{number}"
+        assert read <= number + 1
 
 
 def test_the_states_of_issues_at_every_moment_are_those_of_the_tracker(tmp_path: Path) -> None:
@@ -118,7 +134,7 @@ def test_an_issue_is_as_its_later_events_and_the_present_say() -> None:
 
 
 def test_unreadable_times_are_left_out() -> None:
-    assert issue_spans([IssueEvent(type="issue_claimed", issue_id="x", timestamp="yesterday")]) == []
+    assert list(issue_spans([IssueEvent(type="issue_claimed", issue_id="x", timestamp="yesterday")])) == []
 
 
 def test_the_audit_trail_of_a_repository_has_what_the_timeline_needs(tmp_path: Path) -> None:
@@ -126,5 +142,5 @@ def test_the_audit_trail_of_a_repository_has_what_the_timeline_needs(tmp_path: P
     with Repository(tmp_path / "repo", actor="agent:a") as repository:
         with repository.lease(purpose="work"):
             pass
-        found = lease_spans(repository.audit().read())
+        found = list(lease_spans(repository.audit().read()))
     assert [(each.what, each.who, each.how) for each in found] == [("main", "agent:a", "released")]

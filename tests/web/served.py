@@ -54,9 +54,11 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(roots: Sequence[Path], data: Path, *, port: int = 0, writable: bool = True) -> Iterator[WebServer]:
+def serving(
+    roots: Sequence[Path], data: Path, *, port: int = 0, writable: bool = True, home: Path | None = None
+) -> Iterator[WebServer]:
     """A server in a thread, until the end."""
-    settings = WorkspaceSettings("human:ada", None, data)
+    settings = WorkspaceSettings("human:ada", None, data, home)
     server = WebServer(workspaces_of(roots, settings), ServerOptions(port=port, writable=writable))
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": ready.set, "used": lambda: None})

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from holdfast.clock import format_instant
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.model import State
+from holdfast.issues.model import ClaimId, State
+from holdfast.repository.init import initialise
+from holdfast.repository.ledgers import init_ledger
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from holdfast.web import security
@@ -21,6 +26,8 @@ from holdfast.web import server as server_module
 from holdfast.web.contents import PAGES, PARTS
 from holdfast.web.export import export_pages
 from holdfast.web.html import h
+from holdfast.web.layout import PageRequest
+from holdfast.web.pages import timeline
 from holdfast.web.server import WebServer
 from holdfast.web.workspaces import WorkspaceSettings, workspaces_of
 from tests.cli.commands import PATIENCE, holdfast, wait_until
@@ -120,6 +127,36 @@ def test_hostile_records_stay_text_in_every_page(tmp_path: Path) -> None:
     content = tmp_path / "all.html"
     export_pages(workspaces_of([root], WorkspaceSettings("human:ada", None, tmp_path)), content)
     assert Markup(content.read_text()).scripts == []
+
+
+def test_the_timeline_shows_what_was_held_at_any_past_moment(tmp_path: Path) -> None:
+    """A year ago, and before more events than the page reads without a cursor."""
+    root = tmp_path / "fleet"
+    initialise(root)
+    tracker = open_tracker(root, actor="human:ada")
+    tracker.initialise()
+    issue = tracker.create(NewIssue(title="Mend the sail")).id
+    with Repository(root, actor="agent:maple") as repository, contextlib.closing(init_ledger(root)) as opened:
+        claimed = tracker.claims.claim(issue, tracker.claims.request("agent:birch", ttl=60.0))
+        with repository.lease(), opened.claims.claim("1.2", "agent:cedar"):
+            then = time.time()
+        tracker.claims.release(issue, ClaimId.parse(claimed.claim.claim_id), reason="")
+        for _ in range(timeline.RECENT // 500 + 1):
+            opened.ledger.append_many([{"type": "measured"}] * 500)
+    workspaces = workspaces_of([root], WorkspaceSettings("human:ada", None, tmp_path))
+
+    def at(instant: str) -> str:
+        asked = PageRequest(workspaces[0], workspaces, {"at": instant}, then + 400 * 86400, writable=False)
+        return str(PAGES["timeline"](asked).body)
+
+    for instant in (f"{then:.6f}", format_instant(then), format_instant(then).removesuffix("Z")):
+        _, _, held = at(instant).partition('id="then"')
+        for text in ("worktree main", "agent:maple", "Mend the sail", "agent:birch", "node 1.2", "agent:cedar"):
+            assert text in held, text
+        assert "In progress" in held
+    assert "Nothing was held then" in at(f"{then + 86400:.0f}")
+    assert "Nothing was held then" in at("1999-12-31T23:59")
+    assert "Nothing was held then" in at("9" * 15), "the future is now"
 
 
 def test_the_one_time_address_works_once(server: WebServer) -> None:

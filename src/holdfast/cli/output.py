@@ -218,7 +218,8 @@ def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[s
     """Print a table; the last column may be as wide as it needs."""
     if not rows:
         return
-    cells = [[printable(cell) for cell in row] for row in rows]
+    is_plain = "".join(map("".join, rows)).isprintable()  # asking once is faster than asking for each cell
+    cells = rows if is_plain else [[printable(cell) for cell in row] for row in rows]
     if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         _draw(columns, cells)
     else:

@@ -1,8 +1,9 @@
 """The timeline: past holders of worktrees, issues and nodes, and the states of issues at any moment, from the audit
 trail, the issue events and the ledger.
 
-Each function folds recorded events, and reads nothing of the present state. A lease or claim that was taken over had
-expired. One without an end is still held, or has expired and was not taken over.
+Each function folds recorded events, and reads nothing of the present state. It keeps only what is held at once, so the
+whole history can be folded. A lease or claim that was taken over had expired. One without an end is still held, or has
+expired and was not taken over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from holdfast.ledger.log import Recorded
 from holdfast.store.audit import AuditEntry
 
 WORKTREE, LEASE, ISSUE, NODE = "worktree", "lease", "issue", "node"
+_ABOUT_LEASES = ("lock_acquired", "lock_stolen", "lock_released", "lock_removed", "worktree_removed")
 _ENDS_ISSUE = {
     "issue_released": "released",
     "issue_completed": "finished",
@@ -39,63 +41,66 @@ class HeldSpan(NamedTuple):
     def is_at(self, instant: float) -> bool:
         return self.begin <= instant and (self.end is None or instant < self.end)
 
+    def is_between(self, begin: float, end: float) -> bool:
+        """Whether a part of it is in this time."""
+        return self.begin < end and (self.end is None or self.end > begin)
+
 
 class _Open:
-    """Spans while they are put together: at most one per thing is open."""
+    """What is held while events are folded: each thing at most once. What ends is given out."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._open: dict[str, tuple[str, float]] = {}
-        self.ended: list[HeldSpan] = []
+        self._held: dict[str, tuple[str, float]] = {}
 
-    def begin(self, what: str, who: str, at: float, how: str = "taken over") -> None:
-        self.end(what, at, how)
-        self._open[what] = who, at
+    def begin(self, what: str, who: str, at: float, how: str = "taken over") -> Iterator[HeldSpan]:
+        yield from self.end(what, at, how)
+        self._held[what] = who, at
 
-    def end(self, what: str, at: float, how: str) -> None:
-        if (known := self._open.pop(what, None)) is not None:
-            self.ended.append(HeldSpan(self._kind, what, known[0], known[1], max(at, known[1]), how))
+    def end(self, what: str, at: float, how: str) -> Iterator[HeldSpan]:
+        if (known := self._held.pop(what, None)) is not None:
+            yield HeldSpan(self._kind, what, known[0], known[1], max(at, known[1]), how)
 
-    def all(self) -> list[HeldSpan]:
-        return [*self.ended, *(HeldSpan(self._kind, what, *known, None) for what, known in self._open.items())]
+    def left(self) -> Iterator[HeldSpan]:
+        return (HeldSpan(self._kind, what, *known, None) for what, known in self._held.items())
 
 
-def lease_spans(entries: Iterable[AuditEntry]) -> list[HeldSpan]:
+def lease_spans(entries: Iterable[AuditEntry]) -> Iterator[HeldSpan]:
     """Who held the lease of each worktree, and each named lease."""
     of_worktrees, of_names = _Open(WORKTREE), _Open(LEASE)
     for each in entries:
-        at, facts = _instant(each.at), each.facts
-        if at is None:
+        if each.event not in _ABOUT_LEASES or (at := _instant(each.at)) is None:
             continue
-        new = facts.get("new")
+        facts, new = each.facts, each.facts.get("new")
         found = of_names if "name" in (new if isinstance(new, dict) else facts) else of_worktrees
         if each.event == "lock_acquired":
-            found.begin(_subject(facts), _holder(facts), at)
+            yield from found.begin(_subject(facts), _holder(facts), at)
         elif each.event == "lock_stolen":
             expired = _instant(str(facts.get("expired_at", "")))
             if isinstance(new, dict):
-                found.end(_subject(new), min(at, expired or at), "expired, and was taken over")
-                found.begin(_subject(new), _holder(new), at)
-        elif each.event in ("lock_released", "lock_removed"):
-            found.end(_subject(facts), at, each.event.removeprefix("lock_"))
+                yield from found.end(_subject(new), min(at, expired or at), "expired, and was taken over")
+                yield from found.begin(_subject(new), _holder(new), at)
         elif each.event == "worktree_removed":
-            of_worktrees.end(_subject(facts), at, "removed")
-    return [*of_worktrees.all(), *of_names.all()]
+            yield from of_worktrees.end(_subject(facts), at, "removed")
+        else:
+            yield from found.end(_subject(facts), at, each.event.removeprefix("lock_"))
+    yield from of_worktrees.left()
+    yield from of_names.left()
 
 
-def issue_spans(events: Iterable[IssueEvent]) -> list[HeldSpan]:
+def issue_spans(events: Iterable[IssueEvent]) -> Iterator[HeldSpan]:
     """Who had claimed each issue."""
     found = _Open(ISSUE)
     for each in events:
-        at = _instant(each.timestamp)
-        if at is None:
+        claimed, end = each.type == "issue_claimed", _issue_end(each)
+        if not (claimed or end) or (at := _instant(each.timestamp)) is None:
             continue
-        if each.type == "issue_claimed":
+        if claimed:
             how = "expired, and was taken over" if each.unknown.get("taken_over_from") else "taken over"
-            found.begin(each.issue_id, str(each.unknown.get("assignee") or "somebody"), at, how)
-        elif how := _issue_end(each):
-            found.end(each.issue_id, at, how)
-    return found.all()
+            yield from found.begin(each.issue_id, str(each.unknown.get("assignee") or "somebody"), at, how)
+        else:
+            yield from found.end(each.issue_id, at, end)
+    yield from found.left()
 
 
 def _issue_end(event: IssueEvent) -> str:
@@ -104,24 +109,20 @@ def _issue_end(event: IssueEvent) -> str:
     return _ENDS_ISSUE.get(event.type, "")
 
 
-def node_spans(events: Iterable[Recorded]) -> list[HeldSpan]:
+def node_spans(events: Iterable[Recorded]) -> Iterator[HeldSpan]:
     """Who had claimed each node of the ledger."""
     found = _Open(NODE)
     for each in events:
         kind, node = str(each.event.get("type")), str(each.event.get("node_id", ""))
-        at = _instant(str(each.event.get("timestamp", "")))
-        if at is None or not node:
+        if kind not in ("lock_acquired", "lock_released", "lock_reaped") or not node:
+            continue
+        if (at := _instant(str(each.event.get("timestamp", "")))) is None:
             continue
         if kind == "lock_acquired":
-            found.begin(node, str(each.event.get("owner", "somebody")), at)
-        elif kind in ("lock_released", "lock_reaped"):
-            found.end(node, at, "released" if kind == "lock_released" else "expired")
-    return found.all()
-
-
-def held_at(spans: Iterable[HeldSpan], instant: float) -> Iterator[HeldSpan]:
-    """What was held at an instant."""
-    return (each for each in spans if each.is_at(instant))
+            yield from found.begin(node, str(each.event.get("owner", "somebody")), at)
+        else:
+            yield from found.end(node, at, "released" if kind == "lock_released" else "expired")
+    yield from found.left()
 
 
 def states_at(events: Iterable[IssueEvent], instant: float, now: Iterable[IssueSummary] = ()) -> dict[str, State]:

@@ -1,16 +1,20 @@
-"""The timeline: one lane per worktree, issue and node, with its holders, and what was held at a chosen instant."""
+"""The timeline: one lane per worktree, issue and node, with its holders, and what was held at a chosen instant.
+
+To show an instant, however old, all events are folded; only what the page shows is kept in memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import Failure
 from holdfast.fs.names import shortened
-from holdfast.issues.model import IssueEvent, IssueSummary, State
-from holdfast.repository.timeline import ISSUE, HeldSpan, held_at, issue_spans, lease_spans, node_spans, states_at
+from holdfast.issues.model import IssueSummary, State
+from holdfast.repository.timeline import ISSUE, HeldSpan, issue_spans, lease_spans, node_spans, states_at
 from holdfast.web.html import Child, Html, h, join
 from holdfast.web.layout import SHORT, STATES, Page, PageRequest, address, empty, moment, section, table
 from holdfast.web.workspaces import Workspace
@@ -25,37 +29,24 @@ WINDOWS = (
     ("30d", 30 * 86400.0),
 )
 _DAY = WINDOWS[4][1]
-MOST_LANES, MOST_SPANS, MOST_EVENTS = 120, 4_000, 20_000
+MOST_LANES, MOST_SPANS = 120, 4_000
+RECENT = 2_000  # events of the ledger that are read if no instant is chosen
 LEFT, WIDTH, LANE, TOP = 210, 1400, 24, 26  # pixels of the picture: labels, whole width, height of a lane, the axis
 _COLOURS = 8
+_LOCAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?")  # what the field of a form sends, without a zone
 Place = Callable[[float], float]
 """From an instant to a distance from the left."""
 
 
 def timeline_page(asked: PageRequest) -> Page:
-    events = _issue_events(asked.workspace)
-    spans = _all_spans(asked.workspace, events)
-    length = dict(WINDOWS).get(asked.query.get("last", "")) or _fitting(spans, asked.now)
-    cursor = _instant(asked.query.get("at", ""))
-    end = asked.now if cursor is None or cursor > asked.now - length else min(asked.now, cursor + length / 2)
-    begin = end - length
-    titles = _titles(asked.workspace, spans)
-    seen = [each for each in spans if each.begin < end and (each.end is None or each.end > begin)][-MOST_SPANS:]
-    switch = [
-        h(
-            "a",
-            name,
-            href=address(asked.workspace, "timeline", last=name),
-            aria_current="true" if seconds == length else None,
-        )
-        for name, seconds in WINDOWS
-    ]
-    tools = h("p", "Last ", switch, class_="tools windows")
-    if not seen:
-        hint = empty("Nothing was held during this time. The audit trail has every change:", "holdfast audit")
-        return Page("Timeline", "timeline", join(tools, hint), "holdfast audit")
-    body = join(
-        tools,
+    cursor, chosen = _instant(asked.query.get("at", ""), asked.now), dict(WINDOWS).get(asked.query.get("last", ""))
+    begin, end = _window(asked.now, cursor, chosen or _DAY)
+    seen, then = _seen(asked.workspace, begin, end, cursor)
+    length = chosen or _fitting(seen, asked.now)
+    begin, end = _window(asked.now, cursor, length)
+    seen = [each for each in seen if each.is_between(begin, end)][-MOST_SPANS:]
+    titles = _titles(asked.workspace, [*seen, *then])
+    drawn = (
         h(
             "div",
             _picture(asked, seen, titles, begin, end, cursor),
@@ -65,12 +56,49 @@ def timeline_page(asked: PageRequest) -> Page:
             data_end=f"{end:.3f}",
             data_left=LEFT,
             data_width=WIDTH,
-        ),
-        join(_at(asked, spans, titles, cursor), _states(asked, events, cursor))
-        if cursor is not None
-        else h("p", "Click a moment to see what was held then, and the states of issues.", class_="dim"),
+        )
+        if seen
+        else empty("Nothing was held during this time. The audit trail has every change:", "holdfast audit")
+    )
+    body = join(
+        _tools(asked, length, cursor),
+        drawn,
+        join(_at(asked, then, titles, cursor), _states(asked, cursor)) if cursor is not None else None,
     )
     return Page("Timeline", "timeline", body, "holdfast audit --since 24h", scripts=("timeline.js",))
+
+
+def _window(now: float, cursor: float | None, length: float) -> tuple[float, float]:
+    """The time that the picture shows: the last, or around the cursor if that is earlier."""
+    end = now if cursor is None or cursor > now - length else min(now, cursor + length / 2)
+    return end - length, end
+
+
+def _tools(asked: PageRequest, length: float, cursor: float | None) -> Html:
+    """The lengths to choose from, and the instant."""
+    switch = [
+        h(
+            "a",
+            name,
+            href=address(asked.workspace, "timeline", last=name),
+            aria_current="true" if seconds == length else None,
+        )
+        for name, seconds in WINDOWS
+    ]
+    value = format_instant(cursor)[:19] if cursor is not None else None
+    last = asked.query.get("last")
+    form = h(
+        "form",
+        h("input", type="hidden", name="last", value=last) if last else None,
+        h("label", "Held at (UTC) ", h("input", name="at", type="datetime-local", step=1, required=True, value=value)),
+        h("button", "Show"),
+        h("span", "or click a moment in the picture.", class_="dim"),
+        action=address(asked.workspace, "timeline"),
+        method="get",
+        class_="filter",
+        aria_label="Choose a moment",
+    )
+    return join(h("p", "Last ", switch, class_="tools windows"), form)
 
 
 def _fitting(spans: Sequence[HeldSpan], now: float) -> float:
@@ -79,22 +107,37 @@ def _fitting(spans: Sequence[HeldSpan], now: float) -> float:
     return next((length for _, length in WINDOWS if now - first < length < _DAY), _DAY)
 
 
-def _issue_events(workspace: Workspace) -> list[IssueEvent]:
-    """The last events of issues."""
+def _seen(
+    workspace: Workspace, begin: float, end: float, cursor: float | None
+) -> tuple[list[HeldSpan], list[HeldSpan]]:
+    """The last spans of this time, and all those at the cursor."""
+    seen: list[HeldSpan] = []
+    then: list[HeldSpan] = []
+    for spans in (_of_issues(workspace), _of_leases(workspace), _of_nodes(workspace, everything=cursor is not None)):
+        last = deque[HeldSpan](maxlen=MOST_SPANS)
+        for each in spans:
+            if each.is_between(begin, end):
+                last.append(each)
+            if cursor is not None and each.is_at(cursor):
+                then.append(each)
+        seen += last
+    return sorted(seen, key=lambda each: each.begin), sorted(then, key=lambda each: (each.kind, each.begin))
+
+
+def _of_issues(workspace: Workspace) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.tracker() as tracker:
-        return [each.record for each in deque(tracker.events(), maxlen=MOST_EVENTS)]
-    return []
+        yield from issue_spans(each.record for each in tracker.events())
 
 
-def _all_spans(workspace: Workspace, events: Iterable[IssueEvent]) -> list[HeldSpan]:
-    """Everything that was held, as far as it was recorded; what is not in use here is left out."""
-    found = issue_spans(events)
+def _of_leases(workspace: Workspace) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.repository() as repository:
-        found += lease_spans(deque(repository.audit().read(), maxlen=MOST_EVENTS))
+        yield from lease_spans(repository.audit().read())
+
+
+def _of_nodes(workspace: Workspace, *, everything: bool) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.ledger() as opened:
-        after = max(0, opened.ledger.sequence - MOST_EVENTS // 10)
-        found += node_spans(opened.ledger.events(after=after))
-    return sorted(found, key=lambda each: each.begin)
+        after = 0 if everything else max(0, opened.ledger.sequence - RECENT)
+        yield from node_spans(opened.ledger.events(after=after))
 
 
 def _titles(workspace: Workspace, spans: Iterable[HeldSpan]) -> dict[str, str]:
@@ -192,11 +235,11 @@ def _at(asked: PageRequest, spans: Iterable[HeldSpan], titles: dict[str, str], c
     """What was held at the moment of the cursor."""
     then = format_instant(cursor)
     rows: list[list[Child]] = []
-    for each in held_at(spans, cursor):
+    for each in spans:
         what: Child = _name(each, titles)
         if each.kind == ISSUE:
             what = h("a", what, href=address(asked.workspace, "issue", each.what))
-        rows.append([what, each.who, moment(format_instant(each.begin), asked.now), each.how or "still held"])
+        rows.append([what, each.who, moment(format_instant(each.begin), asked.now), each.how or "no end is recorded"])
     title = join("Held at ", h("time", then[:19].replace("T", " ") + " UTC", datetime=then))
     found = (
         table(("What", "By", "Since", "How it ended"), rows, label="Held then")
@@ -206,12 +249,13 @@ def _at(asked: PageRequest, spans: Iterable[HeldSpan], titles: dict[str, str], c
     return h("section", h("h2", title, h("span", len(rows), class_="count")), found, id="then")
 
 
-def _states(asked: PageRequest, events: Iterable[IssueEvent], cursor: float) -> Html | None:
+def _states(asked: PageRequest, cursor: float) -> Html | None:
     """How many issues were in each state at the moment of the cursor, and those in progress."""
     issues: dict[str, IssueSummary] = {}
-    with contextlib.suppress(Failure):
+    states: dict[str, State] = {}
+    with contextlib.suppress(Failure), asked.workspace.tracker() as tracker:
         issues = {each.id: each for each in asked.workspace.issues()}
-    states = states_at(events, cursor, issues.values())
+        states = states_at((each.record for each in tracker.events()), cursor, issues.values())
     counts = Counter(states.values())
     legend = [
         h("span", h("span", class_=f"dot {state.value}", aria_hidden="true"), f"{title} ", h("strong", counts[state]))
@@ -238,8 +282,10 @@ def _states(asked: PageRequest, events: Iterable[IssueEvent], cursor: float) -> 
     return section("Issues then", h("p", legend, class_="legend"), listed, count=len(states), id_="issues-then")
 
 
-def _instant(text: str) -> float | None:
+def _instant(text: str, now: float) -> float | None:
+    """A past instant: seconds since 1970, or a date and time."""
     try:
-        return float(text) if text.replace(".", "", 1).isdigit() and len(text) < 20 else parse_instant(text)
+        is_number = text.replace(".", "", 1).isdigit()
+        return min(now, float(text) if is_number else parse_instant(f"{text}Z" if _LOCAL.fullmatch(text) else text))
     except ValueError:
         return None
