@@ -387,7 +387,7 @@ def test_landings_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     report = landing.run(quick=True)
 
     assert report.notes == []
-    assert list(report.tables[0].rows) == [landing.OURS, landing.FLOOR]
+    assert list(report.tables[0].rows) == [landing.OURS, landing.FLOOR, landing.SYNCED]
     assert all(target.measured is not None for target in report.targets)
 
 
