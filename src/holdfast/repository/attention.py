@@ -91,12 +91,13 @@ def read_situation(
     troubles of the overview say why. `address` is the store of the issues, if it is not the configured one; `issues`
     are those that were read before, if none has changed."""
     situation = Situation(overview, issues)
-    if issues is None:
+    if issues is None and overview.is_reachable:
         with contextlib.suppress(Failure):
             situation = situation._replace(issues=read_issues(overview.root, address))
-    with contextlib.suppress(Failure), Repository(overview.root, to_examine=True) as repository:
-        situation = situation._replace(findings=tuple(store_findings(repository)))
-        situation = situation._replace(landings=read_landings(repository))
+    if overview.is_reachable:  # else every look would wait for the server again
+        with contextlib.suppress(Failure), Repository(overview.root, to_examine=True) as repository:
+            situation = situation._replace(findings=tuple(store_findings(repository)))
+            situation = situation._replace(landings=read_landings(repository))
     with contextlib.suppress(OSError):
         situation = situation._replace(free_space=calls.free_space(overview.root))
     return situation

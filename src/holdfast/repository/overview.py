@@ -67,6 +67,7 @@ class Overview(NamedTuple):
     conflicts: tuple[WorktreeConflict, ...] = ()
     agents: tuple[AgentRow, ...] = ()
     attention: tuple[Attention, ...] = ()
+    is_reachable: bool = True  # whether every server answered
 
     def as_record(self) -> dict[str, object]:
         """The overview as JSON values."""
@@ -142,7 +143,8 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
             if kind in stores and isinstance(failure, StoreUnavailable):
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
-    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles), agents=agent_rows(holdings))
+    agents = agent_rows(holdings)
+    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles), agents=agents, is_reachable=not away)
 
 
 def with_details(overview: Overview, *, address: str | None = None) -> Overview:
@@ -164,7 +166,7 @@ def changed_files(overview: Overview) -> dict[str, int]:
 
 def with_conflicts(overview: Overview) -> Overview:
     """The overview with the conflicts of worktrees, if these are worktrees of git. They take a look at every file."""
-    if not is_git_home(str(overview.root)):
+    if not (overview.is_reachable and is_git_home(str(overview.root))):
         return overview
     from holdfast.repository.conflicts import find_conflicts
 
