@@ -374,8 +374,8 @@ def refs(git: Git) -> dict[str, str]:
 def _listed(git: Git) -> dict[str, list[str]]:
     """The object of each reference. For a tag, which a push or fetch by the user's own rules leaves here, also the
     commit that it leads to."""
-    found = git.run("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", SNAPSHOTS).decode(errors="replace")
-    records = (line.removeprefix(SNAPSHOTS).split() for line in found.splitlines())
+    found = git.run("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", SNAPSHOTS)
+    records = (line.removeprefix(SNAPSHOTS).split() for line in found.decode(errors="replace").splitlines())
     return {name: oids for name, *oids in records}
 
 
