@@ -45,7 +45,7 @@ def test_a_swap_before_any_lookup_of_a_command_leads_nowhere(scenario: Scenario,
     tally = swept(arena(scenario), range(1 + effort.SEED % step, MOST_LOOKUPS, step), back=back)
     effort.tried["swaps before a lookup"] += tally.swapped
 
-    assert tally.swapped > 0
+    assert tally.swapped > 0 or step > 1  # a sample may begin behind the last lookup of a short command
     assert not tally.escapes, f"{len(tally.escapes)} of {tally.swapped}:\n" + "\n".join(tally.escapes[:10])
 
 
