@@ -225,8 +225,8 @@ def test_a_command_that_ignores_the_request_to_terminate_is_killed(repo: Path) -
     assert is_gone(pid)
 
 
-WRITER = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
-"""A process that stays in the worktree."""
+WRITER = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
+"""A process that stays in the worktree. It writes its line at once: two of them share a pipe."""
 LEAVING = f"""
 import os, sys
 if os.fork() == 0:

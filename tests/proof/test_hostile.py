@@ -141,17 +141,19 @@ def test_a_planted_hang_is_found_says_where_and_its_children_are_ended(hang: str
 def test_a_command_that_a_busy_machine_keeps_waiting_does_not_hang(victim: Victim) -> None:
     """It cannot run for many times its limit, as if other processes had the processors all the time."""
 
+    limit = 0.5  # to be forked takes a tenth on a busy machine
+
     def kept_waiting() -> int:
-        command, limit = os.getpid(), 0.1
+        command = os.getpid()
         if os.fork() == 0:
             os.setsid()
-            time.sleep(10 * limit)  # the busy time itself, not a wait for something
+            time.sleep(4 * limit)  # the busy time itself, not a wait for something
             os.kill(command, signal.SIGCONT)
             os._exit(0)
         os.kill(command, signal.SIGSTOP)
         return 0
 
-    outcome = ending(victim, kept_waiting, limit=0.1)
+    outcome = ending(victim, kept_waiting, limit=limit)
     assert outcome.status == 0, outcome
 
 
