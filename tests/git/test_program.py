@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,21 @@ def test_a_name_with_a_nul_byte_is_refused_as_git_refuses_names(checkout: Path) 
     assert "\0" not in str(failed.value)
     with pytest.raises(NotFound):
         linked.commit_of(Git(checkout / ".git"), "refs/heads/a\0b")
+
+
+def test_a_git_that_reads_slowly_gets_all_of_its_input(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a pipe holds, and for longer than the time between two looks at it."""
+    real, content = shutil.which("git"), b"0123456789abcde\n" * (1 << 16)
+    slow = write(tmp_path / "bin/git", f'#!/bin/sh\ncase "$*" in *hash-object*) sleep 0.3 ;; esac\nexec {real} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(program, "_LOOK", 0.05)
+
+    named = Git(checkout / ".git").run("hash-object", "-w", "--stdin", content=content).decode().strip()
+
+    assert Git(checkout / ".git").run("cat-file", "blob", named) == content
 
 
 def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:

@@ -7,6 +7,7 @@ configuration names need the user's approval (`git/configured.py`), unless Holdf
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import IO, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
 from holdfast.fs import calls
@@ -329,15 +330,23 @@ def _completed(
 def _communicate(running: subprocess.Popen[bytes], content: bytes) -> _Ended:
     """Give git its input and wait until it ends. It may work for hours, but must not wait for a named pipe that is in
     place of one of its files."""
-    given: bytes | None = content
+    stdin, running.stdin = running.stdin, None  # after a timeout, `communicate` would pass no more of the input
+    if content:
+        threading.Thread(target=_feed, args=(stdin, content), daemon=True).start()
+    elif stdin is not None:
+        stdin.close()
     while True:
         try:
-            output, said = running.communicate(given, timeout=_LOOK)
+            output, said = running.communicate(timeout=_LOOK)
             return _Ended(running.returncode, output, said)
         except subprocess.TimeoutExpired:
-            given = None  # what is left of it is still to be passed
             if end_if_it_waits_for_a_pipe(running.pid):
                 return _Ended(_WAITED, b"", _PIPE)
+
+
+def _feed(stdin: IO[bytes], content: bytes) -> None:
+    with contextlib.suppress(OSError), stdin:  # git may end before it has read everything
+        stdin.write(content)
 
 
 def _failed(arguments: tuple[str, ...], status: int, stderr: str) -> GitFailed:
