@@ -142,8 +142,8 @@ def _gates_part(asked: PageRequest, issue: Issue, gates: Mapping[str, Gate], run
                 action_form(asked, "gate-pass", "Pass", **hidden), action_form(asked, "gate-fail", "Fail", **hidden)
             )
         mark = h("span", status.value, class_=_GATE_MARKS[status])
-        rows.append([h("strong", key), mark, by, moment(last.completed_at, asked.now) if last else NOT_KNOWN, decide])
-    columns = ("Gate", "Status", "Decided by", "Last run", "")
+        rows.append([h("strong", key), mark, decide, by, moment(last.completed_at, asked.now) if last else NOT_KNOWN])
+    columns = ("Gate", "Status", "", "Decided by", "Last run")
     return section("Gates", table(columns, rows, label="Gates"), [_run(asked, each) for each in reversed(runs)])
 
 

@@ -10,6 +10,9 @@ function instantAt(event) {
   return { x: at.x, instant: +begin + share * (end - begin), inside: share >= 0 && share <= 1 };
 }
 
+// Where the lanes are wider than the screen, show their end: the present.
+if (place && !new URL(location.href).searchParams.has("at")) place.scrollLeft = place.scrollWidth;
+
 place?.addEventListener("pointermove", (event) => {
   const { x, inside } = instantAt(event);
   const line = document.getElementById("pointer");
