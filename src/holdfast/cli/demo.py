@@ -87,7 +87,6 @@ def demo(
 
 
 def _land(output: Output, workers: int, issues: int, seed: int) -> int:
-    """Run the demo of landing; return the exit status."""
     from holdfast.demo.landing import play
 
     own = [sys.executable, "-P", "-m", "holdfast"]

@@ -45,9 +45,8 @@ group = Group("gc", help=HELP)
 def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
     """Show which snapshots can be deleted, which are kept and why, and the reclaimable size.
 
-    Deletes nothing, except that it first finishes a 'gc run' that was killed, unless it is a dry run.
-
-    The plan is stored under an id and can be run for one day.
+    Deletes nothing, except that it first finishes a 'gc run' that was killed, unless it is a dry run. The plan is
+    stored under an id and can be run for one day.
 
     \b
     Examples:

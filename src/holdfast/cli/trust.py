@@ -152,8 +152,7 @@ def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dic
 
 
 def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int | None:
-    """Prove that this machine sees the right files, and admit other machines. With `adopt`, begin a new epoch instead,
-    and return it."""
+    """Prove this machine, and admit others; with `adopt`, begin a new epoch instead, and return it."""
     from holdfast.repository.repository import Repository
 
     try:

@@ -239,9 +239,8 @@ def remove(
     Its snapshots stay until garbage collection. A pin protects the last one, which has the worktree's content, for 30
     days. To bring the worktree back, restore that snapshot.
 
-    If several machines share the repository ('holdfast join'), remove a worktree in the clone that has its directory.
-    With --lost, only its record is deleted; if NAME is the checkout of a clone, the records of all worktrees of that
-    clone.
+    If several machines share the repository ('holdfast join'), remove a worktree in the clone that has it. With --lost,
+    only its record is deleted; if NAME is the checkout of a clone, the records of all worktrees of that clone.
 
     Teardown commands ('holdfast config') run first. The removal is refused if one fails, while another holder has the
     lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which.

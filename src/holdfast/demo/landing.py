@@ -169,7 +169,6 @@ class _Crew:
 
 
 def _findings(repository: Repository, top: Path, issues: int) -> Iterator[str]:
-    """Findings about the branch, the issues and the checkout."""
     landings, git = Landings(repository, actor=ACTOR), _git(top)
     if landings.queued() or any(each.intent for each in landings.targets()):
         yield "something is still queued"

@@ -94,8 +94,7 @@ class ClientHoldings:
             raise _client_gone()
 
     def take_work(self, issue: str | None) -> Work:
-        """Stop holding work, and return it, so that no other request can finish it. `NotFound` if this server did not
-        claim it, `Ambiguous` if several match."""
+        """Stop holding work, and return it, so that no other request can finish it meanwhile."""
         with self._lock:
             found = [name for name in self._work if name.startswith(issue or "")]
             if len(found) == 1:

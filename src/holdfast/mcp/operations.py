@@ -138,8 +138,7 @@ def _given_back(call: Call, key: WorktreeKey) -> Lease:
 def proven(
     call: Call, repository: Repository, key: WorktreeKey, lock_id: str | None, purpose: str
 ) -> Iterator[Proof | None]:
-    """Yield the proof needed to publish: of the named or held lease, else of one acquired for this block; None in a
-    shared worktree."""
+    """Yield the proof needed to publish: of the named or held lease, else of a lease acquired for this block."""
     if repository.config(key.worktree).isolation is Isolation.SHARED:
         yield None
         return
@@ -192,9 +191,8 @@ def history(call: Call, given: arguments.ReadHistory) -> Record:
 
 
 def restore(call: Call, given: arguments.Restore) -> Record:
-    """Restore a snapshot into a new worktree (nothing that exists changes), or with in_place into the worktree itself.
-    In place, the old content is saved as a snapshot first. In a git checkout, only files that differ change; elsewhere,
-    the directory is replaced, and programs in it stay in the old one."""
+    """Restore a snapshot into a new worktree, or with in_place into the worktree itself, after saving its content as a
+    snapshot. Outside git checkouts, in_place replaces the directory, and programs in it stay in the old one."""
     repository, key = _keyed(call, given.worktree)
     if given.in_place and given.into:
         raise UsageFailure("into is for a new worktree, not for in_place", hint="Leave one of them out.")
