@@ -206,7 +206,7 @@ def test_nonblock_and_wait_are_mutually_exclusive(lock: Path) -> None:
     result = holdfast("lock", "run", lock, "--nonblock", "--wait", "1s", "--", "true")
 
     assert result.returncode == 2
-    assert "exclude each other" in result.stderr
+    assert "cannot be used together" in result.stderr
 
 
 def test_shared_holders_coexist_and_exclude_an_exclusive_one(lock: Path) -> None:

@@ -90,7 +90,7 @@ def test_finishing_an_issue_names_the_gates_that_are_not_passed(do: Do) -> None:
 
     assert do("issue", "finish", issue).stdout.splitlines() == [
         f"finished {issue[:8]} (gated): x",
-        "  done when these are passed: review",
+        "  done when these gates pass: review",
     ]
 
 
@@ -171,7 +171,7 @@ def test_gates_are_defined_required_checked_and_passed(do: Do, scratch: Path) ->
     assert do("gate", "define", "tests").returncode == 4
     issue = create(do, "x", "--gate", "review")
     assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} requires review, tests\n"
-    assert "done when these are passed: review, tests" in do("issue", "update", issue, "--state", "done").stdout
+    assert "done when these gates pass: review, tests" in do("issue", "update", issue, "--state", "done").stdout
     failed = do("gate", "check", issue, "--json")
     assert (failed.returncode, error(failed)["code"]) == (1, "E_GATE_FAILED")
     assert "No such file" in error(failed)["runs"][0]["stderr"]

@@ -158,7 +158,7 @@ def test_everything_that_may_take_long_shows_its_progress(
     assert "] 3 of 3 files" in run("restore", "head")
     assert "] 3 of 3 files" in run("export", "head", str(tmp_path / "copy"))
     assert "] 1 of 1 snapshots" in run("verify")
-    assert "Looking for what can be deleted" in run("gc", "plan")
+    assert "Looking for snapshots to delete" in run("gc", "plan")
     assert "] 1 of 1 snapshots" in run("doctor", "--strict")
     assert "] 1 of 1 snapshots" in run("doctor", "--fix")
     moved = run("migrate", root, "--to", f"file://{tmp_path}/elsewhere")

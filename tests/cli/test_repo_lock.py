@@ -185,7 +185,7 @@ def test_the_message_says_that_the_command_was_ended_and_why(data_dir: Path) -> 
     with RepoLockHeld(data_dir, "here", "--stale-after", "1s") as holder:
         lock_file(data_dir).unlink()
         assert holder.process.wait(PATIENCE) == 5
-        assert "The command was ended: the lock was broken or taken over" in holder.finish().stderr
+        assert "The command was stopped: the lock was broken or taken over" in holder.finish().stderr
 
 
 class Held(HeldRepoLock):

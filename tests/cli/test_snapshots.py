@@ -465,7 +465,7 @@ def test_a_file_too_many_in_a_snapshot_is_for_people_to_remove(root: Path) -> No
     for arguments in ((), ("--repair",)):
         told = call(root, "verify", first, *arguments).stderr
         assert "file~: it is not in the manifest" in told
-        assert "Remove what is not in the manifest" in told
+        assert "Remove the extra entries" in told
         assert "backup" not in told
 
 

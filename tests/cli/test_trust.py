@@ -99,7 +99,7 @@ def test_an_import_says_which_checkers_it_brings(root: Path) -> None:
     gates = {"brought": {"checker": {"type": "exec", "command": "touch planted"}}, "review": {"title": "review"}}
     text = json.dumps({"issues": [], "gates": gates})
     said = holdfast("issue", "import", "-", "--repo", root, stdin=text).stdout
-    assert "the gate brought brings the checker: touch planted" in said
+    assert "the gate brought comes with the checker: touch planted" in said
     assert "holdfast trust" in said
     again = data(holdfast("issue", "import", "-", "--repo", root, "--json", stdin=text))
     assert again["checkers"] == {}

@@ -559,7 +559,7 @@ def test_the_next_deinit_finishes_one_that_was_killed(
     done = holdfast("deinit", cwd=path / "src")
     again = holdfast("deinit", cwd=path)
 
-    assert done.stdout == f"Removed what an interrupted deinit had left in {path}/.git.\n"
+    assert done.stdout == f"Removed the leftovers of an interrupted deinit in {path}/.git.\n"
     assert git("for-each-ref", "refs/holdfast", at=path) == ""
     assert not (path / ".git/holdfast.removed").exists()
     assert (again.returncode, "not in a Holdfast repository" in again.stderr) == (3, True)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 SHELLS = frozenset(["sh", "ash", "bash", "dash", "fish", "ksh", "zsh"])
 NOT_SAVED = "The outcome is recorded, but no snapshot of the work was taken. It is still in the worktree {}."
 LOST = """\
-The command was ended: the claim or the lease was lost, so another agent may have this work.
+The command was stopped: the claim or the lease was lost, so another agent may have this work.
 None of it was published. Its files are still in the worktree."""
 
 group = Group("agent", help="Let agents work through the queue, one issue at a time.")
@@ -58,7 +58,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @ignore_touches_option
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--isolated", is_flag=True, help="Create the worktree as a clone, for an agent in a sandbox.")
-@consistency_option("the snapshot", default="it is taken again, then as best_effort with a warning")
+@consistency_option("the snapshot", default="retry, then best_effort with a warning")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
     "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
@@ -92,33 +92,33 @@ def run(
 ) -> int:
     """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
-    In its arguments, {prompt} becomes the task as text: the issue, the outcomes of its dependencies, notes of earlier
-    attempts, its gates, and what to do at the end. {title}, {id} and {worktree} (its path) are replaced too; all other
-    braces stay. A script should read the task from the file HOLDFAST_PROMPT_FILE instead: in the code of 'sh -c', texts
-    of the issue would be run, so {prompt} and {title} are refused there.
+    In its arguments, {prompt} is replaced with the task as text: the issue, the outcomes of its dependencies, notes of
+    earlier attempts, its gates, and what to do at the end. {title}, {id} and {worktree} (its path) are replaced too;
+    all other braces stay. A script should read the task from the file HOLDFAST_PROMPT_FILE instead: in the code of 'sh
+    -c', the shell would run text of the issue, so {prompt} and {title} are refused there.
 
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
-    If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
-    goes back to the queue when the claim expires, and no work is lost. If something keeps writing, the snapshot is
-    taken again, then as best effort, with a warning. If none can be taken, the outcome still counts, the work
-    stays in the worktree, and the status says why.
+    If it fails, the same happens, but the issue goes back to the queue. If COMMAND or Holdfast is killed, the issue
+    goes back to the queue when the claim expires, and no work is lost. If files keep changing, the snapshot is retried,
+    then taken as best_effort, with a warning. If no snapshot can be taken, the outcome still counts, the work stays in
+    the worktree, and the exit status says why.
 
-    In a git checkout, a warning says if the worktree already conflicts with another one, or with the branch that work
-    lands on ('holdfast conflicts').
+    In a git checkout, a warning is printed if the worktree already conflicts with another worktree, or with the branch
+    that work lands on ('holdfast conflicts').
 
     A new worktree is set up first ('holdfast config'). If that fails, COMMAND is not started, the issue goes back to
     the queue, and the next attempt repeats the setup.
 
     COMMAND has HOLDFAST_PROMPT_FILE, HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
-    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is stopped (SIGTERM, then SIGKILL)
-    and its work is not published. If the command itself finishes or releases the issue ('holdfast issue finish'), that
-    outcome stands. Exits with the status of the command, or with 3 if there is nothing to do.
+    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, COMMAND is stopped (SIGTERM, then SIGKILL) and
+    its work is not published. If COMMAND itself finishes or releases the issue ('holdfast issue finish'), that outcome
+    stands. Exits with the status of COMMAND, or with 3 if there is nothing to do.
 
-    With --land, the work of a command that succeeds is committed and queued for a branch ('holdfast land'), and the
-    issue is done when it has landed, not before. If it conflicts or fails a check, the issue goes back to the queue,
-    and the prompt of the next attempt says why (status 4 or 1).
+    With --land, the work of a COMMAND that succeeds is committed and queued for a branch ('holdfast land'), and the
+    issue is done only when the work has landed. If the work conflicts or fails a check, the issue goes back to the
+    queue, and the prompt of the next attempt says why (status 4 or 1).
 
-    The worktree stays when the issue is done, so that you can review the work and bring it into main. Remove it then
+    The worktree is kept when the issue is done, so that you can review the work and bring it into main. Then remove it
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
     for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
 
@@ -160,7 +160,7 @@ def run(
 
 
 class AgentRun(NamedTuple):
-    """The command to run on an issue, and what happens when it has ended."""
+    """The command to run on an issue, and what to do when it has ended."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -171,7 +171,7 @@ class AgentRun(NamedTuple):
 
 
 class AgentResult(NamedTuple):
-    """How the command ended, the outcome for the issue, and why its worktree stays (None: it was removed)."""
+    """How the command ended, the outcome for the issue, and why its worktree was kept (None: it was removed)."""
 
     ended: CommandExit
     outcome: Outcome
@@ -216,7 +216,7 @@ def _report(output: Output, assignment: Assignment, done: AgentResult) -> None:
 def _taken(
     repository: Repository, options: AssignmentOptions, take: Callable[..., AbstractContextManager[Assignment]]
 ) -> Iterator[Assignment]:
-    """The assignment. The command says that it waits for an issue, then that it waits for the worktree."""
+    """Yield the assignment. While it waits for an issue, and then for the worktree, the status line says so."""
     from holdfast.cli import child
     from holdfast.cli.progress import waiting, waiting_for
 
@@ -238,7 +238,7 @@ def _taken(
 
 
 def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
-    """Warn if the worktree conflicts with others already. A search that fails must not keep the agent from working."""
+    """Warn if the worktree already conflicts with others. A failed search must not keep the agent from working."""
     if not repository.context.home.has_branches:
         return
     from holdfast.cli.conflicts import conflict_line
@@ -254,8 +254,8 @@ def _refuse_texts_as_code(command: tuple[str, ...]) -> None:
     shell = bool(command) and os.path.basename(command[0]) in SHELLS
     codes = [code for option, code in pairwise(command) if shell and re.fullmatch("-[a-z]*c", option)]
     if any("{prompt}" in code or "{title}" in code for code in codes[:1]):
-        hint = "Pass it as an argument of its own: sh -c 'my-agent \"$1\"' sh '{prompt}'. Or read HOLDFAST_PROMPT_FILE."
-        raise UsageFailure("the text of an issue must not become a part of shell code", hint=hint)
+        hint = "Pass it as a separate argument: sh -c 'my-agent \"$1\"' sh '{prompt}'. Or read HOLDFAST_PROMPT_FILE."
+        raise UsageFailure("the text of an issue must not become part of shell code", hint=hint)
 
 
 def _filled(command: tuple[str, ...], assignment: Assignment, prompt: str) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _not_saved(failure: Failure, worktree: str, record: dict[str, Any]) -> Comma
 
 
 def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -> str | None:
-    """Remove the worktree if the issue is done; otherwise return why it stays."""
+    """Remove the worktree if the issue is done; otherwise, return why it is kept."""
     state = outcome.issue.state.value
     why = f"the issue is {state}"
     if state == "done":
@@ -314,7 +314,7 @@ def _conclusion(outcome: Outcome) -> str:
     if outcome.landing is not None and outcome.landing.is_open:
         became = f"is queued to land on {outcome.landing.branch}"
     saved = f"; saved as the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
-    if outcome.not_saved is not None and not outcome.succeeded:  # a success fails with this error
+    if outcome.not_saved is not None and not outcome.succeeded:  # after a success, this is the command's error
         saved = f"; no snapshot of the work was taken: {outcome.not_saved.message}"
     return f"{_name(outcome.issue)} {became}{saved}"
 
@@ -322,7 +322,7 @@ def _conclusion(outcome: Outcome) -> str:
 def _landing(
     repository: Repository, output: Output, actor: str | None, branch: str | None
 ) -> tuple[Landings, LandOptions]:
-    """The queue to land in. Whatever would keep the work from landing is refused before it begins."""
+    """The queue to land in, and the options. Raises before the work begins if it could not land."""
     from holdfast.cli.landing import landings_of
     from holdfast.repository.landing import LandOptions
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.store.audit import AuditEntry
 
 Since = Callable[[float], float] | None
-"""From the present to the first instant to show."""
+"""A function from the current time to the first instant to show."""
 FOLLOW_PAUSE = 5.0
 """The longest wait for new entries, so that an interruption is noticed on every system."""
 

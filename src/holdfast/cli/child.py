@@ -42,7 +42,7 @@ FORWARDED = frozenset(
 
 
 class Periodic(NamedTuple):
-    """A check to repeat while a command runs; if it raises, the command is ended."""
+    """A check to repeat while a command runs; if it raises, the command is stopped."""
 
     every: float
     run: Callable[[], object]
@@ -83,7 +83,7 @@ else:
         def prepare() -> None:
             if sys.platform == "linux":
                 die_with_parent()
-                if os.getppid() != parent:  # it died before that took effect
+                if os.getppid() != parent:  # the parent died before that took effect
                     os.kill(os.getpid(), signal.SIGKILL)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if callable(signal.getsignal(number)):  # our own handler, not the command's
@@ -206,8 +206,8 @@ def run(
 ) -> CommandExit:
     """Run a command to its end; a command that cannot be started ends with 127 or 126.
 
-    It gets our environment and current directory unless others are given. If `check` raises, the command and its
-    descendants are ended first; `mark` finds descendants that have left the process tree.
+    The command gets our environment and current directory unless others are given. If `check` raises, the command and
+    its descendants are stopped first; `mark` finds descendants that have left the process tree.
     """
     with block_signals() as mask:
         child = _start(command, mask, environment, directory)
@@ -276,8 +276,8 @@ def _for_command(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def without_store_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a command: `HOLDFAST_STORE` without secrets and, if the store is on PostgreSQL, without
-    `PGPASSWORD`, which otherwise is not ours."""
+    """The environment of a command: with secrets removed from `HOLDFAST_STORE`, and without `PGPASSWORD` if the store
+    is on PostgreSQL. Otherwise, that password is not Holdfast's, and stays."""
     kept = dict(environment)
     if kept.keys() & {STORE, PASSWORD}:
         from holdfast.store.addresses import opened, without_secrets

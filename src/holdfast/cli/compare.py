@@ -57,7 +57,7 @@ def status(output: Output, /, *, everything: bool, **where: Any) -> None:
 @click.command()
 @click.argument("old", metavar="[A", required=False)
 @click.argument("new", metavar="[B]]", required=False)
-@click.option("--patch", is_flag=True, help="Show the lines of text files that differ.")
+@click.option("--patch", is_flag=True, help="Show the differing lines of text files.")
 @click.option("--stat", is_flag=True, help="Show how many lines of each file differ.")
 @_all_option
 @repo_option
@@ -76,7 +76,7 @@ def diff(
       holdfast diff head~1 --patch
     """
     if patch and stat:
-        raise UsageFailure("--patch and --stat exclude each other", hint="Choose one of them.")
+        raise UsageFailure("--patch and --stat cannot be used together", hint="Choose one of them.")
     opened = open_worktree(**where)
     found = opened.repository.snapshots.compare(opened.worktree, old, new)
     record = comparison_to_json(found)
@@ -136,7 +136,7 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 @click.command()
 @click.argument("snapshot", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Verify all snapshots of the repository.")
-@click.option("--repair", is_flag=True, help="Bring lost and changed content back from other snapshots and worktrees.")
+@click.option("--repair", is_flag=True, help="Restore lost and changed content from other snapshots and worktrees.")
 @repo_option
 @worktree_option
 @json_option
@@ -144,9 +144,9 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
-    Exits with status 6 and names the differences, if there are any. Changes nothing, except with --repair: then a
-    damaged file gets its content back if another snapshot or a worktree has a file with the same hash. In a git
-    checkout, snapshots share their objects, so only worktrees can have it.
+    If there are differences, names them and exits with status 6. Changes nothing, except with --repair, which restores
+    a damaged file if another snapshot or a worktree has a file with the same hash. In a git checkout, snapshots share
+    their objects, so only a worktree can have such a file.
 
     \b
     Examples:
@@ -173,7 +173,7 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair:
         advice = "Restore the rest from a backup" if repair else "Run 'holdfast verify --all --repair'"
         still = f" ({len(repaired)} repaired; no sound copy of the rest was found)" if repair else ""
         if all(each["what"] == "extra" for each in problems):
-            advice, still = "Remove what is not in the manifest", f" ({len(repaired)} repaired)" if repair else ""
+            advice, still = "Remove the extra entries", f" ({len(repaired)} repaired)" if repair else ""
         raise Corrupt(
             f"{counted(len(damaged), 'snapshot')} damaged{still}: {_first_few(problems)}",
             hint=f"{advice}, and do not trust the disk.",
@@ -198,7 +198,7 @@ def _verify_all(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> li
 
 
 def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """The problems of each snapshot; `may_vanish` skips snapshots that a garbage collection deletes meanwhile."""
+    """Each snapshot and its problems; `may_vanish` skips snapshots that a garbage collection deletes meanwhile."""
     for snapshot_id in ids:
         try:
             found = [each._asdict() for each in snapshots.verify(snapshot_id)]

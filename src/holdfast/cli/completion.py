@@ -13,7 +13,7 @@ from holdfast.cli.output import Output
 @json_option
 @click.pass_obj
 def completion(output: Output, *, shell: str) -> None:
-    """Print the completion script for SHELL. It completes commands, options, and the names of worktrees and more.
+    """Print the completion script for SHELL. It completes commands, options and names, such as those of worktrees.
 
     \b
     bash (4.4 or later), in ~/.bashrc:
@@ -29,7 +29,7 @@ def completion(output: Output, *, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    # Not `source()`: for bash that would run bash, to warn of an old one.
+    # Not `kind.source()`: for bash, it would run bash to check its version.
     script = ShellComplete.source(kind(root, {}, NAME, COMPLETION_VARIABLE)).rstrip("\n")
     if output.as_json:
         output.result({"shell": shell, "script": script + "\n"})

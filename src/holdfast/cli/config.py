@@ -15,34 +15,34 @@ _KEYS = "\n".join(f"  {key:18}  {text}" for key, text in settings.DESCRIPTIONS.i
 group = Group(
     "config",
     help=f"""\
-Settings of a repository: how new worktrees become ready to work, and what must pass before work lands. They are
+Settings of a repository: how new worktrees are prepared, and which checks must pass before work lands. They are stored
 in {settings.SETTINGS} at the root of the repository, never in a worktree.
 
 \b
 {_KEYS}
 
 Setup runs after 'worktree create', and in 'agent run' before the agent starts in a new worktree. If a command fails,
-the worktree stays, and the agent is not started. Teardown runs before 'worktree remove', under the lease. If a command
-fails, the worktree is not removed, except with --force. Each command runs in the worktree, in a shell, for at most an
-hour. Setting a command approves it; others run only after 'holdfast trust'.
+the worktree is kept, and the agent is not started. Teardown runs before 'worktree remove', under the lease. If a
+command fails, the worktree is not removed, except with --force. Each command runs in the worktree, in a shell, for at
+most an hour. Setting a command approves it; others run only after 'holdfast trust'.
 
-The directory is for a git checkout. One inside the checkout is hidden from git by a line in
+worktree.directory applies to git checkouts. A directory inside the checkout is hidden from git by a line in
 .git/info/exclude. Existing worktrees stay where they are.
 
-Patterns match files and directories of main. Nothing is replaced, and no link is followed. Ports are in HOLDFAST_PORT
-(the first) and HOLDFAST_PORTS (all) of 'run', 'agent run' and these commands. No two of your
+Patterns match files and directories of main. Existing files are not replaced, and links are not followed. 'run',
+'agent run' and these commands get the ports in HOLDFAST_PORT (the first) and HOLDFAST_PORTS (all). No two of your
 worktrees share a port, even across repositories.
 
-Checks run one after the other, in a shell, on the commit that is to land: in a scratch worktree beside the others,
-which git does not list and which is kept for the next run. It is prepared like a new worktree, again only if the setup,
-a copied file or an input has changed. Before each run, tracked files are those of the commit, files that git does not
-ignore are gone, and ignored files stay. HOLDFAST_LANDING, HOLDFAST_TARGET and HOLDFAST_COMMIT say what is checked. When
-a command ends, or its time is up, its descendants are ended too.
+Checks run one after the other, in a shell, on the commit that is to land. They run in a scratch worktree beside the
+others, which git does not list and which is kept for the next run. It is prepared like a new worktree, and prepared
+again only if the setup, a copied file or an input has changed. Before each run, tracked files are reset to the commit,
+untracked files are removed, and ignored files are kept. HOLDFAST_LANDING, HOLDFAST_TARGET and HOLDFAST_COMMIT identify
+what is checked. When a command ends or times out, its descendants are ended too.
 
-Entries of the landing queue are tested together, in batches of land.batch, or of a quarter of a longer queue. A batch
-that passes doubles the next, up to eight times land.batch; an entry that fails halves it. A batch that fails is tested
-once more, and then in halves. With a batch of 1, every entry is tested by itself. Up to land.parallel candidates are
-tested at the same time, each on top of the one before, in as many scratch worktrees.
+Entries of the landing queue are tested together, in batches of land.batch, or of a quarter of a longer queue. After a
+batch that passes, the next is twice as large, up to eight times land.batch; after an entry that fails, half as large.
+A batch that fails is tested once more, and then in halves. With a batch of 1, every entry is tested alone. Up to
+land.parallel candidates are tested at the same time, each on top of the one before, in as many scratch worktrees.
 
 \b
 Example:

@@ -18,7 +18,7 @@ MOST_PATHS = 5
 
 
 @click.command()
-@click.option("--into", metavar="BRANCH", help="The branch that work lands on.  [default: the one of main]")
+@click.option("--into", metavar="BRANCH", help="The branch that work lands on.  [default: the branch of main]")
 @click.option("--worktree", metavar="NAME", help="Show only the conflicts of this worktree.")
 @repo_option
 @json_option
@@ -27,9 +27,9 @@ def conflicts(output: Output, *, into: str | None, worktree: str | None, repo: s
     """Show which worktrees would conflict with each other, or with the branch that work lands on, if they were merged
     now. Uncommitted work counts.
 
-    Every pair of worktrees whose changes can meet is merged without a checkout: no branch, index or file changes.
-    Results are cached, so a second call costs only what has changed. A conflict for which 'git rerere' has recorded a
-    resolution does not count.
+    Every pair of worktrees whose changes may overlap is merged without a checkout: no branch, index or file changes.
+    Results are cached, so a later call merges again only what has changed. A conflict for which 'git rerere' has
+    recorded a resolution does not count.
 
     \b
     Examples:
@@ -54,12 +54,12 @@ def report_lines(found: ConflictReport) -> Iterator[str]:
     yield ""
     if any(each.with_target for each in found.conflicts):
         yield (
-            f"To settle a conflict with {found.target}, merge it into the worktree: 'git merge {found.target}' there."
+            f"To resolve a conflict with {found.target}, merge it into the worktree: 'git merge {found.target}' there."
         )
     if not all(each.with_target for each in found.conflicts):
         yield (
             f"Of two worktrees that conflict, let one land first; then merge {found.target} into the other. "
-            "Or let one of them leave these files alone."
+            "Or let one of them leave these files unchanged."
         )
 
 

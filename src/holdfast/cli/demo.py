@@ -87,7 +87,6 @@ def demo(
 
 
 def _land(output: Output, workers: int, issues: int, seed: int) -> int:
-    """The demo of landing."""
     from holdfast.demo.landing import play
 
     own = [sys.executable, "-P", "-m", "holdfast"]
@@ -108,7 +107,7 @@ def _land(output: Output, workers: int, issues: int, seed: int) -> int:
     record["result"] = "FAILED" if report.findings else "PASSED"
     if output.as_json and report.findings:
         raise Failure(f"the demo FAILED: {report.findings[0]}", hint=None, **record)
-    told = f"{report.issues} issues landed in {report.attempts} runs; {report.conflicts} conflicts were repaired."
+    told = f"{report.issues} issues landed in {report.attempts} runs; {report.conflicts} conflicts were resolved."
     verdict = [f"  {each}" for each in report.findings] + ["FAILED"]
     passed = ["Everything landed once, and every commit of the branch passes the check.", "PASSED"]
     output.result(record, ["", *report.graph, "", told, *(verdict if report.findings else passed)])

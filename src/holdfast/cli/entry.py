@@ -40,7 +40,7 @@ _A_MOMENT = 0.001  # seconds
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks them.
+    """Make SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks both.
 
     Python ignores an exception in a finalizer (`__del__`), so one that is raised there is raised again a moment later.
     """
@@ -124,12 +124,12 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
-_MAY_BE_EMPTY = ("TEXT", "TITLE", "DURATION", "SIZE", "N", "WHEN")  # texts, and values that are checked as such
+_MAY_BE_EMPTY = ("TEXT", "TITLE", "DURATION", "SIZE", "N", "WHEN")  # free text, and values that have their own check
 _TEXTS = ("title", "words", "event")
 
 
 class NotEmpty(click.types.StringParamType):
-    """The values of another type, except the empty one: an unset variable must not mean the default."""
+    """Another type without the empty value: an unset shell variable must not mean the default."""
 
     def __init__(self, kind: click.types.StringParamType | click.Path) -> None:
         self._kind, self.name = kind, kind.name
@@ -138,13 +138,13 @@ class NotEmpty(click.types.StringParamType):
         source = ctx.get_parameter_source(param.name or "") if ctx and param else None
         if value == "" and param and source is not click.core.ParameterSource.DEFAULT:
             name = param.get_error_hint(ctx).strip("'[]")
-            hint = "Leave it out, or name something. In a script, a variable may be unset."
+            hint = "Leave it out, or give it a value. In a script, a variable may be unset."
             raise NameInvalid(f"{name} is empty", hint=hint)
         return self._kind.convert(value, param, ctx)
 
 
 def refuse_empty_names(command: click.Command) -> None:
-    """Let the parameters of a command that name something refuse the empty name."""
+    """Make the parameters of a command that take a name refuse an empty one."""
     for each in command.params:
         kind, is_name = each.type, each.metavar not in _MAY_BE_EMPTY and each.name not in _TEXTS
         if is_name and isinstance(kind, click.types.StringParamType | click.Path) and not isinstance(kind, NotEmpty):
@@ -183,7 +183,7 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def without_arguments(self, ctx: click.Context) -> list[str]:
-        """The arguments that the group takes instead of none."""
+        """The arguments to use if none are given; raises `CommandMissing` unless overridden."""
         raise CommandMissing(ctx)
 
     def resolve_command(
@@ -212,7 +212,7 @@ class Group(click.Group):
 
 
 class CommandGroup(Group):
-    """A command that does something by itself, and has further commands: `snapshot`, `snapshot push`."""
+    """A command that also has subcommands: `snapshot`, `snapshot push`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, invoke_without_command=True, subcommand_metavar="[COMMAND [ARGS]...]", **options)
@@ -222,7 +222,7 @@ class CommandGroup(Group):
 
     @staticmethod
     def passes_on() -> bool:
-        """Whether the arguments name one of the further commands, which takes options only after its name."""
+        """Whether the arguments name a subcommand. Raises `UsageError` if options come before its name."""
         context = click.get_current_context()
         if context.invoked_subcommand is None:
             return False
@@ -235,7 +235,7 @@ class CommandGroup(Group):
 
 
 class Root(Group):
-    """All commands. Without one, the overview in a repository, and the help elsewhere."""
+    """All commands. Without arguments: the overview in a repository, the help elsewhere."""
 
     def without_arguments(self, ctx: click.Context) -> list[str]:
         from holdfast.cli.who import is_in_workspace
@@ -282,14 +282,14 @@ Every command takes --json, and then prints one JSON object:
 Exit statuses ('run' exits with that of its command: 127 if not found, 126 if not executable):
 {_STATUSES}
 
-The options -q and -v may also follow the command. In a repository, 'holdfast' alone shows who does what, as 'holdfast
-who' does. HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors. NO_COLOR=1 turns colours off.
+The options -q and -v may also follow the command. In a repository, 'holdfast' without a command is the same as
+'holdfast who'. HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors. NO_COLOR=1 turns colours off.
 """
 
 COMMANDS = {
     "init": LazyCommand("holdfast.cli.init:init", "Adopt a git checkout, or create a repository."),
-    "deinit": LazyCommand("holdfast.cli.init:deinit", "Remove Holdfast from a git checkout again."),
-    "join": LazyCommand("holdfast.cli.join:join", "Take part in a repository from another machine."),
+    "deinit": LazyCommand("holdfast.cli.init:deinit", "Remove Holdfast from a git checkout."),
+    "join": LazyCommand("holdfast.cli.join:join", "Join a repository from another machine."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
@@ -308,10 +308,10 @@ COMMANDS = {
     "gc": LazyCommand("holdfast.cli.gc:group", "Delete unprotected snapshots, by a plan that you review."),
     "audit": LazyCommand("holdfast.cli.audit:audit", "Show or verify the audit trail."),
     "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems in a repository."),
-    "metrics": LazyCommand("holdfast.cli.metrics:metrics", "Print figures for monitoring, for Prometheus."),
+    "metrics": LazyCommand("holdfast.cli.metrics:metrics", "Print metrics for Prometheus."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
     "land": LazyCommand("holdfast.cli.landing:land", "Bring the work of a worktree onto a branch."),
-    "landing": LazyCommand("holdfast.cli.landing:group", "The queues of work that is to land."),
+    "landing": LazyCommand("holdfast.cli.landing:group", "The queues of work that waits to land."),
     "prime": LazyCommand("holdfast.cli.prime:prime", "Print the task of an agent, or the work that it can claim."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies between issues."),
@@ -328,12 +328,12 @@ COMMANDS = {
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand("holdfast.cli.setup:setup", "Set up coding agents and git for Holdfast, or undo it."),
     "config": LazyCommand("holdfast.cli.config:group", "Settings: setup, files and ports of new worktrees."),
-    "trust": LazyCommand("holdfast.cli.trust:trust", "Approve the store and the commands that a repository brings."),
+    "trust": LazyCommand("holdfast.cli.trust:trust", "Approve the store and the commands that a repository names."),
     "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the records to another store."),
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand("holdfast.cli.repo_lock:group", "Repository locks: run under one, show it, break it."),
     "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
-    "help": LazyCommand("holdfast.cli.help:show_help", "Show the help of a command."),
+    "help": LazyCommand("holdfast.cli.help:show_help", "Show the help for a command."),
     "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script for your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
     "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
@@ -410,7 +410,7 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def _invoke(arguments: Sequence[str], output: Output) -> int:
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return _complete(instruction)
-    if address := os.environ.get(STORE):  # the user's word: it may have secrets
+    if address := os.environ.get(STORE):  # the user named it, so it may contain secrets
         from holdfast.store.addresses import remember
 
         with contextlib.suppress(Failure):  # an invalid address is refused where it is used
@@ -421,7 +421,7 @@ def _invoke(arguments: Sequence[str], output: Output) -> int:
 
 
 def _complete(instruction: str) -> int:
-    """Answer a shell that asks for completions; with nothing if something fails."""
+    """Print the completions that a shell asks for; nothing if something fails."""
     from click.shell_completion import shell_complete
 
     try:
@@ -453,7 +453,7 @@ def _report(error: BaseException, output: Output, arguments: Sequence[str]) -> i
 
 
 def command_in(arguments: Sequence[str]) -> click.Command:
-    """The command that the arguments name, as far as they name one."""
+    """The innermost command that the arguments name; the root if they name none."""
     command: click.Command = root
     with contextlib.suppress(Exception):  # perhaps it cannot be loaded: the failure says so
         for name in itertools.dropwhile(lambda each: each.startswith("-"), arguments):

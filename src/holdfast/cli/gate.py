@@ -18,7 +18,7 @@ from holdfast.errors import GateFailed
 from holdfast.issues.model import SHORT, GateRun, GateStatus, issue_summary_to_json
 
 LINES_SHOWN = 20
-"""How many of the last lines of a failed checker are printed."""
+"""How many of the last lines of a failed checker's output are printed."""
 HELP = """\
 Gates: conditions that an issue must pass to be done. A person or an agent passes a manual gate; a command, its checker,
 passes an automatic gate.
@@ -106,8 +106,8 @@ def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where:
 def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
     """Run the checkers of the gates KEY... of ISSUE; by default, of all its open gates.
 
-    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate was not passed.
-    A checker that you have not defined yourself on this machine must be approved first: 'holdfast trust'.
+    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate did not pass. A
+    checker that you have not defined yourself on this machine must be approved first: 'holdfast trust'.
 
     \b
     Example:

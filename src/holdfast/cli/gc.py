@@ -1,4 +1,4 @@
-"""`holdfast gc`: delete snapshots that nothing keeps, by a plan that can be read first."""
+"""`holdfast gc`: delete snapshots that nothing protects, by a plan that the user reviews first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.repository.retention import Policy
 from holdfast.repository.to_json import renamed
 
 MOST_SHOWN = 20
-"""How many snapshots of each kind people see; programs get all of them."""
+"""How many snapshots of each kind are printed; `--json` has all of them."""
 
 HELP = """\
 Delete snapshots that nothing protects. Heads, references, pins and running commands always protect theirs. The history
@@ -43,11 +43,10 @@ group = Group("gc", help=HELP)
 @json_option
 @click.pass_obj
 def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
-    """Show what can be deleted, what is kept and why, and the reclaimable size. Deletes nothing.
+    """Show which snapshots can be deleted, which are kept and why, and the reclaimable size.
 
-    It first finishes a run that was killed, unless it is a dry run.
-
-    The plan is stored under an id and can be run for one day.
+    Deletes nothing, except that it first finishes a 'gc run' that was killed, unless it is a dry run. The plan is
+    stored under an id and can be run for one day.
 
     \b
     Examples:
@@ -55,7 +54,7 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
       holdfast gc plan --dry-run --json
     """
     gc = open_repository(repo).gc
-    with showing("Looking for what can be deleted"):
+    with showing("Looking for snapshots to delete"):
         proposal = gc.plan(store=not dry_run)
     output.result(_proposal_to_json(proposal), _proposal_lines(proposal))
 
@@ -109,8 +108,8 @@ def _more(count: int) -> list[str]:
 def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
     """Delete the snapshots of a plan.
 
-    If one of them has come into use, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. A run that was killed is
-    finished by the next 'gc plan' or 'gc run'.
+    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. The next 'gc plan' or
+    'gc run' finishes a run that was killed.
 
     \b
     Examples:

@@ -8,11 +8,11 @@ from holdfast.cli import options
 from holdfast.cli.output import Output
 
 
-@click.command("help", short_help="Show the help of a command.")
+@click.command("help", short_help="Show the help for a command.")
 @click.argument("names", metavar="[COMMAND]...", nargs=-1)
 @options.with_output
 def show_help(output: Output, *, names: tuple[str, ...]) -> None:
-    """Show the help of COMMAND, or of 'holdfast' itself.
+    """Show the help for COMMAND, or for 'holdfast' itself.
 
     \b
     Examples:

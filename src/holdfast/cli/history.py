@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def history(output: Output, /, *, limit: int | None, everything: bool, graph: bool, **where: Any) -> None:
     """Show the snapshots that led to the head of a worktree, newest first. Changes nothing.
 
-    A 'best_effort' snapshot carries a warning: its files may be from different instants.
+    A 'best_effort' snapshot has a warning: its files may have been captured at different instants.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ _ENTRY = re.compile(r"([|*/_ ]*)([0-9a-f-]{8,})(  \d{4}-.*?Z)(.*)")
 
 
 def _paint(line: str) -> list[Span]:
-    """The first line of an entry has the graph, the id, the time, and the marks."""
+    """Style the graph, the id, the time and the marks in the first line of an entry."""
     from holdfast.cli.snapshot import WARNING
 
     found = _ENTRY.fullmatch(line)

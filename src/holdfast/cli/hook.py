@@ -19,7 +19,7 @@ def _session_start(output: Output, request: Mapping[str, Any], program: str) -> 
     from holdfast.repository.overview import find_workspace, look_around
 
     overview = look_around(find_workspace(Path(quick.working_directory(request))))
-    first = "Holdfast keeps apart the agents and people who work here. 'holdfast who' shows this again."
+    first = "Holdfast keeps the agents and people who work here apart. 'holdfast who' shows this again."
     text = "\n".join([first, *overview_lines(overview)])
     output.text(json.dumps({"additional_context": text}) if program == "cursor" else text)
     return 0
@@ -43,7 +43,7 @@ _EVENTS: dict[str, Callable[[Output, Any, str], int]] = {
 
 @click.command(hidden=True)
 @click.argument("event", type=click.Choice(list(_EVENTS)))
-@click.option("--from", "program", metavar="PROGRAM@VERSION", default="", help="The program that calls.")
+@click.option("--from", "program", metavar="PROGRAM@VERSION", default="", help="The calling program.")
 @click.pass_obj
 def hook(output: Output, *, event: str, program: str) -> int:
     """Answer the hook of a program; 'holdfast setup' installs the hooks."""

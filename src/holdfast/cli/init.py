@@ -41,9 +41,9 @@ def init(
 ) -> None:
     """Adopt the git checkout around the current directory, or create a repository in DIRECTORY.
 
-    Without DIRECTORY, inside a git checkout, the checkout becomes 'main' as it stands: nothing is copied or moved, and
-    'git status' stays as it was. Snapshots are commits under refs/holdfast/, further worktrees are worktrees of git,
-    and the records are in .git/holdfast. 'holdfast deinit' removes all that again.
+    Without DIRECTORY, inside a git checkout, the checkout becomes 'main' as it is: nothing is copied or moved, and the
+    output of 'git status' does not change. Snapshots are commits under refs/holdfast/, further worktrees are git
+    worktrees, and the records are in .git/holdfast. 'holdfast deinit' undoes this.
 
     A DIRECTORY must be empty; it is created if it is missing.
 
@@ -115,10 +115,10 @@ def _report(output: Output, made: Initialised, source: str | None, store: str | 
 def deinit(output: Output, *, force: bool, repo: str | None) -> None:
     """Remove Holdfast from a git checkout: its snapshots, records and names. Files, branches and worktrees stay.
 
-    A clone that has joined ('holdfast join') leaves the repository: only the records of its own worktrees go.
+    A clone that has joined ('holdfast join') leaves the repository: only the records of its own worktrees are removed.
 
-    Refused while a lease, claim or operation is held, and while a worktree has commits that main does not have, or
-    changes that are not committed.
+    Refused while a lease or claim is held or an operation is unfinished, while a worktree has commits that main does
+    not have, and while a worktree or snapshot has content that is not committed.
 
     \b
     Example:
@@ -133,11 +133,11 @@ def deinit(output: Output, *, force: bool, repo: str | None) -> None:
         rest = finish_deinit_around(repo or current_directory(), os.environ.get("GIT_DIR"))
         if rest is None:
             raise
-        output.result({"removed": str(rest)}, [f"Removed what an interrupted deinit had left in {rest}."])
+        output.result({"removed": str(rest)}, [f"Removed the leftovers of an interrupted deinit in {rest}."])
         return
     with showing("Removing Holdfast"):
         done = deinitialise(repository, force=force)
-    lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. {done.checkout} is as before."]
-    lines += [f"Still a worktree of git: {each}" for each in done.worktrees]
+    lines = [f"Removed {counted(done.snapshots, 'snapshot')} and all records. No file in {done.checkout} has changed."]
+    lines += [f"Still a git worktree: {each}" for each in done.worktrees]
     record = {"checkout": str(done.checkout), "snapshots": done.snapshots, "worktrees": list(map(str, done.worktrees))}
     output.result(record, lines)

@@ -88,8 +88,8 @@ def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) 
     """Create an empty tracker in the current directory, or in the one that --repo names.
 
     In a git checkout that was adopted ('holdfast init'), the tracker is kept in the git directory instead: every
-    worktree uses it, and a claim changes nobody's files. With --in-tree it is in .jit/ of the main checkout, and all
-    linked worktrees use that one, not the copy of their branch.
+    worktree uses it, and a claim changes nobody's files. With --in-tree, it is in .jit/ of the main checkout, and all
+    linked worktrees use it instead of the copy on their own branch.
 
     An existing tracker keeps its issues. Files for git (.jit/.gitignore and .jit/.gitattributes) are added if they are
     missing.
@@ -102,7 +102,7 @@ def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) 
     from holdfast.repository.opening import place_for_tracker
 
     if in_tree and repo:
-        raise UsageFailure("--in-tree and --repo exclude each other", hint="Use one of them.")
+        raise UsageFailure("--in-tree and --repo cannot be used together", hint="Use one of them.")
     is_named = bool(repo or os.environ.get(REPO)) and not in_tree
     place = Path if is_named else partial(place_for_tracker, in_tree=in_tree)
     with view.tracking(repo, actor, place=place) as tracker:
@@ -134,7 +134,7 @@ def create(
     the batch may depend on it. Up to 250 issues are created, all or none.
 
     With --touches, 'claim-next' does not hand it out while an issue that touches the same paths is in progress.
-    Patterns are relative to the top of the repository: 'src/*.py', '**/test_*.py', or a directory with all in it.
+    Patterns are relative to the top of the repository: 'src/*.py', '**/test_*.py', or a directory and all it contains.
 
     \b
     Examples:
@@ -264,8 +264,8 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **given: Any) -> None:
     """Change an issue. Concurrent changes by others are not lost.
 
-    The state 'done' becomes 'gated' until all gates are passed, and is refused while the issue waits for others. The
-    state of a claimed issue can be changed only under that claim.
+    The state 'done' becomes 'gated' until all gates pass, and is refused while the issue waits for others. The state of
+    a claimed issue can be changed only under that claim.
 
     \b
     Examples:
@@ -284,7 +284,7 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
         record = {**issue_summary_to_json(issue, state), "context": issue.context, "open_gates": gates}
         line = f"updated {issue.id[:SHORT]} ({state.value}): {issue.title}"
         if state is State.GATED and gates:
-            line += f"; done when these are passed: {', '.join(gates)}"
+            line += f"; done when these gates pass: {', '.join(gates)}"
         print_record(output, given["field"], record, [line])
 
 

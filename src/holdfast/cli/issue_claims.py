@@ -91,10 +91,10 @@ def claim_next(
 ) -> None:
     """Claim the most urgent ready issue; among equals, the one unchanged for longest.
 
-    An issue whose claim has expired counts as ready. If another agent claims it first, or another program keeps it
-    locked, the next issue is claimed.
-    Broken issues are named and left out, and so are issues that wait for them. An issue that touches the same paths as
-    one in progress ('issue create --touches') is left out too. Status 3 if no issue is ready.
+    An issue whose claim has expired counts as ready. If another agent claims an issue first, or another program keeps
+    it locked, the next one is claimed. Broken issues are named and skipped. Issues that wait for them are skipped too,
+    and so is an issue that touches the same paths as one in progress ('issue create --touches'). Status 3 if no issue
+    is ready.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def claim_next(
 def _print_claimed(
     output: Output, tracker: Tracker, claimed: Claimed, field: str | None, record: Mapping[str, Any]
 ) -> None:
-    """Print a new claim, or give it back."""
+    """Print a new claim; if that fails, release it."""
     held = ClaimId.parse(claimed.claim.claim_id)
     with given_back(lambda: tracker.claims.release(held.issue_id, held, reason="its id could not be printed")):
         print_record(output, field, record, list(view.claimed_lines(claimed)))
@@ -154,7 +154,7 @@ def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@click.option("--reason", metavar="TEXT", default="", help="The reason, recorded.")
+@click.option("--reason", metavar="TEXT", default="", help="The reason. Recorded.")
 @view.claim_option
 @view.writing_options
 @click.pass_obj
@@ -182,8 +182,8 @@ def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | 
 def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, **where: Any) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
-    It is 'gated' until all its gates are passed. This is the same as 'holdfast issue update ID --state done'. To give
-    up instead, use 'holdfast issue release'.
+    It is 'gated' until all its gates pass. This is the same as 'holdfast issue update ID --state done'. To give up
+    instead, use 'holdfast issue release'.
 
     \b
     Examples:
@@ -204,14 +204,14 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
         gates = issue.open_gates()
         view.show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
         if gates and not output.as_json:
-            output.line(f"  done when these are passed: {', '.join(gates)}")
+            output.line(f"  done when these gates pass: {', '.join(gates)}")
 
 
 @click.command()
 @view.reading_options
 @click.pass_obj
 def locks(output: Output, *, repo: str | None) -> None:
-    """Show the locks of the tracker that are held, with their holders and waiters.
+    """Show which locks of the tracker are held, with their holders and waiters.
 
     It shows holders in any program that uses these lock files. Their processes are named only on Linux.
 

@@ -51,9 +51,9 @@ def breakdown(output: Output, *, issue_id: str, parts: tuple[str, ...], repo: st
 def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -> None:
     """Import the issues of FILE ('-': standard input) under their ids.
 
-    FILE is the output of 'holdfast issue export', a JSON list of issues, or one issue per line. Ids that
-    already exist are refused. Up to 250 issues are imported, all or none. The checkers of gates that come with them
-    are listed; they run only once you approve them ('holdfast trust').
+    FILE is the output of 'holdfast issue export', a JSON list of issues, or one issue per line. Ids that already exist
+    are refused. Up to 250 issues are imported, all or none. If gates in FILE have checkers, these are listed; they run
+    only once you approve them ('holdfast trust').
 
     \b
     Example:
@@ -70,7 +70,7 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
         brought = {key: gate.checker.command for key in imported.gates if (gate := defined[key]).checker}
     record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates, "checkers": brought}
     lines = [f"imported {counted(len(imported.issues), 'issue')} and {counted(len(imported.gates), 'gate')}"]
-    lines += [f"  the gate {key} brings the checker: {command}" for key, command in brought.items()]
+    lines += [f"  the gate {key} comes with the checker: {command}" for key, command in brought.items()]
     output.result(record, [*lines, "Before they can run, approve them: holdfast trust"] if brought else lines)
 
 

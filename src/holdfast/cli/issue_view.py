@@ -53,8 +53,8 @@ def writing_options(command: options.Command) -> options.Command:
 def tracking(
     repo: str | None, actor: str | None = None, *, place: Callable[[Path], Path] | None = None
 ) -> Iterator[Tracker]:
-    """The tracker that the options and the environment name, or one to create in the directory that `place` chooses; a
-    lock timeout gets advice for people."""
+    """Yield the tracker that the options and the environment name, or one to create in the directory that `place`
+    chooses. If a lock times out, the failure has advice for people."""
     from holdfast.fs.names import checked_actor
     from holdfast.locks.identity import current_holder
     from holdfast.locks.retry import lock_timeout, retry_config
@@ -97,7 +97,7 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
 
 
 def waiting_for_issue(wait: float | None) -> AbstractContextManager[None]:
-    """Say that a command waits for an issue, if it does."""
+    """Show that the command waits for an issue, if it does."""
     if wait == 0.0:
         return contextlib.nullcontext()
     from holdfast.cli.progress import waiting, waiting_for
@@ -108,7 +108,7 @@ def waiting_for_issue(wait: float | None) -> AbstractContextManager[None]:
 def show_issues(
     output: Output, snapshot: IssueSet[IssueSummary], issues: Iterable[IssueSummary], field: str | None
 ) -> None:
-    """Print the issues as a table, as records, or one field of each; and warn of broken ones."""
+    """Print the issues as a table, as records, or one field of each, and warn of broken issues."""
     if field:
         options.show_field(output, issues_to_json(snapshot, issues)["issues"], field)
     elif output.as_json:

@@ -1,4 +1,4 @@
-"""`holdfast issue work`."""
+"""`holdfast issue work`: run a command under a claim."""
 
 from __future__ import annotations
 

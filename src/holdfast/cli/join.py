@@ -1,4 +1,4 @@
-"""`holdfast join`: take part, from another machine, in a repository whose records are on a server."""
+"""`holdfast join`: join a clone on another machine to a repository whose records are on a server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from holdfast.cli.output import Output
 def join(output: Output, *, address: str, directory: str | None, name: str | None, accept_unsafe_server: bool) -> None:
     """Join this clone of the git repository to the repository whose records are at ADDRESS.
 
-    ADDRESS is the store of the first clone: postgresql://… or etcd://…. DIRECTORY is in this clone. From then on, all
-    clones share issues, claims, leases, the ledger and the landing queue. The checkout becomes a worktree with the name
-    of this clone; each worktree is in the clone that created it. Work lands on a branch of the remote, and snapshots
-    travel through the remote: 'holdfast snapshot push' and 'fetch'.
+    ADDRESS is the store of the first clone: postgresql://… or etcd://…. DIRECTORY is a directory in this clone
+    (default: the current one). From then on, all clones share issues, claims, leases, the ledger and the landing queue.
+    The checkout becomes a worktree with the name of this clone; each worktree stays in the clone that created it. Work
+    lands on a branch of the remote, and snapshots travel through the remote: 'holdfast snapshot push' and 'fetch'.
 
-    Naming the store approves it on this machine. The command refuses a clone of another repository, and leaves a clone
-    that has already joined as it is. 'holdfast deinit' leaves the repository.
+    Naming the store approves it on this machine. A clone of another repository is refused, and nothing changes in a
+    clone that has already joined. To leave the repository, use 'holdfast deinit'.
 
     \b
     Examples:
@@ -50,6 +50,6 @@ def join(output: Output, *, address: str, directory: str | None, name: str | Non
         "repository_id": done.format.repository_id,
         "store": address_of(done.root),
     }
-    what = "is now" if done.is_new else "already is"
+    what = "is now" if done.is_new else "is already"
     lines = [f"{done.checkout} {what} the worktree {done.name} of the repository in {address_of(done.root)}."]
     output.result(record, [*lines, *advice_about_secrets(address)])

@@ -45,7 +45,7 @@ _actor_option = options.actor_option("human:USER")
     type=click.Choice(["merge", "squash"]),
     default="merge",
     show_default=True,
-    help="A merge of the branch and the work, or one commit with all changes.",
+    help="Merge the branch and the work, or squash all changes into one commit.",
 )
 @priority_option
 @click.option(
@@ -53,11 +53,11 @@ _actor_option = options.actor_option("human:USER")
     metavar="REMOTE",
     is_flag=False,
     flag_value="origin",
-    help="Land on the branch of this remote, which decides.  [default without a name: origin; else land.push]",
+    help="Land on this remote's branch, which is then authoritative.  [default: land.push; without a name: origin]",
 )
-@click.option("--via-branch", is_flag=True, help="Push the merged work as a branch of its own, for a pull request.")
+@click.option("--via-branch", is_flag=True, help="Push the merged work to a separate branch, for a pull request.")
 @wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
-@click.option("--no-wait", is_flag=True, help="Queue the work, and leave the landing to others.")
+@click.option("--no-wait", is_flag=True, help="Queue the work and exit; other processes land it.")
 @click.option("--all", "everything", is_flag=True, help="Land everything in the queue, and add nothing to it.")
 @dry_run_option("Show what would happen, and change nothing.")
 @claim_option
@@ -70,17 +70,17 @@ def land(output: Output, **given: Any) -> None:
     Uncommitted work is committed first. The commit is frozen and queued, and this command helps to drain the queue
     until its own entry has an outcome: it is merged with the tip of the branch without a checkout, and the branch moves
     only if nobody else has moved it. A checkout of the branch follows, like 'git merge --ff-only', and keeps
-    uncommitted changes in other files. If such changes overlap, or a merge or rebase is in progress there, nothing is
-    touched: the work waits, and this command says for what.
+    uncommitted changes in other files. If uncommitted changes overlap with the work, or a merge or rebase is in
+    progress there, nothing is touched: the work waits, and this command says what it waits for.
 
-    Landing finishes the issue. While the work is queued, its claim does not expire. If the work conflicts,
-    the issue goes back to its agent, whose prompt then says which files conflict with what. The worktree stays as it
-    is.
+    Landing finishes the issue. While the work is queued, its claim does not expire. If the work conflicts, the issue
+    goes back to its agent, whose prompt then says which files conflict, and with what. The worktree stays as it is.
 
-    With --push, the branch of a remote decides: it is fetched, and pushed with an exact lease on its tip; the branch
-    here follows if it can. If the remote does not allow that, --via-branch pushes a branch beside it instead.
+    With --push, the remote's branch is authoritative: it is fetched, and pushed only if its tip is still the fetched
+    one; the local branch follows if it can. If the remote does not allow such a push, --via-branch pushes a separate
+    branch instead.
 
-    If this command is killed, the work stays queued; the same command, or any other landing on the branch, goes on.
+    If this command is killed, the work stays queued; the same command, or any other landing on the branch, continues.
 
     \b
     Examples:
@@ -146,7 +146,7 @@ def _work_off(output: Output, repo: str | None, work: str | None, actor: str | N
 
 
 def _named(repo: str | None, work: str | None, issue_id: str | None) -> tuple[OpenedRepository, str | None]:
-    """The worktree and the issue that the argument names: one or the other."""
+    """The worktree to land and its issue. The argument names either of them."""
     issue_id = issue_id or os.environ.get(ISSUE_ID) or None if work is None else issue_id
     if work is None:
         return open_worktree(repo, None), issue_id
@@ -215,7 +215,7 @@ def _show_preview(output: Output, worktree: str, found: Preview) -> None:
 group = Group(
     "landing",
     help="""\
-The queues of work that is to land ('holdfast land'), and what became of it.
+The queues of work that waits to land ('holdfast land'), and the outcomes.
 
 \b
 Example:
@@ -225,7 +225,7 @@ Example:
 
 
 @group.command("list", short_help="List what is queued to land.")
-@click.option("--all", "everything", is_flag=True, help="Also list what has an outcome.")
+@click.option("--all", "everything", is_flag=True, help="Also list entries that have an outcome.")
 @in_repository
 def list_(output: Output, *, everything: bool, repo: str | None) -> None:
     """List the queued entries in their order, and what they wait for. Changes nothing.
@@ -294,7 +294,7 @@ def cancel(output: Output, *, landing_id: str, reason: str, actor: str | None, r
 @group.command(short_help="Requeue an entry that did not land.")
 @click.argument("landing_id", metavar="ID")
 @wait_option("How long to wait for the outcome", default=FOREVER, default_text=FOREVER)
-@click.option("--no-wait", is_flag=True, help="Queue it, and leave the landing to others.")
+@click.option("--no-wait", is_flag=True, help="Queue it and exit; other processes land it.")
 @claim_option
 @_actor_option
 @in_repository
@@ -308,7 +308,7 @@ def retry(
     actor: str | None,
     repo: str | None,
 ) -> None:
-    """Queue the same commit again, at the end. To land newer work of its worktree, use 'holdfast land' instead.
+    """Queue the same commit again, at the end of the queue. To land newer work, use 'holdfast land' instead.
 
     \b
     Example:
@@ -342,7 +342,7 @@ def log(output: Output, *, landing_id: str, repo: str | None) -> None:
     paths = repository.context.paths
     run_id = entry.log or next((run.run_id for run in check_runs(paths) if run.landing_id == entry.landing_id), "")
     if not run_id:
-        hint = "A batch has its log under the last of its entries: 'holdfast landing list --all'."
-        raise NotFound(f"there is no log of a check of {entry.landing_id} here", hint=hint, landing=entry.landing_id)
+        hint = "The log of a batch is kept under the last of its entries: 'holdfast landing list --all'."
+        raise NotFound(f"this machine has no check log of {entry.landing_id}", hint=hint, landing=entry.landing_id)
     text = read_log(paths, run_id).decode(errors="replace")
     output.result({"id": entry.landing_id, "run_id": run_id, "log": text}, text.splitlines())

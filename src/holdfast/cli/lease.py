@@ -1,4 +1,4 @@
-"""`holdfast lease`: the timed right to write to a worktree, or to do what a name says; many processes may share it."""
+"""`holdfast lease`: acquire, renew, release, steal and show the leases of worktrees, and named leases."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ be a new process. The recorded holder is the process that ran 'lease acquire' (a
 shell; not a shell that was started for this one command), or the one that --holder-pid names. When that
 process ends, the lease stays until it is released or expires.
 
-With --name, a lease needs no worktree: it is the right to do what the name says, such as a nightly job. It
-has a token, a queue and a ttl like the others. Name jobs, not single runs: the token counter of each name is
-kept forever.
+With --name, a lease needs no worktree: it is the right to do the job that it is named after, such as a nightly
+build. It has a token, a queue and a ttl like the others. Name jobs, not single runs: the token counter of each
+name is kept forever.
 
 \b
 Examples:
@@ -225,7 +225,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 
 def _print_granted(output: Output, opened: OpenedLease, lease: Lease, *, field: str | None, export: bool) -> None:
-    """Print a new lease, or give it back."""
+    """Print a new lease; if that fails, release it."""
     lines = [
         f"{lease.subject}: leased for {format_duration(lease.ttl)}, unless renewed",
         f"  expires   {lease.lease_expires_at}",

@@ -155,7 +155,7 @@ def _event(text: bytes, source: str) -> dict[str, Any]:
 
 
 def _selects(kind: str | None, node: str | None) -> Callable[[Recorded], bool]:
-    """The events of this type, about this node or nodes below it."""
+    """A filter for events of this type, about this node or nodes below it."""
     from holdfast.ledger.log import is_node_id, is_under, node_id
 
     top = None if node is None else node_id(node)
@@ -383,9 +383,9 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
 
     The next writer takes over a lock whose holder is certainly dead. A lock that is only old may belong to a suspended
     process: break it only if you know that the process will not continue. If it does, it may overwrite the next event,
-    as the specification allows. So breaking such a lock first appends an event of type ledger_unlocked, to be
-    overwritten instead. A process that counts the events only after that may still overwrite one that is appended at
-    the same moment; 'ledger verify' reports it.
+    as the specification allows. Breaking such a lock therefore first appends an event of type ledger_unlocked, which
+    would be overwritten instead. A process that counts the events only after that may still overwrite an event that is
+    appended at the same moment; 'ledger verify' reports this.
 
     \b
     Examples:

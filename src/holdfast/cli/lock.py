@@ -77,11 +77,11 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock on FILE, and exit with its status.
 
-    If another process holds the lock, the command waits; when --wait has passed, it fails with status 75 and names the
-    holder. If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up
-    (E_DEADLOCK, status 4). Signals are forwarded to the command. The command does not inherit the lock, and on Linux it
-    is killed if this process is killed. With --json, the outcome is printed to standard error, because standard output
-    is the command's.
+    If another process holds the lock, Holdfast waits for up to --wait, then fails with status 75 and names the holder.
+    In a deadlock (the holder in turn waits for something that you hold), the youngest waiter gives up (E_DEADLOCK,
+    status 4). Holdfast forwards signals to COMMAND. COMMAND does not inherit the lock, and on Linux it is killed if
+    Holdfast is killed. With --json, the outcome is printed to standard error, because standard output belongs to
+    COMMAND.
 
     \b
     Examples:
@@ -92,7 +92,7 @@ def run(
     context = click.get_current_context()
     wait_given = context.get_parameter_source("wait") is ParameterSource.COMMANDLINE
     if nonblock and wait_given:
-        raise click.UsageError("--nonblock and --wait exclude each other.", context)
+        raise click.UsageError("--nonblock and --wait cannot be used together.", context)
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
@@ -155,8 +155,8 @@ def _advice(path: str, failure: LockTimeout, wait_given: bool) -> str:
 def status(output: Output, *, path: str) -> None:
     """Show whether FILE is locked, who holds the lock and who waits for it.
 
-    Shows holders in any program that uses flock(2). They are named only on Linux, and only in the same pid
-    namespace; otherwise the command tries the lock briefly to find out whether it is free. Changes nothing.
+    Shows holders in any program that uses flock(2). Holders are named only on Linux, and only in the same pid
+    namespace; otherwise, the command briefly tries to lock the file to see whether it is free. Changes nothing.
 
     \b
     Example:
@@ -214,7 +214,7 @@ def file_lock_state(path: str) -> FileLockState:
 
 
 def _try(path: str) -> str:
-    """Find out by acquiring the lock for a moment, shared first: that does not disturb readers."""
+    """The state of the lock, found by acquiring it for a moment: shared first, which does not disturb readers."""
     locker = FileLocker(0.0)
     guard = locker.try_lock_shared(path)
     if guard is None:

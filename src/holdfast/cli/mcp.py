@@ -49,7 +49,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         from holdfast.mcp.server import serve
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "holdfast":
-            raise  # a defect of ours
+            raise  # a bug in Holdfast, not a missing package
         raise ExtraMissing(
             f"cannot load the package mcp, version 2 or later, which the server needs: {error}",
             hint="Install it: pip install 'mcp>=2'.",
@@ -69,7 +69,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         retry=retry_config(os.environ),
     )
     if sys.stdin is not None and sys.stdin.isatty():
-        output.diagnostic("Waiting for a client that speaks MCP on standard input. Ctrl-C ends this.")
+        output.diagnostic("Waiting for a client that speaks MCP on standard input. Press Ctrl-C to stop.")
     serve(settings)
 
 

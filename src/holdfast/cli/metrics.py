@@ -1,4 +1,4 @@
-"""`holdfast metrics`: figures for monitoring."""
+"""`holdfast metrics`: metrics of a repository, for monitoring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.cli.repository import open_repository
 @json_option
 @click.pass_obj
 def metrics(output: Output, *, repo: str | None) -> None:
-    """Print figures about the repository in Prometheus' text format.
+    """Print metrics of the repository in the text format of Prometheus.
 
     Counters for commits, snapshots, landings, events and expired leases come from the audit trail and the events of
     issues. Gauges show queues, issues, leases, claims and waiters as they are now. The first call reads both streams

@@ -1,4 +1,4 @@
-"""The options that commands share, and how their values are read."""
+"""Options that commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], 
 
 
 def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
-    """`--repo DIR`, for commands that need more than `repo_option` says."""
+    """`--repo DIR`, for commands that need another help text or a callback."""
     return click.option("--repo", metavar="DIR", type=click.Path(file_okay=False), callback=callback, help=help)
 
 
 def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
-    """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
+    """`--actor KIND:NAME`; `otherwise` is the default if the environment names no actor."""
     help = f"The actor to act as.  [default: {ACTOR}, else {otherwise}]"
     return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
 
@@ -113,7 +113,7 @@ accept_unsafe_server_option = click.option(
 def consistency_option(
     what: str, *, default: str = "the worktree's setting, else quiesced"
 ) -> Callable[[Command], Command]:
-    """`--consistency LEVEL`; `what` is captured."""
+    """`--consistency LEVEL`; `what` is the capture, for the help text."""
     help = f"Whether {what} fails if a file changes meanwhile.  [default: {default}]"
     return click.option("--consistency", type=click.Choice(LEVELS), callback=_level, help=help)
 
@@ -206,7 +206,7 @@ def field_option(*names: str) -> Callable[[Command], Command]:
 
 @contextlib.contextmanager
 def given_back(give_back: Callable[[], object]) -> Iterator[None]:
-    """Print what was granted. If that fails, give it back: its id is unknown, and all others would wait for it."""
+    """Print a lease or claim in the block. If that fails, give it back: nobody knows its id, and others would wait."""
     try:
         yield
     except BaseException:

@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 
 
 class CommandFailed(Exception):
-    """A failure with the exit status, or the advice for people, of one command."""
+    """A failure with an exit status or advice for people that only this command has."""
 
     def __init__(self, failure: Failure, *, exit_status: int | None = None, advice: str | None = None) -> None:
         super().__init__(failure.message)
@@ -81,7 +81,7 @@ class Output:
 
     @contextlib.contextmanager
     def showing_warnings(self) -> Iterator[None]:
-        """Report changes that are made but not in their files yet, and connections that are not encrypted."""
+        """Report as warnings changes that are committed but not yet in their files, and unencrypted connections."""
 
         def show(message: Warning | str, *_: object, **__: object) -> None:
             self.warning(str(message))
@@ -96,15 +96,15 @@ class Output:
         _write(sys.stdout, printable(text), "standard output")
 
     def text(self, text: str) -> None:
-        """Print text of our own, such as help or a script, as it is."""
+        """Print Holdfast's own text, such as help or a script, without escaping."""
         _write(sys.stdout, text, "standard output")
 
     def diagnostic(self, text: str) -> None:
-        """Print text of our own to standard error, as it is."""
+        """Print Holdfast's own text to standard error, without escaping."""
         _write(sys.stderr, text, "standard error")
 
     def warning(self, text: str) -> None:
-        """Report something that does not fail the command: with `--json` in the envelope, also in that of a failure."""
+        """Report a problem that does not fail the command. With `--json`, it is in the envelope, even of a failure."""
         self._warnings.append(text)
         if not self.as_json and not self.quiet:
             self.diagnostic("\n".join(wrapped(f"Warning: {printable(text)}", width(sys.stderr))))
@@ -115,7 +115,7 @@ class Output:
         told = {"warnings": self._warnings} if self._warnings else {}
         envelope: object = {"schema_version": SCHEMA_VERSION, **content, **told}
         text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=in_utf_8)
-        if "\\ud" in text:  # perhaps a lone surrogate from a file name, which others may refuse
+        if "\\ud" in text:  # perhaps a lone surrogate from a file name, which other parsers may refuse
             text = json.dumps(in_utf_8(envelope), allow_nan=False, separators=(",", ":"))
         if self._envelopes_to_stderr:
             _write(sys.stderr, text, "standard error")
@@ -145,10 +145,10 @@ _LOST = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EBADF)
 
 
 def lost_output(error: BaseException) -> IoFailure | None:
-    """The failure to write what another library has printed, such as help; None if `error` is about something else.
+    """The failure to write text that another library has printed, such as help; None if `error` has another cause.
 
-    Our own calls raise failures; so an error of the system that names no file comes from printing. Without a buffer,
-    nothing of the text is left to flush.
+    Our own calls raise a `Failure`, so an `OSError` that names no file comes from printing. An unbuffered stream has
+    nothing left to flush, so `error` itself is examined then.
     """
     if sys.stdout is None:
         return None
@@ -215,10 +215,10 @@ def wrapped(line: str, wide: int | None) -> list[str]:
 
 
 def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the last column may be as wide as it needs."""
+    """Print a table; the width of the last column is not limited."""
     if not rows:
         return
-    is_plain = "".join(map("".join, rows)).isprintable()  # asking once is faster than asking for each cell
+    is_plain = "".join(map("".join, rows)).isprintable()  # one check is faster than one per cell
     cells = rows if is_plain else [[printable(cell) for cell in row] for row in rows]
     if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         _draw(columns, cells)

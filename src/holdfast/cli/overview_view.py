@@ -36,7 +36,7 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def nobody(overview: Overview) -> str:
-    """What an overview without holdings says: what cannot be read is not free."""
+    """The text of an overview without holdings; it promises nothing about records that cannot be read."""
     return "No visible holder." if overview.troubles else "Nobody holds anything."
 
 
@@ -138,7 +138,7 @@ def _row(held: Holding, now: float) -> list[str]:
 
 
 def _waiters(waiting: Sequence[HoldingWaiter], now: float) -> str:
-    """The waiters by position; the text says so if they have none."""
+    """The waiters by position; if they have no positions, the text says so."""
     shown = ", ".join(_waiter(each, now) for each in waiting)
     unordered = sum(each.place is None for each in waiting)
     return f"{shown}; in no order" if unordered > 1 else shown

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=click.IntRange(200, 10**6),
     default=1500,
     show_default=True,
-    help="Print at most as much; a token counts as 4 bytes.",
+    help="The maximum length of the text; a token counts as 4 bytes.",
 )
 @writing_options
 @click.pass_obj
@@ -34,9 +34,9 @@ def prime(output: Output, *, issue_id: str | None, budget: int, repo: str | None
     """Print what an agent needs to know about its work: the issue, the outcomes of its dependencies, notes of earlier
     attempts, its gates, and what to do at the end. 'holdfast agent run' gives the same text to the agents that it runs.
 
-    Without --issue, it is the issue in HOLDFAST_ISSUE_ID, that of your claim (HOLDFAST_CLAIM_ID), or the one issue that
-    the actor has claimed; of several, that of the current worktree. If there is none, it prints which issues are ready,
-    and how to claim one.
+    The issue is --issue, else HOLDFAST_ISSUE_ID, else the issue of your claim (HOLDFAST_CLAIM_ID), else the only issue
+    that the actor has claimed; if it has claimed several, the one of the current worktree. If there is none, the
+    command prints which issues are ready, and how to claim one.
 
     The text never exceeds the budget. If it would, whole sections are cut, the least important first, and the last line
     names them.

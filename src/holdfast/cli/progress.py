@@ -22,7 +22,7 @@ from holdfast.clock import format_duration
 
 _DELAY = 0.5  # seconds: a command that has finished by then needs no line
 _EVERY = 0.2
-_LOOK_EVERY = 1.0  # while waiting: each look reads records
+_LOOK_EVERY = 1.0  # while waiting: each update reads records
 _LONGEST_JOIN = 0.5
 _TURNS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 20
@@ -119,8 +119,8 @@ def showing(
 
 @contextlib.contextmanager
 def saying(text: str) -> Iterator[None]:
-    """Show a text at once, and only once: for work during which another program may ask something, as ssh does for a
-    passphrase. Its question then follows the text, and nothing overwrites it."""
+    """Show a text at once, and only once: for work during which another program may prompt the user, as ssh does for a
+    passphrase. The prompt follows the text, and nothing overwrites it."""
     if not is_shown():
         yield
         return
@@ -135,7 +135,7 @@ def saying(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waiting(wait: float | None, text: Callable[[], str]) -> Iterator[None]:
-    """Say what a command waits for, if it waits at all. `text` reads it, about once per second."""
+    """Show what a command waits for, if it waits. `text` is called about once per second."""
     if wait == 0.0 or not is_shown():
         yield
         return

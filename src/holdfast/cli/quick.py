@@ -86,8 +86,8 @@ def _hook(event: str, program: str) -> int:
 
 
 def _merge(old: str, ours: str, theirs: str, path: str) -> int:
-    """git's merge driver for the files of a tracker: replaces `ours` by the merged content. Status 1 means that nothing
-    has changed, and that git reports a conflict."""
+    """git's merge driver for the files of a tracker: replaces `ours` with the merged content. Status 1 means that
+    nothing has changed, so git reports a conflict."""
     from pathlib import Path
 
     from holdfast.errors import Failure
@@ -106,7 +106,7 @@ def _merge(old: str, ours: str, theirs: str, path: str) -> int:
 
 
 def answer_hook(output: Output, act: Callable[[Output], int]) -> int:
-    """The exit status of a hook; a failure of Holdfast itself is reported, and does not stop the agent's session."""
+    """The exit status of a hook. A failure of Holdfast itself is reported, but does not stop the agent's session."""
     from holdfast.errors import Failure, NotFound
 
     try:
@@ -204,7 +204,7 @@ def _check(output: Output, worktrees: Callable[[], Iterable[WorktreePath]], prog
             check(worktree, os.environ.get(LOCK_ID), os.environ.get(ACTOR))
     except Failure as failure:
         return _refuse(output, failure, program)
-    except Exception as error:  # a defect of ours must not open the door
+    except Exception as error:  # a bug in Holdfast must not allow the write
         return _refuse(output, Failure(f"{type(error).__name__}: {error}"), program)
     return 0
 
@@ -223,7 +223,7 @@ def _refuse(output: Output, failure: Failure, program: str) -> int:
 
 
 def _say(write: Callable[..., object], said: object) -> None:
-    """Write an answer, whose exit status counts even if it cannot be written."""
+    """Write an answer. A failure to write it must not change the exit status."""
     from holdfast.errors import IoFailure
 
     try:

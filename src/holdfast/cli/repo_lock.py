@@ -28,7 +28,7 @@ STALE_AFTER = "2h"
 LONGEST_STALE_AFTER = 3650 * 86400.0
 CHECK_EVERY = 5.0
 LOST = """\
-The command was ended: the lock was broken or taken over, so another process may be writing.
+The command was stopped: the lock was broken or taken over, so another process may be writing.
 Check what it left half done before you run it again."""
 _PAUSES = (0.02, 0.05, 0.1, 0.25)
 _ROUNDING = 0.01
@@ -89,10 +89,10 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock of the repository REPO_ID, and exit with its status.
 
-    If the holder in turn waits for something that you hold, the youngest waiter of the deadlock gives up (E_DEADLOCK).
-    While the command runs, the lock is refreshed so that it does not become stale. If the lock is lost (a user broke
-    it), the command is stopped and the exit status is 5: stop writing. With --json, the outcome is printed to standard
-    error, because standard output is the command's.
+    In a deadlock (the holder in turn waits for something that you hold), the youngest waiter gives up (E_DEADLOCK).
+    While COMMAND runs, the lock is refreshed so that it does not become stale. If the lock is lost (a user broke it),
+    COMMAND is stopped and the exit status is 5: stop writing. With --json, the outcome is printed to standard error,
+    because standard output belongs to COMMAND.
 
     \b
     Examples:
@@ -222,7 +222,7 @@ def _expiry(state: RepoLockState, stale_after: float) -> str | None:
 
 
 def acquire(lock: RepoLock, repo_id: str, purpose: str, wait: float | None) -> HeldRepoLock:
-    """Acquire the lock, polling for up to `wait` seconds or until a deadlock; None is forever."""
+    """Acquire the lock, polling for up to `wait` seconds (None: forever) or until a deadlock."""
     try:
         return lock.lock(repo_id, purpose)
     except RepoLocked as failure:
@@ -255,7 +255,7 @@ class Heartbeat:
     """Refreshes a held lock, and raises `LockNotHeld` once it is lost.
 
     It checks the lock every few seconds and refreshes it every `stale_after / 4`. If refreshing fails (a full
-    disk, say) the lock is still ours until it is stale, and is given up before that.
+    disk, say), the lock is still ours until it becomes stale, and is given up before that.
     """
 
     def __init__(self, lock: RepoLock, held: HeldRepoLock) -> None:

@@ -51,7 +51,7 @@ class OpenedRepository(NamedTuple):
 
 
 class OpenedLease(NamedTuple):
-    """The lease that a command works with: that of a worktree, or with a `name`."""
+    """The lease that a command works with: that of a worktree, or a named one."""
 
     repository: Repository
     service: LeaseService
@@ -64,11 +64,11 @@ class OpenedLease(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable that has the id of such a lease."""
+        """The environment variable for the id of this kind of lease."""
         return LOCK_ID if self.name is None else LEASE_ID
 
     def waiting_text(self) -> str:
-        """What a command that waits for the lease says."""
+        """The text to show while the command waits for the lease."""
         return lease_waited_for(self.service, self.subject, "lease" if self.name else "worktree")
 
 
@@ -166,7 +166,7 @@ def held_lock_id(opened: OpenedLease, flag: str | None, environment: Mapping[str
 
 
 def token_named(environment: Mapping[str, str]) -> int | None:
-    """The token that the environment hands on with a lease."""
+    """The token in the environment, which was passed on with a lease; None if there is none."""
     text = environment.get(TOKEN)
     if not text:
         return None
@@ -218,11 +218,11 @@ def proven(
     check: Callable[[], object] = lambda: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Proof | None]:
-    """The proof to publish in a worktree: of the lease that is named, else of one acquired for this block, after
-    `check` has raised what need not wait for a lease.
+    """Yield the proof needed to publish in a worktree: of the named lease, else of a lease acquired for this block.
+    Before it acquires a lease, it calls `check`, which raises failures that need no lease.
 
-    A lease that the environment names counts only for the worktree that it names with it. Its token is the
-    one that came with the lease, never the current one. None in a shared worktree, which has no lease.
+    A lease in the environment counts only for the worktree that the environment names with it. Its token is the one
+    that came with the lease, never the current one. Yields None in a shared worktree, which has no lease.
     """
     from holdfast.cli.progress import waiting
     from holdfast.leases.service import OWN_TTL

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: allow a shared worktree. High-risk.")
-@click.option("--force", is_flag=True, help="With --inplace: even if processes have files open for writing.")
+@click.option("--force", is_flag=True, help="With --inplace: restore even if processes have files open for writing.")
 @dry_run_option("Show what would be done; change nothing.")
 @worktree_options
 @lock_id_option
@@ -56,13 +56,16 @@ def restore(
     Without --inplace, its content goes into a new worktree called NAME. Existing worktrees are not touched, and no
     lease is needed.
 
-    With --inplace, the worktree's directory is exchanged in one step for one with the content of the snapshot. The
-    previous content becomes a snapshot first, unless it equals the head. It needs the lease of the worktree. Name the
-    one that you hold; if the worktree is free, the command acquires the lease for its duration. A process whose current
-    directory is in the worktree stays in the old one and must enter the new one; the output names such processes.
-    Refused while a process has a file in it open for writing, because its later writes would be lost.
+    With --inplace, its content replaces that of the worktree. The previous content becomes a snapshot first, unless it
+    equals the head. This needs the lease of the worktree. Name the one that you hold; if the worktree is free, the
+    command acquires the lease for its duration. Refused while a process has a file in the worktree open for writing,
+    because its later writes would be lost.
 
-    The restored content is compared with its hashes. If the snapshot is damaged, nothing is restored, and the error
+    In a git checkout, the directory stays the same: only files that differ change, and ignored files and branches are
+    not touched. Elsewhere, the directory is exchanged in one step for a new one. A process whose current directory is
+    in the worktree stays in the old one and must enter the new one; the output names such processes.
+
+    The restored content is verified against its hashes. If the snapshot is damaged, nothing is restored, and the error
     names the damaged files.
 
     \b
@@ -179,7 +182,7 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
 def export(
     output: Output, *, snapshot: str, directory: str, path: str | None, repo: str | None, worktree: str | None
 ) -> None:
-    """Write the content of the snapshot ID into DIR, which must not exist yet.
+    """Write the content of the snapshot ID to DIR, which must not exist yet.
 
     ID is a prefix of an id, a reference, head, or head~2. The copy shares nothing with the snapshot, and Holdfast does
     not track it. No lease is needed. To continue working from a snapshot, restore it into a worktree instead: 'holdfast

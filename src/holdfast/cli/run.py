@@ -35,7 +35,7 @@ from holdfast.repository.context import Consistency, Isolation
 from holdfast.repository.repository import Repository
 
 LOST = """\
-The command was ended: the lease was lost, so another holder may be writing.
+The command was stopped: the lease was lost, so another holder may be writing.
 Check what it left half done before you run it again."""
 NOT_SAVED = "The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."
 CHECK_EVERY = 1.0
@@ -97,7 +97,7 @@ def _run_leased(
 ) -> child.CommandExit:
     began = time.monotonic()
     repository, worktree = opened.repository, opened.worktree
-    checked_text(options.note, what="note")  # not only after the command has done its work
+    checked_text(options.note, what="note")  # a wrong note must fail before the command runs
     directory = repository.path(worktree) if opened.name is None else None
     if options.snapshot and options.no_chdir and not output.as_json and directory is not None:
         _warn_if_elsewhere(output, worktree, directory)
@@ -159,7 +159,7 @@ def _leased(
                 purpose=purpose,
                 priority=options.priority,
             )
-        with child.block_signals():  # the thread that renews inherits the mask: signals are not for it
+        with child.block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
             held.beat()
         yield held
     finally:

@@ -1,7 +1,7 @@
 """Full-screen terminal: reads keys, draws frames, and restores the terminal at the end.
 
 A frame is a list of lines. Only the lines that differ from those on the screen are written, in one write, so nothing
-flickers. One `select` waits for keys, for a change of the size and for `wake`, which other threads may call.
+flickers. One `select` waits for keys, for a resize and for `wake`, which other threads may call.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if sys.platform != "win32":
     import termios
     import tty
 
-_ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # the other screen of the terminal, no cursor, empty
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # the alternate screen, without a cursor, cleared
 _LEAVE = "\x1b[?25h\x1b[?1049l"
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # terminals that know them show the frame at once
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized update: terminals that support it show the frame at once
 _CLEAR = "\x1b[2J"
 _KEYS = {
     "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down",
@@ -136,8 +136,8 @@ class Screen:
             calls.write(self._ring, b".")
 
     def wait(self, timeout: float | None) -> list[str]:
-        """The keys typed since the last call; empty at the end of the timeout and after `wake`. `EOFError` when the
-        terminal is gone."""
+        """The keys typed since the last call; empty after the timeout or `wake`. Raises `EOFError` if the terminal is
+        gone."""
         ready, _, _ = select.select([self._in, self._bell], [], [], timeout)
         if self._bell in ready:
             with contextlib.suppress(BlockingIOError):
@@ -151,7 +151,7 @@ class Screen:
 
 
 def keys_in(typed: str) -> Iterator[str]:
-    """The keys of a piece of input: a name, or the character."""
+    """The keys in some input, each as its name or its character."""
     while typed:
         known = next((each for each in sorted(_KEYS, key=len, reverse=True) if typed.startswith(each)), typed[0])
         yield _KEYS.get(known, known)

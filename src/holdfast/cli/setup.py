@@ -24,8 +24,8 @@ of a session and before it writes a file, and an entry for the MCP server. For g
 commit, which runs before an existing hook, and a merge driver, so that branches that changed the same issues
 (.jit/) merge without a conflict.
 
-Everything written is marked and versioned. Run it again to update it. --remove removes it and leaves everything else as
-it was, byte for byte.
+Everything written is marked and versioned. Run the command again to update it. --remove removes it and leaves
+everything else as it was, byte for byte.
 
 \b
 Examples:

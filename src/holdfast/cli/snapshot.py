@@ -1,4 +1,4 @@
-"""`holdfast snapshot`, and how snapshots and their differences are printed."""
+"""`holdfast snapshot`, and the text output of snapshots and their differences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ WARNING = "warning: best effort: its files may be from different instants"
 @click.command(
     cls=CommandGroup,
     table={
-        "push": LazyCommand("holdfast.cli.transfer:push", "Copy snapshots to a remote of git."),
-        "fetch": LazyCommand("holdfast.cli.transfer:fetch", "Copy snapshots from a remote of git."),
+        "push": LazyCommand("holdfast.cli.transfer:push", "Copy snapshots to a git remote."),
+        "fetch": LazyCommand("holdfast.cli.transfer:fetch", "Copy snapshots from a git remote."),
     },
 )
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
@@ -44,7 +44,7 @@ WARNING = "warning: best effort: its files may be from different instants"
     type=click.Choice(ENGINES),
     help=f"How files are captured.  [default: {ENGINE}, else the best available]",
 )
-@click.option("--allow-empty", is_flag=True, help="In a git checkout: also if it equals the last one.")
+@click.option("--allow-empty", is_flag=True, help="In a git checkout: take it even if nothing has changed.")
 @options.worktree_options
 @options.lock_id_option
 @wait_option
@@ -68,8 +68,8 @@ def snapshot(
 
     It needs the lease of the worktree. Name the one that you hold; if the worktree is free, the command acquires the
     lease for its duration. If the lease is lost, nothing is published (status 5). If a file changes during the capture,
-    a 'quiesced' snapshot fails (status 4) and nothing is published. In a git checkout, it contains tracked files
-    and new files that are not ignored; none is taken if nothing has changed since the last one.
+    a 'quiesced' snapshot fails (status 4) and nothing is published. In a git checkout, a snapshot contains tracked
+    files and new files that are not ignored; if nothing has changed since the last one, none is taken.
 
     \b
     Examples:
@@ -112,13 +112,13 @@ _LEFT_OUT = {"ignored": "ignored by git", "nested": "nested repositories, of whi
 
 
 def left_out_lines(descriptor: Descriptor) -> list[str]:
-    """What is not in a snapshot of a git checkout, in one line."""
+    """One line about the files that a snapshot of a git checkout leaves out; none if it leaves out nothing."""
     counts = [f"{count} {_LEFT_OUT[what]}" for what, count in (descriptor.left_out or {}).items() if what in _LEFT_OUT]
     return [f"  left out  {'; '.join(counts)}"] if counts else []
 
 
 def engine_named(flag: str | None) -> Engine | None:
-    """The engine that the option or else the environment names."""
+    """The engine that the option names, else the environment; None if neither does."""
     text = flag or os.environ.get(ENGINE)
     if not text:
         return None

@@ -56,7 +56,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
     """Show the agents of 'who', the queue of issues and the landing queues, live until q or Ctrl-C.
 
     Enter shows the details of a row, / filters, 1 2 3 switch between the pages, and ? lists the keys. While nothing
-    changes, it reads nothing. Without a terminal, with --json or with --limit, it prints one overview after another;
+    changes, nothing is read. Without a terminal, with --json or with --limit, it prints one overview after another;
     with --json, one JSON object per line.
 
     \b
@@ -74,7 +74,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
             overview = read_overview(repo, data_dir)
             output.result(overview.as_record(), [*overview_lines(overview), ""])
     except KeyboardInterrupt:
-        return  # the usual way to end it
+        return  # the usual way to quit
 
 
 def _is_terminal() -> bool:
@@ -86,7 +86,7 @@ def _show_live(repo: str | None, data_dir: str | None) -> None:
     from holdfast.cli.screen import Screen
     from holdfast.repository.live import LiveOverview
 
-    read_overview(repo, data_dir)  # what is wrong from the start is an error of the command
+    read_overview(repo, data_dir)  # an initial failure is an error of the command, not a line on the screen
     with Screen() as screen:
         address = options.store_address(os.environ)
         live = LiveOverview(lambda: read_overview(repo, data_dir), screen.wake, address=address)
@@ -113,7 +113,7 @@ def _show_live(repo: str | None, data_dir: str | None) -> None:
 
 
 class PageRow(NamedTuple):
-    """A row of a page: a key that identifies it, its cells, and a function that makes its details."""
+    """A row of a page: a key that identifies it, its cells, and a function that returns its details."""
 
     key: str
     cells: Sequence[Span]
@@ -121,7 +121,7 @@ class PageRow(NamedTuple):
 
 
 class TopPage(NamedTuple):
-    """A page: a function that makes its rows, and the text that it shows without any."""
+    """A page: its columns, a function that yields its rows, and the text to show if there are none."""
 
     title: str
     columns: Sequence[Column]
@@ -341,7 +341,7 @@ class TopState:
         return [as_text(cut_line(line, width), colour=self.colour) for line in (*filled, foot)]
 
     def _find_rows(self) -> None:
-        """The rows of the page. Those of the overview show times; the others change only after a read."""
+        """Update the rows of the page: every second in the overview, which shows times; elsewhere only after a read."""
         view = self._view
         if view is None or view.situation is None:
             self._rows = []

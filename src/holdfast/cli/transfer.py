@@ -1,4 +1,4 @@
-"""`holdfast snapshot push` and `fetch`: snapshots between machines, through a remote of git."""
+"""`holdfast snapshot push` and `fetch`: copy snapshots between machines, through a git remote."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def push(
 ) -> None:
     """Copy snapshots of a git checkout to REMOTE: each SNAPSHOT that you name, or all of them.
 
-    REMOTE is a remote of git; by default, that of the checked-out branch, else origin. A snapshot goes there with the
-    commits that it builds on, its note, and the name of its holder: whoever can read the remote can read them. One that
-    is there is not pushed again, and nothing on the remote is ever replaced or deleted. Hooks of git do not run, so the
-    large files of git LFS are not copied.
+    REMOTE is a git remote; by default, that of the checked-out branch, else origin. A snapshot is pushed with the
+    commits that it builds on, its note, and the name of its holder: whoever can read the remote can read them.
+    Snapshots that the remote already has are not pushed again, and nothing on the remote is ever replaced or deleted.
+    Git hooks do not run, so the large files of Git LFS are not copied.
 
     \b
     Examples:
@@ -66,10 +66,10 @@ def fetch(
 ) -> None:
     """Copy snapshots that are missing here from REMOTE: each SNAPSHOT_ID, which may be a prefix, or all of them.
 
-    REMOTE is a remote of git; by default, that of the checked-out branch, else origin. No worktree, head, branch or
-    file changes: use 'holdfast export', 'diff' or 'restore' with a fetched snapshot. A pin protects each from garbage
-    collection for 30 days; one that was deleted here comes back with the next fetch, unless you name the ones that you
-    want. A snapshot that is not what it claims to be is refused (status 7), and the others arrive.
+    REMOTE is a git remote; by default, that of the checked-out branch, else origin. No worktree, head, branch or file
+    changes: use 'holdfast export', 'diff' or 'restore' with a fetched snapshot. A pin protects each snapshot from
+    garbage collection for 30 days. A snapshot that was deleted here comes back with the next fetch, unless you name
+    those that you want. A snapshot that is not what it claims to be is refused (status 7); the others are fetched.
 
     \b
     Examples:

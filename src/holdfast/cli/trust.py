@@ -17,7 +17,7 @@ from holdfast.cli.repository import current_directory
 from holdfast.errors import FilesUnproven, NotFound, StoreRestored, UsageFailure
 
 
-@click.command(short_help="Approve the store and the commands that a repository brings.")
+@click.command(short_help="Approve the store and the commands that a repository names.")
 @repo_option_for(f"The directory.  [default: {REPO}, else the nearest repository, tracker or ledger upwards]")
 @click.option("--show", is_flag=True, help="Only show what the repository names, and whether it is approved.")
 @click.option("--revoke", is_flag=True, help="Withdraw all approvals for it.")
@@ -25,20 +25,20 @@ from holdfast.errors import FilesUnproven, NotFound, StoreRestored, UsageFailure
 @click.option("-y", "--yes", is_flag=True, help="Approve without asking.")
 @with_output
 def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, adopt: bool, yes: bool) -> None:
-    """Show the store that a repository names, its setup and teardown commands, the checks that work must pass before
-    it lands, the programs that its git configuration names and the commands of its gates, and approve them on this
-    machine.
+    """Show what a repository wants Holdfast to contact or run, and approve it on this machine: its store, its setup and
+    teardown commands, the checks that work must pass before it lands, the programs that its git configuration names,
+    and the checkers of its gates.
 
-    A repository from elsewhere may name a stranger's server, and commands that would run with your rights. Until you
-    approve them, Holdfast contacts no store and runs no command that a repository names. The store that you name with
-    'init', 'migrate' or HOLDFAST_STORE, the commands that you set with 'config' and the gates that you define need no
-    approval. A changed address or command must be approved again, and so must a copy of the repository at another path.
+    A repository from elsewhere may name a stranger's server, and commands that would run with your permissions. Until
+    you approve them, Holdfast contacts no store and runs no command that a repository names. The store that you name
+    with 'init', 'migrate' or HOLDFAST_STORE, the commands that you set with 'config' and the gates that you define need
+    no approval. Changed addresses and commands, and a copy of the repository at another path, must be approved again.
 
     If the records are on a server, a machine gets leases only if it is known to see the same files as the others. While
-    no other machine has a lease, it becomes known by itself; otherwise, run 'holdfast trust' on a known machine. If the
-    files were moved or restored, or the server was restored from a backup, --files declares that these files and the
-    present records belong together. Other machines must then prove themselves again, and new fencing tokens are higher
-    than every token granted here.
+    no other machine has a lease, it becomes known automatically; otherwise, run 'holdfast trust' on a known machine. If
+    the files were moved or restored, or the server was restored from a backup, --files declares that these files and
+    the present records belong together. Other machines must then prove themselves again, and new fencing tokens are
+    higher than every token granted here.
 
     Approvals are kept in the user data directory (HOLDFAST_DATA_DIR). The checkers are in the store, so they are shown
     only after it is approved.
@@ -75,7 +75,7 @@ def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, adopt: 
 
 
 def _trust_store(output: Output, root: Path, *, show: bool, yes: bool) -> tuple[str, bool]:
-    """The address of the configured store, and whether it is approved, perhaps just now."""
+    """Show the configured store, and ask for approval; return its address and whether it is approved."""
     from holdfast.store.approvals import approve, approved
     from holdfast.store.open import FILES, address_of
 
@@ -90,7 +90,7 @@ def _trust_store(output: Output, root: Path, *, show: bool, yes: bool) -> tuple[
 
 
 def _trust_checkers(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
-    """The checkers of the gates, and whether each is approved, perhaps just now: exactly as they were shown."""
+    """Show the checkers of the gates, and approve them exactly as shown; return whether each is approved."""
     from holdfast.repository.opening import open_tracker, tracker_of
 
     tracker = open_tracker(tracker_of(root), actor="human:trust", address=store_address(os.environ))
@@ -112,7 +112,7 @@ def _trust_checkers(output: Output, root: Path, *, show: bool, yes: bool) -> lis
 
 
 def _trust_settings(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
-    """The commands of the settings, and whether each is approved, perhaps just now: exactly as they were shown."""
+    """Show the commands of the settings, and approve them exactly as shown; return whether each is approved."""
     from holdfast.repository import settings
 
     commands = settings.commands_of(settings.read_settings(root))
@@ -134,7 +134,7 @@ def _trust_settings(output: Output, root: Path, *, show: bool, yes: bool) -> lis
 
 
 def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dict[str, Any]]:
-    """The programs of git's configuration, and whether each is approved, perhaps just now: exactly as shown."""
+    """Show the programs of git's configuration, and approve them exactly as shown; return whether each is approved."""
     from holdfast.git.program import Git
     from holdfast.repository.locating import is_git_home
     from holdfast.store.approvals import approve, are_approved
@@ -152,7 +152,7 @@ def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dic
 
 
 def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int | None:
-    """Let this machine become known, and admit others; with `adopt`, begin a new epoch, and return it."""
+    """Prove this machine, and admit others; with `adopt`, begin a new epoch instead, and return it."""
     from holdfast.repository.repository import Repository
 
     try:

@@ -56,11 +56,11 @@ def web(
     """Show the agents and their work in a browser, with everything that is stuck, waiting or landed. The pages are
     live: they update as the records change.
 
-    Without DIR, it shows the repository around the current directory. It listens on this machine only, and changes
-    nothing without --writable. The address that it prints works once, and gives access to the browser that opens it.
-    The command needs an extra: pip install 'holdfast[web]'.
+    Without DIR, the pages show the repository around the current directory. The server listens on this machine only,
+    and changes nothing without --writable. The address that it prints works once, and gives access to the browser that
+    opens it. The command needs an extra: pip install 'holdfast[web]'.
 
-    With --export, it writes all pages to one file that needs no server, and exits.
+    With --export, the command writes all pages to one file that needs no server, and exits.
 
     \b
     Examples:
@@ -85,8 +85,8 @@ def web(
             "metrics_token": server.access.scraper_token,
         }
         shown = ", ".join(str(each.place) for each in workspaces)
-        mode = "Actions are allowed." if writable else "It only shows; --writable allows actions."
-        lines = [f"Showing {shown}. {mode}", f"Open {server.one_time_address}", "Ctrl-C ends this."]
+        mode = "Actions are allowed." if writable else "The pages are read-only; --writable allows actions."
+        lines = [f"Showing {shown}. {mode}", f"Open {server.one_time_address}", "Press Ctrl-C to stop."]
         output.result(record, lines)
         if open_browser:
             _open_browser(server)
@@ -97,7 +97,7 @@ def web(
     try:
         server.run(ready=ready, used=used)
     except KeyboardInterrupt:
-        return  # the usual way to end it
+        return  # the usual way to stop it
 
 
 def _require_extra() -> None:

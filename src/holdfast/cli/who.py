@@ -38,8 +38,8 @@ def who(output: Output, *, repo: str | None, data_dir: str | None, details: bool
 
     Anything that needs attention comes first: holders that are dead or about to expire, failed gates, conflicts between
     worktrees, blocked queues, a nearly full disk, an unusable store. A narrow terminal shows fewer columns. --details
-    shows each lease, claim and lock instead, with its waiters and the command that gets it; waiters for file locks and
-    repository locks have no order. The command takes no lock and changes nothing.
+    shows each lease, claim and lock instead, with its waiters and the command to get it; waiters for file locks and
+    repository locks have no order. 'holdfast who' takes no lock and changes nothing.
 
     \b
     Examples:

@@ -53,7 +53,7 @@ Example:
     metavar="SNAPSHOT",
     help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; main's commit]",
 )
-@click.option("--branch", metavar="BRANCH", help="The branch, in a git checkout; continues on it.  [default: hf/NAME]")
+@click.option("--branch", metavar="BRANCH", help="In a git checkout: a new or existing branch.  [default: hf/NAME]")
 @click.option(
     "--isolated", is_flag=True, help="In a git checkout: a clone that shares objects, for an agent in a sandbox."
 )
@@ -76,14 +76,14 @@ def create(
     repo: str | None,
     field: str | None,
 ) -> None:
-    """Create the worktree NAME: empty, or with the content of a snapshot. Then copy files of main and run the setup
-    commands, if any are configured ('holdfast config'). If a command fails, the worktree stays.
+    """Create the worktree NAME: empty, or with the content of a snapshot. Then copy files from main and run the setup
+    commands, if any are configured ('holdfast config'). If a command fails, the worktree is kept.
 
-    In a git checkout, it is a worktree of git on a branch of its own, beside the checkout. It starts at the commit that
-    is checked out in main, without the uncommitted changes there.
+    In a git checkout, it is a git worktree beside the checkout, on its own branch. It starts at the commit that is
+    checked out in main, without the uncommitted changes there.
 
-    With --isolated, it is a clone instead, for an agent that may write in this directory only. Its commits arrive on
-    the same branch of the repository with every snapshot.
+    With --isolated, it is a clone instead, for an agent that may write only in this directory. Each snapshot fetches
+    the commit that is checked out there into the worktree's branch in the repository.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def create(
     options.print_record(output, field, worktree_to_json(state), lines)
 
 
-@group.command(short_help="Adopt a linked worktree of git.")
+@group.command(short_help="Adopt a linked git worktree.")
 @click.argument("path", type=click.Path(file_okay=False))
 @click.option("--name", metavar="NAME", help="Its name.  [default: the name of the directory]")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
@@ -121,7 +121,7 @@ def create(
 def adopt(
     output: Output, *, path: str, name: str | None, label: str | None, repo: str | None, field: str | None
 ) -> None:
-    """Make the linked worktree of git at PATH a worktree of this repository. It stays where it is.
+    """Make the linked git worktree at PATH a worktree of this repository. It stays where it is.
 
     \b
     Example:
@@ -218,7 +218,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
-@click.option("--lost", is_flag=True, help="Forget it: the clone that has its directory is gone for good.")
+@click.option("--lost", is_flag=True, help="Delete only its record: the clone that has its directory is gone for good.")
 @options.duration_option("--keep-for", "How long a pin protects its last snapshot; 0s for no pin.", default="30d")
 @options.lock_id_option
 @options.in_repository
@@ -236,14 +236,14 @@ def remove(
 ) -> None:
     """Remove the worktree NAME. Unsaved changes become a snapshot first.
 
-    Its snapshots stay until garbage collection. A pin protects the last one, which has its content, for 30 days. To
-    bring it back, restore that snapshot.
+    Its snapshots stay until garbage collection. A pin protects the last one, which has the worktree's content, for 30
+    days. To bring the worktree back, restore that snapshot.
 
-    If several machines share the repository ('holdfast join'), a worktree is removed in the clone that has its
-    directory. With --lost, only its record is deleted; if NAME is the checkout of a clone, that of all its worktrees.
+    If several machines share the repository ('holdfast join'), remove a worktree in the clone that has it. With --lost,
+    only its record is deleted; if NAME is the checkout of a clone, the records of all worktrees of that clone.
 
-    Teardown commands ('holdfast config') run first. Refused if one fails, while another holder has the lease, while
-    processes use the worktree, or while git has locked it ('git worktree lock'); the error names them.
+    Teardown commands ('holdfast config') run first. The removal is refused if one fails, while another holder has the
+    lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ class Stage(NamedTuple):
 
     root: Path
     notes: Path
-    """The notes of tasks about their writes, outside all worktrees, and the output of the agents."""
+    """The notes that tasks make of their writes, outside all worktrees, and the output of the agents."""
 
     @classmethod
     def at(cls, directory: Path) -> Stage:
@@ -105,7 +105,7 @@ class AgentExit(NamedTuple):
 
 
 class Agent:
-    """An agent: one process, with everything that it starts in a process group of its own."""
+    """An agent: one process, with everything that it starts, in its own process group."""
 
     def __init__(self, number: int, name: str, command: list[str], log: Path) -> None:
         self.number, self.name = number, name

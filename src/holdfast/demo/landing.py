@@ -28,7 +28,7 @@ from holdfast.repository.repository import Repository
 from holdfast.repository.settings import CHECKS, change
 
 BRANCH, LIST, EDITED = "main", "parts.txt", "notes.txt"
-CHECK = f'test "$(sort -u {LIST})" = "$(sort {LIST})"'  # no part is there twice
+CHECK = f'test "$(sort -u {LIST})" = "$(sort {LIST})"'  # no part is listed twice
 KILLS = 5
 POLL = 0.1
 LONGEST = 300.0
@@ -56,7 +56,7 @@ def _git(top: Path) -> Git:
 
 
 def set_up(top: Path, issues: int) -> None:
-    """Make a git repository with a commit, adopt it, and add the issues."""
+    """Create a git repository with a commit, adopt it, and add the issues."""
     make_directories(top / ".git")
     git = _git(top)
     git.run("init", "--quiet", f"--initial-branch={BRANCH}", os.fspath(top))
@@ -96,7 +96,7 @@ def _common(directory: Path) -> Path:
 
 
 def play(directory: Path, command: Command, *, issues: int, workers: int, seed: int, tell: Tell) -> LandingReport:
-    """Run the demo in an empty directory, and judge the result."""
+    """Run the demo in an empty directory, and check the result."""
     top, logs = directory / "project", directory / "logs"
     make_directories(top)
     make_directories(logs)
@@ -118,7 +118,7 @@ def play(directory: Path, command: Command, *, issues: int, workers: int, seed: 
 
 
 class _Crew:
-    """The agents, and the kills."""
+    """Runs the agents, and kills some of them."""
 
     def __init__(
         self, top: Path, logs: Path, command: Command, workers: int, chance: random.Random, tell: Tell
@@ -150,7 +150,7 @@ class _Crew:
                     log = self._logs / f"{name.replace(':', '-')}.log"
                     self._agents[number] = Agent(number, name, self._command(self._top, name), log)
                 if not self._agents:
-                    landings.work_off()  # the agents of what is still queued were killed
+                    landings.work_off()  # the agents whose work is still queued were killed
                 self._kill_one()
                 time.sleep(POLL)
         return False
@@ -161,7 +161,7 @@ class _Crew:
             number = self._chance.choice(sorted(self._agents))
             self._agents.pop(number).kill()
             self._next_kill = self.elapsed() + self._chance.uniform(0.5, 1.5)
-            self._tell(f"{self.elapsed():5.1f} s  agent {number} is killed: the next one goes on")
+            self._tell(f"{self.elapsed():5.1f} s  agent {number} is killed: the next one continues")
 
     def end(self) -> None:
         for agent in self._agents.values():
@@ -169,13 +169,12 @@ class _Crew:
 
 
 def _findings(repository: Repository, top: Path, issues: int) -> Iterator[str]:
-    """What is wrong with the branch, the issues or the checkout."""
     landings, git = Landings(repository, actor=ACTOR), _git(top)
     if landings.queued() or any(each.intent for each in landings.targets()):
         yield "something is still queued"
     status = git.run("status", "--porcelain", worktree=top).decode().strip()
     if status != f"M {EDITED}":
-        yield f"the checkout of the person has other changes than theirs: {status}"
+        yield f"the person's checkout has changes that are not theirs: {status}"
     yield from _findings_on_branch(landings, git, issues)
 
 

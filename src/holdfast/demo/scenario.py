@@ -37,7 +37,7 @@ class DemoPlan(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """An event in the life of an agent, `after` seconds."""
+    """Something that happened to an agent, `after` seconds into the demo."""
 
     after: float
     what: str  # "killed", "paused", "resumed", and then "refused" or "not refused"
@@ -46,7 +46,7 @@ class Incident(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """The current state, for display. `working` has the issue of each running agent."""
+    """The current state, for display. `working` maps each running agent to its issue."""
 
     after: float
     issues: Sequence[tuple[Issue, State]]
@@ -163,7 +163,7 @@ class _Scenario:
         self._happened("killed", number, working[number])
 
     def _pause(self, working: dict[int, str | None]) -> None:
-        """Pause an agent that works; `_resume` resumes it once another agent has done its work."""
+        """Pause a working agent; `_resume` resumes it once another agent has done its work."""
         busy = [(number, issue) for number, issue in working.items() if issue is not None]
         if not busy:
             return

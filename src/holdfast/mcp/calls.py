@@ -1,7 +1,7 @@
 """One request of a client: a `Call`, carried out in a worker thread.
 
-The event loop never waits for a file or a lock. When the client cancels a request, the request sees it at
-its next check, and an effect that it has nevertheless had is undone.
+The event loop never waits for a file or a lock. A request that the client cancels stops at its next check; if
+it has already taken effect, the effect is undone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def attempt(work: Callable[[], Any]) -> Answer:
 
 
 def as_tool_result(answer: Answer) -> types.CallToolResult:
-    """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
+    """The result of a tool; its structured content is the `data` or the `error` that `--json` prints."""
     if isinstance(answer, Failure):
         record = in_utf_8(answer.as_record())
         text = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
@@ -91,7 +91,7 @@ class Call:
         self.held = held
         self.cancelled = threading.Event()
         self.undo: Callable[[], object] | None = None
-        """Undoes the effect if the request was cancelled before it was done."""
+        """Undoes the effect of the request if the client cancels it."""
         self.total: int | None = None  # approximate number of files, if known
         self.files = self.size = 0  # files and bytes so far
         self._settings = settings

@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 
 class ClientHoldings:
-    """Everything that the client holds, for any number of threads. After `release_all` nothing is held."""
+    """Everything that the client holds; threads may share it. After `release_all`, nothing can be held any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class ClientHoldings:
         self._closed = False
 
     def lease(self, key: WorktreeKey) -> HeldLease | None:
-        """The lease on a worktree, also one that belongs to work. It may have been lost."""
+        """The lease on a worktree, including one that belongs to work. It may have been lost."""
         with self._lock:
             if key in self._leases:
                 return self._leases[key]
@@ -68,7 +68,7 @@ class ClientHoldings:
         raise _client_gone()
 
     def drop_lease(self, key: WorktreeKey) -> HeldLease:
-        """Hand out a lease to be released; `LockNotHeld` if this server does not hold it."""
+        """Stop holding a lease, and return it to be released; `LockNotHeld` if this server does not hold it."""
         with self._lock:
             lease = self._leases.pop(key, None)
             for_work = any(each.key == key for each in self._work.values())
@@ -94,7 +94,7 @@ class ClientHoldings:
             raise _client_gone()
 
     def take_work(self, issue: str | None) -> Work:
-        """Hand out work that was claimed through this server; no other request can finish it meanwhile."""
+        """Stop holding work, and return it, so that no other request can finish it meanwhile."""
         with self._lock:
             found = [name for name in self._work if name.startswith(issue or "")]
             if len(found) == 1:
@@ -184,7 +184,7 @@ class Project(NamedTuple):
 def find_project(settings: ServerSettings, roots: Iterable[str]) -> Project:
     """The project of a client with these roots; else the named directory, else the current one.
 
-    Roots without anything of Holdfast are skipped. If there are roots and no directory was named, nothing
+    Roots without a repository, tracker or ledger are skipped. If there are roots and no directory was named, nothing
     else is tried: the client would be surprised.
     """
     directories = list(filter(None, map(path_of, roots)))

@@ -1,4 +1,4 @@
-"""The implementation of the tools; a public function's docstring is what the client reads about the tool.
+"""The implementation of the tools; the docstring of a public function is the tool's description for the client.
 
 Each operation runs in a worker thread and returns a JSON record.
 """
@@ -35,9 +35,9 @@ from holdfast.repository.to_json import lease_to_json
 
 
 def take_lease(call: Call, given: arguments.TakeLease) -> Record:
-    """Acquire the lease of a worktree before you write to it; no other holder can have it meanwhile. The server
-    renews it until you release it or disconnect. A lease that you already hold is renewed, with another ttl if
-    you give one. E_LOCK_CONFLICT names the holder: wait, or work elsewhere."""
+    """Acquire the lease of a worktree before you write to it; nobody else can have it meanwhile. The server renews it
+    until you release it or disconnect. A lease that you already hold is renewed, with a new ttl if you give one.
+    E_LOCK_CONFLICT names the holder: wait, or work elsewhere."""
     repository, key = _keyed(call, given.worktree)
     ttl = None if given.ttl is None else parse_duration(given.ttl, setting="ttl")
     if (lease := _renewed(call, key, ttl)) is not None:
@@ -138,7 +138,7 @@ def _given_back(call: Call, key: WorktreeKey) -> Lease:
 def proven(
     call: Call, repository: Repository, key: WorktreeKey, lock_id: str | None, purpose: str
 ) -> Iterator[Proof | None]:
-    """The proof to publish: of the lease that is named or held, else of one acquired for this block."""
+    """Yield the proof needed to publish: of the named or held lease, else of a lease acquired for this block."""
     if repository.config(key.worktree).isolation is Isolation.SHARED:
         yield None
         return
@@ -191,8 +191,8 @@ def history(call: Call, given: arguments.ReadHistory) -> Record:
 
 
 def restore(call: Call, given: arguments.Restore) -> Record:
-    """Restore a snapshot into a new worktree (nothing that exists changes), or with in_place into the worktree
-    itself. In place, the old content is saved as a snapshot first; programs in the directory stay in the old one."""
+    """Restore a snapshot into a new worktree, or with in_place into the worktree itself, after saving its content as a
+    snapshot. Outside git checkouts, in_place replaces the directory, and programs in it stay in the old one."""
     repository, key = _keyed(call, given.worktree)
     if given.in_place and given.into:
         raise UsageFailure("into is for a new worktree, not for in_place", hint="Leave one of them out.")
@@ -232,9 +232,9 @@ def who(call: Call, given: arguments.Who | None = None) -> Record:
 
 
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
-    """Claim the most urgent issue that is ready (or a certain one), with a leased worktree. Do the work in the
+    """Claim the most urgent issue that is ready (or the one that you name), with a leased worktree. Do the work in the
     directory `path` of the answer; its `prompt` has the task. Then call finish_work. The server renews the claim; if
-    you disconnect, the work returns to the queue, and what you wrote stays in the worktree."""
+    you disconnect, the work returns to the queue, and your files stay in the worktree."""
     project, repository = call.project, call.project.repository()
     tracker, ledger = project.tracker(call.actor), project.ledger_if_any()
     options = AssignmentOptions(
@@ -273,10 +273,10 @@ def _dropped(call: Call, issue: str) -> None:
 
 
 def finish_work(call: Call, given: arguments.FinishWork) -> Record:
-    """Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the ledger gets a
-    record; then the issue is done, or returns to the queue. If it could not be saved, not_saved says why; the outcome
-    counts nevertheless, and the files stay in the worktree. E_FENCING_MISMATCH or E_LOCK_EXPIRED: another agent
-    has it now, and nothing of yours was published."""
+    """Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the ledger gets an
+    event; then the issue is done, or returns to the queue. If the worktree could not be saved, not_saved says why; the
+    outcome still counts, and the files stay in the worktree. E_FENCING_MISMATCH or E_LOCK_EXPIRED: another agent has
+    the work now, and nothing of yours was published."""
     work = call.held.take_work(given.issue)
     assignment = work.assignment
     try:
@@ -313,7 +313,7 @@ def add_work(call: Call, given: arguments.AddWork) -> Record:
 
 def append_to_ledger(call: Call, given: arguments.AppendToLedger) -> Record:
     """Append an event to the log that all agents here share: a finding, a decision, a result. It is on disk when
-    this returns. With if_sequence, only if nothing was appended since."""
+    this returns. With if_sequence, it is appended only if the ledger is still at that sequence."""
     ledger = call.project.ledger()
     if given.if_sequence is None:
         return log.event_to_json(ledger.append(given.event))

@@ -1,7 +1,7 @@
 """The server: requests arrive on standard input and are carried out in worker threads.
 
-When the client disconnects (standard input ends) or the process is terminated (SIGTERM), everything that is
-held is released. If the process is killed, it expires.
+When the client disconnects (standard input ends) or the process is terminated (SIGTERM), all leases and claims
+are released. If the process is killed, they expire.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Roots:
 
 
 async def _requested(context: ServerRequestContext[Any]) -> list[str]:
-    """Ask an older client. If it does not answer, it has no roots."""
+    """Ask an older client for its roots; none if it does not answer."""
     try:
         answer = await context.session.send_request(
             types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=ROOTS_TIMEOUT
@@ -116,7 +116,7 @@ async def _serve(settings: ServerSettings) -> None:
 
 
 async def _end_at_signals(session: Session, held: ClientHoldings) -> None:
-    """On a termination signal, release everything and die of that signal.
+    """On a termination signal, release everything and end this process by that signal.
 
     Waiting requests are cancelled and get a moment to end. Nothing else is cleaned up: reading standard
     input cannot be interrupted, and every operation survives a kill.
@@ -132,7 +132,7 @@ async def _end_at_signals(session: Session, held: ClientHoldings) -> None:
 
 
 class Session:
-    """The one client of this process."""
+    """The session with the client; a process has only one."""
 
     def __init__(self, settings: ServerSettings, held: ClientHoldings) -> None:
         self._settings = settings

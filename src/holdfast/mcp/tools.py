@@ -29,7 +29,7 @@ class ToolOffer(NamedTuple):
     reads: bool = False
     destroys: bool = False
     idempotent: bool = False
-    waits: bool = False  # perhaps long, for other holders
+    waits: bool = False  # it may wait long for other holders
 
     def as_tool(self, name: str) -> Tool:
         return Tool(

@@ -1,6 +1,6 @@
 """File edits, planned first and then applied, and marked blocks in text files.
 
-Each file is replaced in one step and keeps its mode. A file that is already right is left alone.
+Each file is replaced in one step and keeps its mode. A file that is already up to date is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUR_DIRECTORIES = (".claude", ".codex", ".cursor")
 
 
 class FileEdit(NamedTuple):
-    """One file, before and after; None where it does not exist."""
+    """The content of one file, before and after; None if the file does not exist."""
 
     path: Path
     before: bytes | None
@@ -44,7 +44,7 @@ def read_unchanged(path: Path) -> FileEdit:
 
 
 def apply(project: Path, changes: Iterable[FileEdit]) -> None:
-    """Apply the edits. Directories are created as needed, and removed if a removal leaves ours empty."""
+    """Apply the edits. Directories are created as needed; those of the agents are removed if a removal empties them."""
     for edit in changes:
         directory = edit.path.parent
         if edit.after is None:

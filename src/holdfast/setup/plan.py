@@ -1,4 +1,4 @@
-"""The file edits that set a program up in a project, or undo that.
+"""The file edits that set up a program in a project, or that undo the setup.
 
 All edits are planned before the first is applied: if one is refused, nothing has changed.
 """
@@ -25,7 +25,7 @@ _SUPERPROJECT = "superproject-working-tree"
 
 
 def edits(project: Path, target: Target, *, remove: bool) -> list[FileEdit]:
-    """The edits that set `target` up in this project, or that undo it. Changes nothing. All paths are real ones."""
+    """The edits that set up `target` in this project, or that undo it. Changes nothing. All paths are resolved."""
     project = Path(calls.realpath(project))
     if target is Target.GIT:
         planned = _git_edits(project, remove=remove)
@@ -38,7 +38,7 @@ def edits(project: Path, target: Target, *, remove: bool) -> list[FileEdit]:
 
 
 def _parts_by_file(project: Path, target: Target) -> dict[Path, Part]:
-    """The parts of a program by the files that they go to; if two go to one file, the first counts."""
+    """The parts of a program by the file that each goes to; if two go to one file, the first wins."""
     found: dict[Path, Part] = {}
     for part in PARTS[target]:
         found.setdefault(_resolve(project, part.path), part)
@@ -109,7 +109,7 @@ def _is_set_up(part: Part, edit: FileEdit) -> bool:
 
 
 def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
-    """The guard as pre-commit hook, and the merge driver: in git's own files, so that the project stays as it is."""
+    """The guard as a pre-commit hook, and the merge driver: in git's own files, so that no project file changes."""
     hooks, common = _git_directories(project)
     driver = TextPart("config", targets.MERGE_DRIVER, HASH), TextPart("info/attributes", targets.MERGED, HASH)
     merging = [_edit(part, _git_file(common / part.path), remove=remove) for part in driver]
@@ -141,9 +141,9 @@ def _hook_edits(directory: Path, *, remove: bool) -> list[FileEdit]:
 
 
 def _git_directories(project: Path) -> tuple[Path, Path]:
-    """Where git looks for the hooks of this project, and the directory of its repository: in its working tree or that
-    of its superproject, in the repository that has it as a linked worktree, or (hooks) where the user's own
-    configuration says. `Refused` if the project itself, whose files may be a stranger's, leads anywhere else."""
+    """The directories of git's hooks for this project and of its repository. They may be in its working tree or that of
+    its superproject, in the repository that has it as a linked worktree, or (hooks) where the user's own configuration
+    says. `Refused` if the project itself, whose files may be a stranger's, leads anywhere else."""
     asked = _git(project, "rev-parse", "--path-format=absolute", "--git-path", "hooks", "--git-common-dir", "--git-dir")
     if asked.returncode != 0:
         raise NotFound(
@@ -180,7 +180,7 @@ def _script(content: bytes | None, where: str, *, chained: bool) -> bytes:
 
 
 def _takes_block(hook: FileEdit) -> bool:
-    """Whether the hook has our block already, or is an executable shell script."""
+    """Whether the hook already has our block, or is an executable shell script."""
     content = hook.before or b""
     if find_block(content, comment=HASH, where=str(hook.path)) is not None:
         return True

@@ -1,4 +1,4 @@
-"""The programs that can be set up, and what each of their files gets."""
+"""The programs that can be set up, and the text and entries that go into each of their files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _grouped_hooks(target: Target) -> tuple[JsonEntry, ...]:
 
 
 def _flat_hooks(target: Target) -> tuple[JsonEntry, ...]:
-    """Hooks of Cursor: one object each, and events that start with a small letter."""
+    """Hooks of Cursor: one object each, and events that start with a lowercase letter."""
     entries = []
     for event, (name, matcher) in _HOOKS.items():
         hook: dict[str, object] = {"command": _command(target, name), "timeout": 30}
@@ -152,4 +152,4 @@ PARTS: dict[Target, tuple[Part, ...]] = {
     ),
     Target.GIT: (),
 }
-"""What each program gets. The hooks and settings of git are not in the project: see `plan`."""
+"""The parts of each program. The hooks and settings of git are not in the project: see `plan`."""
