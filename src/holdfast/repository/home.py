@@ -34,7 +34,7 @@ ReadFile = Callable[[bytes, int], bytes]  # the content of a stored file, or the
 
 
 class Home(ABC):
-    """The interface of plain and git homes. The steps of a protocol can be repeated: a process that finds a pending
+    """The interface of a home, plain or git. The steps of a protocol can be repeated: a process that finds a pending
     operation calls them again, however far they got before a kill."""
 
     kind: str
