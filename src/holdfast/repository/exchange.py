@@ -35,7 +35,7 @@ from holdfast.repository.payloads import CaptureOptions, Scratch, scratch, sweep
 from holdfast.repository.snapshots import describe, publish_changes, published_tree, usable_base
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
-NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is that of the new files
+NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is the stat cache of NEW
 _CONTENT = frozenset({"kind", "content", "target"})
 
 

@@ -7,7 +7,7 @@
    process that begins to need a snapshot records that first and checks for the mark afterwards; the
    collector marks first and checks afterwards. One of the two sees the other.
 3. Check again. If something is protected after all, unmark everything and give up.
-4. The plan becomes decided. **Commit point**: a run that was killed earlier is undone, later it is finished.
+4. The plan becomes decided. **Commit point**: a run killed before this step is undone, one killed later is completed.
 5. In batches: retire the trees; then one transaction deletes the descriptors, attaches their children
    to the nearest ancestor that stays, and appends to the audit trail. No history ever has a gap.
 6. Sweep: remove from all retired trees what no other tree needs.
