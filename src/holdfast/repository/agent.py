@@ -5,20 +5,20 @@
         assignment.succeed()                                      # or .fail(reason)
 
 1. Claim the issue; a heartbeat renews the claim.
-2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat; run its setup, if
-   that has not succeeded yet. If it fails, the issue is released.
-3. Save unsaved work of a dead predecessor in the worktree as a snapshot.
-4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
+2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat.
+3. Save unsaved work of a dead predecessor in the worktree as a snapshot; then run the worktree's setup, unless that has
+   already succeeded. If the setup fails, the issue is released.
+4. Work. `check` raises when the claim or the lease is lost; the agent must then stop.
 5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event, the gate
    is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent has already finished
    or released the issue. After a failure, the issue is released at once. If something keeps writing, the snapshot is
-   taken again, then as best effort; if none can be taken, the outcome stands without one: work that succeeded is never
-   put back for that.
+   taken again, then as best effort; if that fails too, the outcome stands without one: successful work is never put
+   back in the queue for lack of a snapshot.
 6. Release the lease and the claim.
 
 A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree with all
-writes, and at most the ledger event of an attempt that does not count: only the attempt with whose token the issue was
-done counts.
+writes, and at most the ledger event of an attempt that does not count: only the attempt whose token finished the issue
+counts.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from holdfast.repository.landing_records import Landing
 
 LONGEST_NOTE = 200
-MOST_MISMATCHES = 100  # how often an event yields to other events before it is appended unconditionally: no starvation
-MOST_CAPTURES, CAPTURE_PAUSE = 3, 0.5  # how often a quiesced snapshot of the work is tried, and seconds between tries
+MOST_MISMATCHES = 100  # after losing to this many other events, an event is appended unconditionally: no starvation
+MOST_CAPTURES, CAPTURE_PAUSE = 3, 0.5  # attempts at a quiesced snapshot of the work, and the seconds between them
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])  # cannot be claimed
 
 Quietly = Callable[[], contextlib.AbstractContextManager[object]]
@@ -80,25 +80,25 @@ class AssignmentOptions(NamedTuple):
     worktree: str | None = None  # None: the issue's own
     isolated: bool = False  # create an isolated worktree, for an agent that may write in its directory only
     assignee: str | None = None
-    consistency: Consistency | None = None  # of the snapshots of the work; None: as good as it gets
+    consistency: Consistency | None = None  # of the snapshots of the work; None: the best that can be achieved
     gate: str | None = None  # the gate that this work decides: passed if it succeeds, failed if it does not
     ttl: float = COMMAND_TTL  # 15 s, of the claim and of the lease
     wait: float | None = 0.0  # how long to wait for the worktree; None: without limit
     wait_for_issue: float | None = (
         0.0  # how long to wait for a ready issue while any is unfinished; None: without limit
     )
-    by: str = "agent run"  # the command or program that works, for other users to see
-    client: Holder | None = None  # the agent for which this process, a server, takes the work
-    ignore_touches: bool = False  # whether the next issue may touch paths of one in progress
-    cancelled: threading.Event | None = None  # ends the wait for the worktree when it is set
-    leasing: Callable[[str], object] = lambda worktree: None  # is told the worktree before the wait for it
+    by: str = "agent run"  # the command or program that does the work, shown to other users
+    client: Holder | None = None  # the agent on whose behalf this process, a server, takes the work
+    ignore_touches: bool = False  # whether the next issue may touch paths of an issue in progress
+    cancelled: threading.Event | None = None  # setting it ends the wait for the worktree
+    leasing: Callable[[str], object] = lambda worktree: None  # called with the worktree's name before the wait for it
 
 
 class Outcome(NamedTuple):
     """The result of an assignment; `sequence` is the number of its ledger event, if there is one. If no snapshot could
-    be taken, `not_saved` says why: the work counts nevertheless, and stays in the worktree. `warning` says that
-    something kept writing while the snapshot was taken. Work that is still queued to land has succeeded: whoever lands
-    it finishes the issue."""
+    be taken, `not_saved` says why; the work still counts, and stays in the worktree. `warning` says that something kept
+    writing while the snapshot was taken. Work that is still queued to land counts as succeeded; its landing will finish
+    the issue."""
 
     issue: Issue
     succeeded: bool
@@ -131,7 +131,7 @@ class Assignment:
         lease: HeldLease,
     ) -> None:
         self.issue: Issue = claimed.issue
-        self.taken_over_from: str | None = claimed.taken_over_from  # whose claim had expired
+        self.taken_over_from: str | None = claimed.taken_over_from  # the assignee whose claim had expired
         self.broken = claimed.broken  # the issues that could not be read during the search for work
         self.claim = claim
         self.lease = lease
@@ -161,8 +161,8 @@ class Assignment:
 
     @contextlib.contextmanager
     def prompt_file(self, ending: Ending = Ending.COMMAND) -> Iterator[tuple[str, Path]]:
-        """The prompt for a command, and a file that has it while the block runs: private, and in no snapshot. One that
-        a kill leaves is replaced by the next attempt in the worktree."""
+        """Yield the prompt for a command, and the path of a file that contains it while the block runs. The file is
+        private and part of no snapshot; if a kill leaves it behind, the next attempt in the worktree replaces it."""
         prompt, caches = self.prompt(ending), self._repository.context.paths.caches
         make_directories(caches)
         path = caches / f"{self.lease.worktree}.prompt"
@@ -174,8 +174,8 @@ class Assignment:
                 durable.remove(path)
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done. The token refuses it if another agent has claimed the issue since. If the agent
-        itself has already finished or released the issue, that outcome stands."""
+        """Record the work as done; refused if another agent has claimed the issue since. If the agent itself has
+        already finished or released the issue, that outcome stands."""
         ended = self._ended_without_successor()
         if ended is None:
             self.claim.renew()  # refused before anything is published
@@ -244,9 +244,9 @@ class Assignment:
 
     def remove_worktree(self) -> Removed:
         """Remove the worktree after the outcome; a pin protects the snapshot of the work. Refused while processes use
-        the worktree, and if there is no such snapshot. The pin is created first, so a kill leaves at most an unneeded
-        pin. The removal itself pins the head for a time: writes after the outcome, and everything if it is interrupted
-        and finished by others."""
+        the worktree, and if no such snapshot could be taken. The pin is created first, so a kill leaves at most an
+        unneeded pin. The removal itself pins the head for a time. That pin keeps what was written after the outcome,
+        and all of the work if another process finishes an interrupted removal."""
         assert self.outcome is not None
         if self.outcome.not_saved is not None:
             raise Refused("it has the only copy of the work: no snapshot was taken", worktree=self.lease.worktree)
@@ -261,8 +261,8 @@ class Assignment:
             raise
 
     def _ended_without_successor(self) -> Issue | None:
-        """The issue, if its claim has ended and no other has followed: the agent itself has finished or released it.
-        None if the claim is ours, or is lost."""
+        """The issue, if its claim has ended and no other claim followed: then the agent itself finished or released it.
+        None if the claim is still ours, or is lost."""
         record = self._tracker.claims.state(self.issue.id)
         if record is None or record.claim is not None or record.token != self.claim.claim.token:
             return None
@@ -277,7 +277,7 @@ class Assignment:
     def _save(self, outcome: str) -> _Saved:
         """The snapshot of the worktree's content: a new one, or the head if nothing changed.
 
-        A failure to take it is not raised, because it must not undo the work; but a lost lease is.
+        A failed capture is not raised, because it must not undo the work; the loss of the lease is.
         """
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
         try:
@@ -288,8 +288,8 @@ class Assignment:
             return _Saved(None, failure)
 
     def _capture(self, note: str) -> _Saved:
-        """Take the snapshot again if something was written meanwhile, then as best effort, unless the consistency was
-        asked for."""
+        """Take the snapshot, again if something is written meanwhile, and at last as best effort unless a consistency
+        was requested."""
         for left in reversed(range(MOST_CAPTURES)):
             try:
                 return self._captured(note, self._consistency)
@@ -313,8 +313,8 @@ class Assignment:
     def _record(self, kind: str, saved: _Saved, facts: dict[str, object], *, ours: bool) -> int | None:
         """Append the event to the ledger, if there is one; return its sequence.
 
-        It is appended only if no other event followed since the claim was found to be `ours`: a process that was
-        suspended while another claimed the issue and recorded it is refused.
+        The event is appended only if no other event followed since the claim was found to be `ours`. This refuses a
+        process that was suspended while another claimed the issue and recorded its outcome.
         """
         if self._ledger is None:
             if ours:
@@ -350,7 +350,7 @@ def take_work(
     ledger: Ledger | None = None,
     quietly: Quietly = contextlib.nullcontext,
 ) -> Iterator[Assignment]:
-    """Claim an issue and lease a worktree for it; `NotFound` if none is ready. `ledger` records outcomes.
+    """Claim an issue and lease a worktree for it; raises `NotFound` if no issue is ready. `ledger` records outcomes.
 
     If the block ends without an outcome, the issue is released. The heartbeat threads start inside the context manager
     `quietly`, with which a command blocks signals in them.
@@ -406,14 +406,14 @@ def _lease_worktree(
 
 
 def _worktree_for(repository: Repository, name: str) -> str:
-    """The name, or another one if the worktree is in another clone: its agent is gone, and the work starts over."""
+    """The name, or one for this clone if that worktree is in another clone: its agent is gone, so work starts over."""
     document, here = repository.context.store.read(WORKTREES.key(name)), repository.context.paths.main
     return name if document is None or document.record.clone == here else f"{name}-{here}"
 
 
 def _create_worktree(repository: Repository, name: str, actor: str, *, isolated: bool) -> bool:
     """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
-    already exists. Refuse an empty directory for an agent that expects the content of `main`."""
+    already exists. Refused if `main` has files but no snapshot: the agent expects them, and would find nothing."""
     home = repository.context.home
     head = _start_of_work(repository, name, actor)
     if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
@@ -428,13 +428,13 @@ def _create_worktree(repository: Repository, name: str, actor: str, *, isolated:
     known = repository.context.config(name).git
     if isolated and not (known and known.isolated):
         hint = "Leave out --isolated, or name another worktree: --worktree."
-        raise Refused(f"the worktree {name} exists, and it is not isolated", hint=hint, worktree=name)
+        raise Refused(f"the worktree {name} exists but is not isolated", hint=hint, worktree=name)
     return False
 
 
 def _start_of_work(repository: Repository, name: str, actor: str) -> str | None:
-    """What a new worktree starts from: the head of `main`; in a git home a commit, None for the one that is checked
-    out."""
+    """The snapshot that a new worktree starts from: the head of `main`. In a git home, a commit, or None for the one
+    that is checked out."""
     if not repository.context.home.has_branches:
         return repository.context.config(MAIN).head_snapshot_id
     if repository.context.store.read(WORKTREES.key(name)) is not None:
@@ -482,8 +482,8 @@ class OwnLeaseResult(NamedTuple):
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The lease with this id, and the leases that this process acts under: see `acts_under`. A server renews and
-    releases the leases that it holds for an agent: they do not count."""
+    """The lease with this id, and the leases that this process acts under: see `acts_under`. Leases that a server holds
+    for an agent do not count: the server renews and releases them."""
     for state in (*repository.leases.states(), *repository.named_leases.states()):
         lease = state.lease
         holder = lease.identity.holder(lease.holder_id)
@@ -496,8 +496,8 @@ def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLea
 
 
 def release_own(repository: Repository) -> list[OwnLeaseResult]:
-    """Release the leases that the calling agent has acquired with commands of its own. Leases of a process above it
-    stay: 'holdfast run' releases its own after its snapshot, and the user who started the agent may need theirs."""
+    """Release the leases that the calling agent acquired with its own commands. Leases of a parent process stay:
+    'holdfast run' releases its lease after its snapshot, and the user who started the agent may need theirs."""
     agent = calling_agent()
     return [
         _try(lease, _service(repository, lease).release)

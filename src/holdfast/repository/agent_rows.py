@@ -1,8 +1,8 @@
 """Agent rows: the holdings of an overview, grouped so that each agent is one row.
 
-An agent is an actor at one piece of work. So a leased worktree begins a row. An issue joins the row of the worktree
-named after it; anything else joins the row of its process, or the only row of its actor. A holding that fits no row
-begins a new one. An agent that holds nothing and waits also has a row.
+An agent is an actor working on one piece of work, so each leased worktree begins a row. An issue joins the row of the
+worktree named after it; anything else joins the row of its process, or the only row of its actor. A holding that fits
+no row begins a new row. An agent that waits but holds nothing also has a row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AgentRow(NamedTuple):
     holdings: tuple[Holding, ...]
 
     def as_record(self) -> dict[str, object]:
-        """The row as JSON values; its holdings are named by kind and what is held."""
+        """The row as JSON values; each holding is the text `<kind> <what>`."""
         return {
             **self._asdict(),
             "liveness": self.liveness.value,
@@ -64,7 +64,7 @@ class AgentRow(NamedTuple):
 
 
 class _Agent:
-    """A row while it is put together."""
+    """A row under construction."""
 
     def __init__(self, holding: Holding | None = None, waiter: HoldingWaiter | None = None) -> None:
         self.holdings = [] if holding is None else [holding]
@@ -118,7 +118,7 @@ class _Agent:
         return next((f"{each.kind} {each.what}: {each.purpose}".removesuffix(": ") for each in others), "")
 
     def _liveness(self) -> Liveness:
-        """Dead if any of its holders is: what that one holds is stuck."""
+        """Dead if any of its holders is dead: what a dead process holds is stuck."""
         found = {each.liveness for each in self.holdings}
         if self.waiter is not None:
             found.add(self.waiter.liveness)
@@ -127,7 +127,7 @@ class _Agent:
 
 def agent_rows(holdings: Iterable[Holding]) -> tuple[AgentRow, ...]:
     """One row per agent, in the order of their leases and claims. Locks that a command holds while it runs are left
-    out, as in `Holding.is_ours`."""
+    out: see `Holding.is_ours`."""
     visible = [each for each in holdings if not each.is_ours]
     agents: list[_Agent] = []
     for holding in sorted(visible, key=lambda each: _ORDER.index(each.kind)):
@@ -162,7 +162,7 @@ def _agent_of(agents: Sequence[_Agent], holding: Holding) -> _Agent | None:
 
 
 def _waiting_agent(agents: list[_Agent], waiter: HoldingWaiter, holding: Holding) -> _Agent:
-    """The agent that waits; never one that holds what it waits for, which is another agent of the same actor."""
+    """The agent that waits. An agent that holds what the waiter wants is a different agent of the same actor."""
     fitting = [each for each in agents if {waiter.who, waiter.process} & each.names and holding not in each.holdings]
     found = _only(fitting, lambda each: waiter.process in each.names)
     if found is None:
@@ -172,14 +172,14 @@ def _waiting_agent(agents: list[_Agent], waiter: HoldingWaiter, holding: Holding
 
 
 def _only(fitting: Sequence[_Agent], preferred: Callable[[_Agent], bool]) -> _Agent | None:
-    """The preferred one, or else the only one that fits."""
+    """The only preferred agent, or else the only agent that fits; None if neither is unique."""
     best = [each for each in fitting if preferred(each)]
     return best[0] if len(best) == 1 else fitting[0] if len(fitting) == 1 else None
 
 
 def with_landings(rows: Iterable[AgentRow], queued: Sequence[Landing]) -> tuple[AgentRow, ...]:
-    """The rows, with the branches that the work of their worktrees is queued for; and rows of actors whose work is
-    queued and who hold nothing any more."""
+    """The rows, with the branches that the work of their worktrees is queued for; and one more row for each queued
+    landing that fits none, because its actor holds nothing any more."""
     left = list(enumerate(queued, 1))
     found: list[AgentRow] = []
     for row in rows:

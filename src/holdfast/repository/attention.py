@@ -1,6 +1,6 @@
-"""What needs a person's attention in a repository: the reasons why work is stuck, or soon will be.
+"""The attention list: the reasons why work in a repository is stuck, or soon will be, for a person to look at.
 
-`read_situation` reads what an overview lacks; `attention_list` is a pure function of the result.
+`read_situation` reads what an overview does not have; `attention_list` is a pure function of the result.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from holdfast.repository.overview import Overview
 
 LOW_DISK = 256 << 20  # bytes
-SOON = 60.0  # seconds: a claim without a known ttl expires soon
-_LAST_PART = 0.25  # of the ttl: a heartbeat renews at a third, so two were missed, or there is none
+SOON = 60.0  # seconds left, for a claim whose ttl is unknown
+_LAST_PART = 0.25  # of the ttl: heartbeats renew every third, so two renewals were missed, or there is no heartbeat
 _MOST_NAMED = 3
 
 
@@ -87,14 +87,14 @@ def read_situation(
     address: str | None = None,
     issues: IssueSet[Issue] | IssueSet[IssueSummary] | None = None,
 ) -> Situation:
-    """Read what the attention list needs beyond an overview. What is not in use or cannot be read is left out: the
-    troubles of the overview say why. `address` is the store of the issues, if it is not the configured one; `issues`
-    are those that were read before, if none has changed."""
+    """Read what the attention list needs beyond an overview. Parts that are not in use or cannot be read are left out;
+    `overview.troubles` says why. `address` is the store of the issues, if it is not the configured one; `issues` are
+    the issues from an earlier read, if none has changed since."""
     situation = Situation(overview, issues)
     if issues is None and overview.is_reachable:
         with contextlib.suppress(Failure):
             situation = situation._replace(issues=read_issues(overview.root, address))
-    if overview.is_reachable:  # else every look would wait for the server again
+    if overview.is_reachable:  # else every refresh would wait for the server again
         with contextlib.suppress(Failure), Repository(overview.root, to_examine=True) as repository:
             situation = situation._replace(findings=tuple(store_findings(repository)))
             situation = situation._replace(landings=read_landings(repository))
@@ -117,13 +117,13 @@ def read_issues(root: Path, address: str | None = None) -> IssueSet[Issue]:
 
 
 def store_findings(repository: Repository) -> list[Finding]:
-    """What the doctor finds in the store, without reading the records."""
+    """The findings of the doctor's check of the store, which does not read the records."""
     return examine(repository.context, [Check("store", store_health)])
 
 
 def completed(situation: Situation, changed_files: Mapping[str, int]) -> Situation:
-    """The situation with a complete overview: the agents with their landings and changed files, and what needs
-    attention."""
+    """The situation with a complete overview: the agents with their landings and changed files, and the attention
+    list."""
     overview = situation.overview
     rows = with_landings(overview.agents, situation.landings.queued())
     rows = tuple(each._replace(changed_files=changed_files.get(each.worktree or "")) for each in rows)

@@ -1,4 +1,4 @@
-"""All checks of the doctor, in their order; and the checks of the store, the ledger and the issues."""
+"""All checks of the doctor, in order, and the checks of the store, the ledger and the issues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CHECKS: tuple[RepositoryCheck, ...] = (
     Check("filesystem", checks_storage.filesystem),
     Check("disk", checks_storage.disk),
 )
-"""In order: a repair may make a later one unnecessary, never an earlier one necessary."""
+"""In order: a repair may make a later repair unnecessary, but never an earlier one necessary."""
 
 ACTOR = "auto:doctor"
 
@@ -123,7 +123,7 @@ _UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     errors.NotApproved: ("store-unusable", "The address is not approved on this machine, so it was not contacted."),
     NotFound: ("store-empty", "The server runs, but has no records of this repository."),
 }
-"""Code and meaning by the failure of the store; the first that fits."""
+"""Code and meaning of each failure of the store; the first match counts."""
 
 
 def _store_unusable(failure: Failure, subject: str) -> Finding:
@@ -140,7 +140,7 @@ def _store_unusable(failure: Failure, subject: str) -> Finding:
 
 
 def _require_store(examination: Examination) -> None:
-    """The ledger and the tracker open the store anew; a wait for an unavailable store is not repeated."""
+    """Raise the failure of an unusable store: the ledger and the tracker would open it, and wait for it, once more."""
     if examination.trouble is not None:
         raise examination.trouble
 
@@ -171,7 +171,7 @@ def _issues(examination: Examination) -> Iterator[Finding]:
     except NotInitialised:
         return
     for each in found:
-        if each.code not in validate.OF_COMMITS:  # the check of commits has found these
+        if each.code not in validate.OF_COMMITS:  # the check "commits" reports those
             by_hand = f"nothing: {each.remedy or 'a person has to look at it'}"
             yield each._replace(
                 code=f"issue-{each.code}",

@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 
 def adapted(home: GitHome, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
-    """The general checks, with those of a git home in the place of those of a plain one."""
+    """The general checks, with some of them replaced or left out for a git home."""
     own = {"trees": partial(_references, home), "directories": partial(_worktrees, home), "remnants": None}
-    own |= {} if home.paths.main == MAIN else {"collections": None}  # they run in the clone `main`
+    own |= {} if home.paths.main == MAIN else {"collections": None}  # garbage is collected in the clone `main`
     found = ((check.name, own.get(check.name, check.find)) for check in general)
     return tuple(Check(name, find) for name, find in found if find is not None)
 
 
 def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
     """References and kept packs without a descriptor. A publisher holds a scratch directory of the same id until the
-    descriptor exists: so references are read first, then scratch directories, then descriptors."""
+    descriptor exists, so references are read first, then scratch directories, then descriptors."""
     context = examination.context
     places = transfer.incoming(home.git)
     for place in sorted(places.keys() - {each.scratch_id for each in payloads.in_use(context.paths)}):
@@ -68,14 +68,14 @@ def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
 
 
 def _forget(context: RepositoryContext, home: GitHome, snapshot_id: str) -> None:
-    with payloads.scratch(context, "sweep", scratch_id=snapshot_id):  # a fetch may bring the same snapshot just now
+    with payloads.scratch(context, "sweep", scratch_id=snapshot_id):  # a fetch may be bringing the same snapshot
         if context.descriptor(snapshot_id) is None:
             home.retire(context, [snapshot_id])
             commits.drop_keep(home.git, snapshot_id)
 
 
 def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
-    """Worktrees that were moved or removed behind our back, and names in git's directories that belong to nothing."""
+    """Worktrees that other programs moved or removed, and names in git's directories that belong to no worktree."""
     registered = dict(home.paths.registrations())
     pending = set(examination.operations())
     configs = examination.configs()
@@ -84,7 +84,7 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
         if name in pending or config.clone != home.paths.main or examination.config(name) is None:
             continue
         if name != home.paths.main and name not in registered:
-            message, forget = f"git does not know the worktree {name} any more", None
+            message, forget = f"git no longer knows the worktree {name}", None
             if not is_directory(path):
                 forget = partial(remove, examination.context, name, save=None, force=True)
             yield findings.of("worktree-unregistered", name, message, forget, path=str(path))
@@ -101,7 +101,7 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
         known = (each for each in (configs.get(name), examination.config(name)) if each is not None)
         is_ours = name in pending or any(each.clone == home.paths.main for each in known)
         if not is_ours and checkout.top:
-            message = f"git's directory of {checkout.top} has the name {name}, which is no worktree of this clone"
+            message = f"git's directory of {checkout.top} has the name {name}, which is not a worktree of this clone"
             yield findings.of(
                 "worktree-name-stale", name, message, partial(clear_name, home.git, home.paths.payload(name))
             )

@@ -30,8 +30,8 @@ from holdfast.repository.worktrees import names_of, settle
 from holdfast.store.model import Decision, Delete, View
 
 DRAFT_AGE = 3600.0
-"""A draft lives for milliseconds. If its process was stopped for longer, its commit fails when it continues, as on
-a full disk: removing the draft loses nothing."""
+"""A draft normally exists for milliseconds. If a process that was suspended for longer than this continues, its commit
+fails as on a full disk: removing the draft loses nothing."""
 
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
@@ -42,15 +42,15 @@ def scratches(examination: Examination) -> Iterator[Finding]:
     """Scratch directories whose process is gone and that no pending operation needs."""
     context = examination.context
     left = list(payloads.abandoned(context.paths))
-    needed = {each.operation_id for each in examination.operations().values()}  # read second: it may end
+    needed = {each.operation_id for each in examination.operations().values()}  # read second: an operation may end
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
-        if not payloads.is_abandoned(each.path):  # it was about to be locked when it was listed
+        if not payloads.is_abandoned(each.path):  # its process was about to lock it when it was listed
             continue
         snapshot_id = each.scratch_id.removesuffix(payloads.SWEPT)
         if status_of(context.paths.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
-            continue  # it alone explains an unpublished tree
+            continue  # nothing else explains the unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         message = f"{each.path} was left by {holder}, which is gone"
         yield findings.of("scratch-abandoned", each.scratch_id, message, partial(_sweep, context, each.scratch_id))
@@ -60,7 +60,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:
-    """Whether a process may have just created it, and be about to lock it."""
+    """Whether a process may have just created the scratch directory, and be about to lock it."""
     if path.name.endswith(payloads.SWEPT):
         return False
     try:
@@ -79,13 +79,13 @@ def _sweep(context: RepositoryContext, scratch_id: str) -> None:
 
 
 def drafts(examination: Examination) -> Iterator[Finding]:
-    """Files that were never published."""
+    """Drafts that were never published, and leftovers of probes of the filesystem."""
     root, files = examination.context.paths.root, examination.context.store.files
     needed = tuple(f"-{each.drafts}.tmp" for each in (files.unfinished_commits() if files else ()))
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
             if path.name.endswith(needed):
-                continue  # it tells whether a document of the commit was published
+                continue  # the draft shows whether a document of the commit was published
             message = f"{path} was written {format_duration(age)} ago and never published"
             yield findings.of("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
 
@@ -134,7 +134,7 @@ def commits(examination: Examination) -> Iterator[Finding]:
 
 
 def operations(examination: Examination) -> Iterator[Finding]:
-    """Pending operations on a worktree's directory that no process works on."""
+    """Pending operations on a worktree's directory whose process is gone."""
     for worktree, pending in examination.operations().items():
         if pending.clone == examination.context.clone and _is_dead(examination, worktree, pending):
             kind, begun = pending.kind.value, f"begun {format_ago(pending.begun_at)} by {pending.holder_id}"
@@ -156,7 +156,7 @@ def _is_dead(examination: Examination, worktree: str, pending: Operation) -> boo
 
 
 def collections(examination: Examination) -> Iterator[Finding]:
-    """Snapshots marked for deletion, and decided plans, while no collection runs."""
+    """Unfinished collections: snapshots marked for deletion, and decided plans, although no collection runs."""
     context = examination.context
     if not open_runs(context):
         return

@@ -45,7 +45,7 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def trail(examination: Examination) -> Iterator[Finding]:
-    """The chain of the audit trail."""
+    """A broken hash chain of the audit trail."""
     context = examination.context
     try:
         check_chain(context.store, context.trail)
@@ -67,7 +67,7 @@ def clock(examination: Examination) -> Iterator[Finding]:
         except ValueError:
             continue
         if ahead > MARGIN:
-            message = f"{subject} is of {latest}, which is {format_duration(ahead)} in the future"
+            message = f"{subject} is dated {latest}, which is {format_duration(ahead)} in the future"
             yield findings.of("clock-behind", subject, message, ahead=round(ahead, 3))
 
 
@@ -90,7 +90,7 @@ def site(examination: Examination) -> Iterator[Finding]:
 
 
 def permissions(examination: Examination) -> Iterator[Finding]:
-    """Directories of the repository that this user cannot write, or that anybody can."""
+    """Directories of the repository that this user cannot write to, or that every user can."""
     if sys.platform == "win32":
         return
     root = examination.context.paths.root
@@ -116,8 +116,8 @@ _EXAMINE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK"
 
 
 def owners(examination: Examination) -> Iterator[Finding]:
-    """Records of root in the repository of another user, of another group in a shared one, and those that others may
-    read."""
+    """Records that belong to root in another user's repository, or to another group in a shared one; and records that
+    others may read."""
     if sys.platform == "win32":
         return
     with Directory.open(examination.context.paths.root) as root:
@@ -156,7 +156,7 @@ def _more(paths: list[str]) -> str:
 def _wrong(
     directory: Directory, name: str, is_wrong: Callable[[os.stat_result], bool], levels: int = 9
 ) -> Iterator[str]:
-    """The paths at and below `name` of what is wrong, in as many levels as records may have."""
+    """The paths of the wrong entries at and below `name`, as many levels deep as records go."""
     status = directory.status(name)
     if status is not None and is_wrong(status):
         yield name
@@ -167,7 +167,7 @@ def _wrong(
 
 
 def _give(root: Path, paths: list[str], owner: int, group: int) -> None:
-    """Give files and directories to an owner and a group. Not a file with other names: it may be one from elsewhere."""
+    """Give files and directories to an owner and a group. Skip files with other hard links: they may not be ours."""
     for each in paths:
         path = root / each
         with failing_to("give away", path), Directory.open(root) as top:
@@ -181,7 +181,7 @@ def _give(root: Path, paths: list[str], owner: int, group: int) -> None:
 
 
 def _open_to(own: os.stat_result) -> int:
-    """The rights that nobody needs: those of others and, unless the group may write too, those of the group."""
+    """The permissions that nobody needs: those of others and, unless the group may write too, those of the group."""
     return stat.S_IRWXO if own.st_mode & stat.S_IWGRP else stat.S_IRWXO | stat.S_IRWXG
 
 
@@ -193,11 +193,11 @@ def _close(path: Path) -> None:
 
 
 _MADE_AGAIN = tuple(f".jvs/{name}" for name in ("cache", "guards", "index", "reserve", "tmp", "waits"))
-"""Directories in which nothing is lost with a link that nobody follows: what they have is made again."""
+"""Directories whose content is recreated when needed: to remove a link in their place loses nothing."""
 
 
 def links(examination: Examination) -> Iterator[Finding]:
-    """Symbolic links in place of our own directories and files, as far down as there are few."""
+    """Symbolic links in place of our own directories and files, in the top levels, which have few entries."""
     with Directory.open(examination.context.paths.root) as root:
         linked = [name for name in (".jvs", ".holdfast", ".jit", "ledger", "worktrees") if root.is_link(name)]
         for top in (".jvs", ".holdfast", ".jit"):
@@ -205,7 +205,7 @@ def links(examination: Examination) -> Iterator[Finding]:
                 linked += [f"{top}/{name}" for name in sorted(directory.names()) if directory.is_link(name)]
         for name in linked:
             fix = partial(_remove_link, examination.context.paths.root, name) if name in _MADE_AGAIN else None
-            remedy = "remove the link, not what it leads to; the directory is made when it is needed" if fix else ""
+            remedy = "remove the link, not its target; the directory is created when it is needed" if fix else ""
             yield findings.of("control-linked", name, f"{root.where(name)} is a symbolic link", fix, remedy)
 
 
@@ -257,7 +257,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
 
 
 def filesystem(examination: Examination) -> Iterator[Finding]:
-    """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
+    """A filesystem on which the promises do not hold, judged by its kind; with `strict`, by testing it."""
     root = examination.context.paths.root
     served = examination.context.store.files is None
     if examination.strict:
@@ -274,9 +274,9 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     """Trees without a descriptor.
 
     A publisher holds a scratch directory of the same id from before its tree appears until its descriptor exists. So
-    this reads trees, then scratch directories, then descriptors: a tree that has neither never gets one. The audit
-    trail tells a snapshot that was never published from a lost one. A pending operation may have to be finished
-    first, so nothing is judged until then.
+    this reads trees, then scratch directories, then descriptors: a tree that has neither will never get a descriptor.
+    The audit trail distinguishes snapshots that were never published from lost ones. A pending operation may have to
+    be finished first, so nothing is judged until then.
     """
     context = examination.context
     trees = names_in(context.paths.snapshots)
@@ -291,7 +291,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     ]
     if orphaned and not examination.operations():
         last, needed = last_events(context, set(orphaned)), None
-        with contextlib.suppress(Corrupt):  # a tree cannot say what it needs: all may be needed
+        with contextlib.suppress(Corrupt):  # the needs of a tree cannot be read: all trees may be needed
             needed = need_of_all(context.paths)
         for each in orphaned:
             yield _orphan(context, each, last.get(each), is_needed=needed is None or each in needed)
@@ -302,7 +302,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
 
 
 def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool) -> Finding:
-    """The finding about a tree without a descriptor, by the last event that mentions it."""
+    """The finding about a tree without a descriptor, judged by the last event that mentions it."""
     paths, tree = context.paths, context.paths.tree(snapshot_id)
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
@@ -346,7 +346,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _retire(context: RepositoryContext, snapshot_id: str) -> None:
-    """Retire a tree, remove what no tree needs of it, and record that."""
+    """Retire a tree, record that, and remove the parts of it that no tree needs."""
 
     def decide(view: View, now: float) -> Decision[None]:
         return Decision([context.audit(view, now, "tree_removed", tree=snapshot_id)], None)
@@ -354,7 +354,7 @@ def _retire(context: RepositoryContext, snapshot_id: str) -> None:
     if status_of(context.paths.tree(snapshot_id)) is not None:
         retire(context, [snapshot_id])
         context.store.transact([context.trail.stream], decide)
-        with contextlib.suppress(LockConflict, Corrupt, Refused):  # then `remnants` finds it
+        with contextlib.suppress(LockConflict, Corrupt, Refused):  # then the check `remnants` finds it
             _sweep(context)
 
 
@@ -383,7 +383,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
         if descriptor.clone != examination.context.clone:
-            continue  # its content is where it was taken
+            continue  # its content is in the clone that took it
         if descriptor.doomed_by is None and not examination.context.home.is_ready(snapshot_id):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
@@ -392,7 +392,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
 
 
 def damaged(examination: Examination) -> Iterator[Finding]:
-    """Snapshots whose content has changed: always the list of files, with `strict` every file."""
+    """Snapshots whose content has changed. Checks the list of files; with `strict`, every file."""
     context = examination.context
     for done, (snapshot_id, descriptor) in enumerate(examination.descriptors.items(), 1):
         if examination.progress is not None:
@@ -411,7 +411,7 @@ def damaged(examination: Examination) -> Iterator[Finding]:
 
 
 def _is_ours(examination: Examination, name: str) -> bool:
-    """Whether it is, or was, the tree of a snapshot."""
+    """Whether the entry is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
         status = status_of(examination.context.paths.tree(name))
         return status is None or stat.S_ISDIR(status.st_mode)

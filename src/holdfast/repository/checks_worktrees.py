@@ -75,7 +75,7 @@ def records(examination: Examination) -> Iterator[Finding]:
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
-    """Missing heads, and heads behind the newest snapshot of their line.
+    """Missing heads, and heads behind the newest snapshot that their worktree published.
 
     Reads the descriptors before the records: a snapshot moves its head in the commit that publishes it.
     """
@@ -95,13 +95,13 @@ def heads(examination: Examination) -> Iterator[Finding]:
 def _tips_ahead(
     examination: Examination, descriptors: dict[str, Descriptor], config: WorktreeConfig, start: str | None
 ) -> list[str]:
-    """The ends of lines that continue after the head, by snapshots that this very worktree has published."""
+    """The newest of the head's descendants that this very worktree has published, one per branch of the history."""
     own = {
         each.snapshot_id
         for each in _descendants(descriptors, start)
         if each.worktree_id == config.worktree_id
         and not each.fetched_from  # its worktree is on another machine
-        and each.created_at >= config.created_at  # not those of an earlier worktree of this name
+        and each.created_at >= config.created_at  # else it is from an earlier worktree of this name
         and each.doomed_by is None
         and examination.context.home.is_ready(each.snapshot_id)
     }
@@ -110,7 +110,7 @@ def _tips_ahead(
 
 
 def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Iterator[Descriptor]:
-    """All snapshots whose line leads to this one; without one, all whose line has a beginning."""
+    """All descendants of a snapshot; without one, all descendants of snapshots without a parent, and these."""
     children: dict[str | None, list[Descriptor]] = {}
     for each in descriptors.values():
         children.setdefault(each.parent_id, []).append(each)
@@ -148,7 +148,7 @@ def _move_head(context: RepositoryContext, before: WorktreeConfig, snapshot_id: 
 
 
 def parents(examination: Examination) -> Iterator[Finding]:
-    """Missing parents. A collection leaves none: it attaches children to another parent in its commit."""
+    """Missing parents. A collection causes none: it attaches the children to another parent in the same commit."""
     descriptors = examination.descriptors
     for each in descriptors.values():
         parent = each.parent_id
@@ -181,7 +181,7 @@ _REMOVALS = {"reference-dangling": "reference_deleted", "pin-dangling": "pin_rem
 def _dangling(
     examination: Examination, code: str, subject: str, message: str, key: Key[Referring], found: Referring
 ) -> Iterator[Finding]:
-    """A finding if the snapshot is missing while this still exists: otherwise both may have been deleted."""
+    """A finding if the snapshot is missing while the reference or pin still exists: else both may have been deleted."""
     if examination.descriptor(found.snapshot_id) is not None:
         return
     document = examination.context.store.read(key)

@@ -1,7 +1,7 @@
 """Differences between a worktree and a snapshot, or between two snapshots; and export. Takes no lock.
 
-A compared snapshot is not protected from collection: a collection raises `SnapshotCollected`, and never counts as a
-difference or as damage. An export protects its snapshot.
+A compared snapshot is not protected from collection. If it is collected meanwhile, `SnapshotCollected` is raised: a
+collection never counts as a difference or as damage. An export protects its snapshot.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def status(context: RepositoryContext, worktree: str) -> Comparison:
 
 
 def compare(context: RepositoryContext, worktree: str, old: str | None, new: str | None) -> Comparison:
-    """The changes from the snapshot `old`, else the head, to `new`, else the worktree."""
+    """The changes from the snapshot `old` to the snapshot `new`, or to the worktree; without `old`, see `status`."""
     if old is None:
         return status(context, worktree)
     before = _snapshot(resolve(context, old, worktree=worktree))
@@ -109,7 +109,7 @@ def _snapshot(descriptor: Descriptor) -> Side:
 
 
 class Patch(NamedTuple):
-    """The differing lines of one file; `lines` is None if it is not text, or too long."""
+    """The differing lines of one file; `lines` is None if the file is not text, or is too large."""
 
     change: Change
     lines: tuple[str, ...] | None
@@ -209,7 +209,7 @@ def export(
     _check_destination(context, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
     with contextlib.ExitStack() as stack:
-        context.paths.reserve.relieve(  # 1. also from a full disk, to another one
+        context.paths.reserve.relieve(  # 1. works on a full disk: the destination may be on another
             lambda: stack.enter_context(scratch(context, "export", uses=[snapshot_id]))
         )
         usable(visible(context, snapshot_id))

@@ -1,8 +1,8 @@
 """The cache of the search for conflicts: `conflicts.json` in the directory of caches, below a repository's root.
 
-Everything in it can be found out again, so a missing, damaged or foreign file is an empty cache. It is bounded: the
-entry that was not used for longest goes first. A planted file can make a report wrong, and do nothing else: names of
-objects are checked by their types before git gets them.
+Everything in it can be computed again, so a missing, damaged or foreign file counts as an empty cache. Its size is
+bounded: the least recently used entries are dropped. A planted file can make a report wrong but do nothing else: the
+types validate object names before git gets them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Found = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Remembered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of the cache. A key is one name of an object or several. Texts have one character for each byte,
-    because paths need not be UTF-8."""
+    """The content of the cache. A key is one object name or several, or a hash. Texts have one character for each
+    byte, because paths need not be UTF-8."""
 
     schema_version: int = 1
     trees: dict[str, ObjectName] = {}
@@ -50,7 +50,7 @@ _CODEC = StructCodec(Remembered, pretty=False, limit=_MOST_BYTES)
 
 
 class ConflictCache:
-    """What earlier searches have found out."""
+    """The results of earlier searches."""
 
     def __init__(self, directory: Path, content: Remembered) -> None:
         self._directory, self._content = directory, content
@@ -69,8 +69,8 @@ class ConflictCache:
         return cls(directory, Remembered())
 
     def save(self, looks: Collection[str]) -> None:
-        """Keep the content for the next search, and of the indexes only those with these names. That this fails is no
-        failure of the search."""
+        """Save the content for the next search, and delete all indexes but those named in `looks`. A failure to do so
+        is ignored: it does not affect the search."""
         stored = self._content
         for each in (stored.trees, stored.bases, stored.attributes, stored.changes, stored.merges):
             for key in list(each)[: max(0, len(each) - _MOST_ENTRIES)]:
@@ -108,7 +108,7 @@ class ConflictCache:
         found = _used(self._content.changes, " ".join(pair))
         try:
             return None if found is None else {path.encode("latin-1"): what for path, what in found.items()}
-        except UnicodeEncodeError:  # not from here
+        except UnicodeEncodeError:  # not written by `put_changes`
             return None
 
     def put_changes(self, pair: Pair, found: dict[bytes, str]) -> None:
@@ -134,7 +134,7 @@ def _texts(stored: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _used(entries: dict[str, V], key: str) -> V | None:
-    """The entry with this key, which counts as used last from now on."""
+    """The entry with this key, which becomes the most recently used."""
     found = entries.pop(key, None)
     if found is not None:
         entries[key] = found

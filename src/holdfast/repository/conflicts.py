@@ -1,8 +1,8 @@
 """Conflicts between worktrees, and between a worktree and the branch that work lands on, before anybody merges.
 
-Each worktree counts as its files are now, uncommitted work included. Every two are merged without a checkout
+Each worktree counts with its current files, uncommitted work included. Every two are merged without a checkout
 (`git/merging.py`), unless their changes cannot meet (`git/pairs.py`). A cache keeps the results by what was merged, so
-a second search costs a look at each worktree, and what has changed. The repository of git is not changed.
+a second search only checks each worktree for changes, and merges those that changed. git's repository stays unchanged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ConflictReport(NamedTuple):
     worktrees: tuple[str, ...]
     conflicts: tuple[WorktreeConflict, ...]
     skipped: tuple[SkippedWorktree, ...]
-    merges: int  # how many had to be tried; all others were known, or cannot conflict
+    merges: int  # the number of merges tried; the other pairs were in the cache, or cannot conflict
 
     def as_record(self) -> dict[str, object]:
         """The report as JSON values."""
@@ -85,7 +85,7 @@ class ConflictReport(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A worktree, its directory, the index that is used to look at it, and the commit that is checked out."""
+    """A worktree, its directory, the index with which it is examined, and the commit that is checked out."""
 
     name: str
     top: Path
@@ -107,7 +107,7 @@ _Sides = tuple[_Side, _Side]
 def find_conflicts(repository: Repository, *, into: str | None = None, only: str | None = None) -> ConflictReport:
     """Find the conflicts of all worktrees, or of one (`only`), with each other and with the branch `into`.
 
-    By default, that is the branch that is checked out in `main`. Raises `Refused` in a plain home, which has no
+    The default of `into` is the branch that is checked out in `main`. Raises `Refused` in a plain home, which has no
     merges, and `NotFound` if there is no such branch or worktree. Takes no lock.
     """
     home = repository.context.home
@@ -121,9 +121,9 @@ def find_conflicts(repository: Repository, *, into: str | None = None, only: str
     for _ in range(_MOST_RETRIES):
         try:
             return _Search(repository.context, home, cache, into, only).run()
-        except Changed:  # between the look at a worktree and a merge
+        except Changed:  # files were written after a worktree was examined and before its merge
             continue
-        except GitFailed:  # perhaps the cache names objects that do not exist any more
+        except GitFailed:  # the cache may name objects that no longer exist
             cache = ConflictCache.empty(home.paths.caches)
     return _Search(repository.context, home, cache, into, only).run()
 
@@ -158,7 +158,7 @@ class _Search:
 
     @cached_property
     def _room(self) -> Path:
-        """A directory in scratch, with one for new objects. The first to ask for it is the thread of the caller."""
+        """A scratch directory, with a directory for new objects. The caller's thread must be the first to use it."""
         room = self._stack.enter_context(scratch(self._context, "conflicts")).path
         make_directories(room / _OBJECTS)
         return room
@@ -166,7 +166,7 @@ class _Search:
     # --- The sides ----------------------------------------------------------------------------------
 
     def _known(self) -> Iterator[tuple[str, Registered]]:
-        """What git has registered, by the names of the worktrees."""
+        """git's registrations, by worktree."""
         names = {Path(each.git_dir).name: name for name, each in self._home.paths.registrations()}
         for each in registered(self._git):
             name = self._home.paths.main if each.git_id is None else names.get(each.git_id)
@@ -174,7 +174,7 @@ class _Search:
                 yield name, each
 
     def _find_places(self, known: dict[str, Registered]) -> list[_Place]:
-        """The worktrees that can be merged; the others are noted with a reason."""
+        """The worktrees that can be merged; the others are recorded as skipped, with a reason."""
         found = []
         for name, here in known.items():
             if here.head is None or not calls.is_directory(here.path):
@@ -190,7 +190,7 @@ class _Search:
         return _Side(branch or commit[:12], commit, self._trees([commit])[commit])
 
     def _read_sides(self) -> list[_Side]:
-        """Look at all worktrees; read those in which something has changed."""
+        """Examine all worktrees, and read those in which something has changed."""
         places = list(self._places.values())
         found = side_by_side(partial(_tried, self._known_tree), places)
         changed = [place for place, tree in zip(places, found, strict=True) if tree is None]
@@ -218,7 +218,7 @@ class _Search:
         return GitSource(self._git, place.top, place.look, self._room / _OBJECTS)
 
     def _pairs(self, sides: Sequence[_Side]) -> Iterator[tuple[_Side, _Side]]:
-        """Every worktree with the target, and every two of them."""
+        """Every worktree with the target, and every two worktrees."""
         for one in sides:
             if self._only in (None, one.name):
                 yield one, self._target
@@ -229,7 +229,7 @@ class _Search:
     # --- The merges ---------------------------------------------------------------------------------
 
     def _judge(self, pairs: Sequence[_Sides]) -> list[Found]:
-        """What each merge gives: known, or found out now."""
+        """The result of each merge, from the cache or tried now."""
         keys = [self._key(one, other) for one, other in pairs]
         known = {key: self._cache.merged(key) for key in keys}
         unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if known[key] is None}
@@ -243,12 +243,12 @@ class _Search:
         return [known[key] or found.get(key, _CLEAN) for key in keys]
 
     def _key(self, one: _Side, other: _Side) -> str:
-        """Everything that decides the outcome of a merge."""
+        """The key in the cache: a hash of everything that decides the outcome of a merge."""
         return _hash(one.head, one.tree, other.head, other.tree, self._rules)
 
     @cached_property
     def _rules(self) -> str:
-        """What decides a merge beside the two sides: settings, attributes, and recorded resolutions."""
+        """A hash of what decides a merge besides its two sides: settings, attributes, and recorded resolutions."""
         common = self._git.common
         stamps = (
             *_stamps(common, ["config"]),
@@ -259,7 +259,7 @@ class _Search:
 
     @cached_property
     def _attributes(self) -> str:
-        """A name for the attributes of the target; empty if it has none."""
+        """A hash of the attributes of the target; empty if it has none."""
         found = self._cache.attributes(self._target.tree)
         if found is None:
             listed = [each for each in entries(self._git, self._target.tree) if is_attributes(each)]
@@ -297,7 +297,7 @@ class _Search:
         return {each: tree or new[each] for each, tree in found.items()}
 
     def _touched(self, wanted: set[tuple[str, _Side]]) -> dict[Pair, Touched]:
-        """What each side has changed since a tree."""
+        """The paths that each side has changed since its base tree."""
         found = {(base, side.tree): self._cache.changes((base, side.tree)) for base, side in wanted}
         missing = [(base, side) for base, side in wanted if found[base, side.tree] is None and base != side.tree]
         self._write_objects([side for _, side in missing])
@@ -308,7 +308,7 @@ class _Search:
         return {pair: Touched.of(changes or {}) for pair, changes in found.items()}
 
     def _write_objects(self, sides: Iterable[_Side]) -> None:
-        """Let every object of these exist: those of uncommitted work that an earlier search has read are gone."""
+        """Ensure that all objects of these sides exist: an earlier search has not kept those of uncommitted work."""
         trees = self._trees(each.head for each in sides)
         missing = {each for each in sides if each.name in self._missing}
         needed = [each for each in missing if each.tree != trees[each.head]]
@@ -368,7 +368,7 @@ def _ordered(one: str, other: str) -> Pair:
 
 
 def _stamps(place: Path, names: Sequence[str] | None = None) -> Iterator[str]:
-    """What tells whether entries of a directory, or those with these names, have changed."""
+    """Stamps that change with the entries of a directory, or only with those of these names."""
     with contextlib.suppress(Failure), Directory.open(place) as directory:
         for name in sorted(directory.names() if names is None else names):
             status = directory.status(name)

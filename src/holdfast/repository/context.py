@@ -50,8 +50,8 @@ class Consistency(StrEnum):
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` grows when older programs could do harm. `home` is `git`, or unset for a plain home. `history` is the
-    first commit of a git home, by which its clones are known."""
+    """The format of a repository. `version` grows when older programs could do harm. `home` is `git`, or unset for a
+    plain home. `history` is the first commit of a git home, which identifies its clones."""
 
     version: int
     repository_id: str
@@ -65,10 +65,10 @@ class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
-    """The worktree of git behind a worktree: its path, its branch (None: no branch is checked out), whether it is
+    """The git worktree behind a worktree: its path, its branch (None: no branch is checked out), whether it is
     isolated, and the clone that has it, by the name of its checkout (unset: `main`). The record of a clone's checkout
-    also has the identity of the clone. Of a creation also the commit to start at; `new_branch` and `new` say whether
-    branch and directory are created with it."""
+    also has the identity of the clone. The operation that creates a worktree also has the commit to start at;
+    `new_branch` and `new` say whether it creates the branch and the directory."""
 
     path: str
     branch: str | None = None
@@ -81,7 +81,7 @@ class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The one record of a worktree: `config.json`. `worktree_id` is its name."""
+    """The record of a worktree: `config.json`. `worktree_id` is its name."""
 
     worktree_id: SafeName
     isolation: Isolation
@@ -105,7 +105,7 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a snapshot. A snapshot is visible when it has one and its tree has `.READY`."""
+    """The record of a snapshot. A snapshot is visible when it has a descriptor and its tree has `.READY`."""
 
     snapshot_id: SafeName
     worktree_id: SafeName
@@ -125,7 +125,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     special: tuple[str, ...] = ()  # fifos, sockets and devices: recorded, not captured
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
     left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
-    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the one that took it; unset: `main`
+    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the clone that took it; unset: `main`
     fetched_from: str | msgspec.UnsetType = msgspec.UNSET  # the remote; then `worktree_id` is that of another machine
 
 
@@ -162,7 +162,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     keeps: bool = False  # of a restore or removal: whether to keep the old content, down to the last write
     pinned_until: Instant | None = None  # of a removal: how long a pin protects the last snapshot; None: no pin
     git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # of a creation in a git home
-    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the one that has the directory; unset: `main`
+    clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the clone that has the directory; unset: `main`
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ class RepositoryPaths:
     def __init__(self, root: Path) -> None:
         private = root / ".jvs"
         self.root = root
-        self.main = MAIN  # the worktree that is the main checkout here; another one in a clone that has joined
+        self.main = MAIN  # the worktree that is the main checkout here; it has another name in a clone that has joined
         self.private = private  # nothing below it is content of a worktree
         self.snapshots = private / "snapshots"
         self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
@@ -221,15 +221,15 @@ class RepositoryPaths:
 
     @property
     def worktrees(self) -> Path:
-        """The directory of the directories of new worktrees."""
+        """The directory in which new worktrees are created."""
         return self.root / "worktrees"
 
     def foreign(self, worktree: str) -> list[Path]:
-        """Directories that may be below that of a worktree, and are no content of it."""
+        """Directories that may be inside a worktree's directory but are not part of its content."""
         return [self.private]
 
     def payload(self, worktree: str) -> Path:
-        """The directory that a worktree's users work in; it contains nothing of ours."""
+        """The directory that a worktree's users work in; it contains none of our files."""
         return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
 
     def above(self, worktree: str) -> Directory:
@@ -291,7 +291,7 @@ class RepositoryContext(NamedTuple):
 
     @property
     def clone(self) -> str | msgspec.UnsetType:
-        """This clone, for a record; unset: `main`."""
+        """This clone, as a field of a record; unset means `main`."""
         return msgspec.UNSET if self.paths.main == MAIN else self.paths.main
 
     def descriptor(self, snapshot_id: str) -> Descriptor | None:
@@ -311,7 +311,7 @@ class RepositoryContext(NamedTuple):
 
 
 def new_snapshot_id() -> str:
-    """A unique id, random from its first character on: a short prefix names the snapshot."""
+    """A unique id, random from its first character on, so that a short prefix identifies the snapshot."""
     return secrets.token_hex(8)
 
 
@@ -336,8 +336,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def settle(context: RepositoryContext, worktree: str) -> Operation | None:
-    """Finish the pending operation of a dead process on a worktree; return it, if there is one. `LockConflict` if its
-    process is alive, or if the directory is in another clone. Costs one read if nothing is pending."""
+    """Finish the pending operation of a dead process on a worktree; return it, if there is one. Raises `LockConflict`
+    if its process is alive, or if the directory is in another clone. Costs one read if nothing is pending."""
     pending = context.pending(worktree)
     if pending is not None and pending.clone != context.clone:
         raise operation_pending(pending)
@@ -380,7 +380,7 @@ def check_leasable(view: View, worktree: str, *, here: str = MAIN) -> None:
     try:
         config = settled_config(view, worktree)
     except NotFound as failure:
-        failure.hint = f"{failure.hint} A lease that needs no worktree has a name: --name, or lease(name=...)."
+        failure.hint = f"{failure.hint} To lease a name instead of a worktree: --name, or lease(name=...)."
         raise
     require_here(config, here)
     if config.isolation is Isolation.SHARED:
@@ -455,8 +455,8 @@ def publishing_keys(worktree: str) -> list[Key[Any]]:
 
 
 def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> WorktreeConfig:
-    """The token check outside a transaction: it refuses early, and proves nothing but the site. (Whoever holds a lease
-    has proved that too, and `Site.adopt` waits for the leases of other machines.)"""
+    """The token check outside a transaction: it refuses early, but proves only the site. (Every holder of a lease has
+    proved that too, and `Site.adopt` waits for the leases of other machines.)"""
     context.prove_site()
     view = View({key: context.store.read(key) for key in publishing_keys(worktree)})
     return token_check(context, worktree, proof)(view, context.store.now())
@@ -464,8 +464,8 @@ def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) 
 
 @contextlib.contextmanager
 def fenced(context: RepositoryContext, worktree: str, proof: Proof | None) -> Iterator[None]:
-    """Turn a failure of the block into `FencingMismatch` if another holder was granted the lease since: then this is
-    the reason, whatever that holder did to the files."""
+    """Turn a failure of the block into `FencingMismatch` if another holder was granted the lease since: then the lost
+    lease is the reason, whatever that holder did to the files."""
     try:
         yield
     except (FencingMismatch, OutcomeUnknown):

@@ -1,9 +1,9 @@
 """The doctor: examines a repository, explains each finding, and repairs what it can.
 
-Each check reads in such an order, and confirms by a second read, that it never takes live work for damage.
+Each check orders its reads, and confirms what it found by a second read, so that it never takes live work for damage.
 
 A repair never deletes users' work, nor anything that cannot be recreated. Each repair is a transaction that
-decides again, or removes something that is provably unused. Repairing twice is the same as repairing once.
+decides again, or removes something that is provably unused. Repairs are idempotent.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Examination:
         self.context = context
         self.strict = strict
         self.progress = progress  # called with the number of examined snapshots, and of all
-        self.not_made: list[str] = []  # the checks that could not be made, because the store cannot be used
+        self.not_made: list[str] = []  # the checks that could not run, because the store cannot be used
 
     @property
     def trouble(self) -> Failure | None:
-        """Why the store cannot be used; None as far as it is known to work."""
+        """The known reason why the store cannot be used, or None."""
         return self.context.store.trouble
 
     @property
@@ -95,7 +95,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """The status of what is at a path, without following a link; None if nothing is."""
+    """The status of the entry at a path, without following a link; None if nothing is there."""
     try:
         with Directory.open(path.parent) as directory:
             return directory.status(path.name)
@@ -141,7 +141,7 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
         source = str(failure.facts.get("source") or failure.facts.get("path") or check.name)
         yield findings.of("document-corrupt", source, failure.message, check=check.name)
     else:
-        message, facts = f"the check {check.name} could not be made: {failure.message}", {"code": failure.code}
+        message, facts = f"the check {check.name} could not run: {failure.message}", {"code": failure.code}
         yield findings.of("check-failed", check.name, message, None, failure.hint, check=check.name, **facts)
 
 

@@ -1,7 +1,7 @@
 """Carrying out a decided restore in place, and saving late writes of a restore or removal.
 
 Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has the
-content. Every step first checks whether it is done: any process that holds the payload lock can continue after a crash.
+content. Every step first checks whether it was done, so any process with the payload lock can continue after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.repository.payloads import CaptureOptions, Scratch, scratch, sweep
 from holdfast.repository.snapshots import describe, publish_changes, published_tree, usable_base
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
-NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is about the new files
+NEW, REPLACED, CACHE = "payload", "replaced", "stat"  # in the scratch directory; CACHE is the stat cache of NEW
 _CONTENT = frozenset({"kind", "content", "target"})
 
 
@@ -50,8 +50,8 @@ def finish_restore(context: RepositoryContext, operation: Operation) -> None:
 
 
 def carry_out(context: RepositoryContext, operation: Operation) -> bool:
-    """Carry out a decided restore; the caller holds the payload lock. False if it was abandoned, and nothing was
-    replaced, because the directories above the part are gone."""
+    """Carry out a decided restore; the caller holds the payload lock. Returns False if the restore was abandoned and
+    nothing was replaced, because the directories above the part are gone."""
     exchange = _Exchange(context, operation)
     with exchange.abandoned_if_impossible():
         if not exchange.is_done():
@@ -61,7 +61,7 @@ def carry_out(context: RepositoryContext, operation: Operation) -> bool:
             exchange.make()  # 4
     sync_parents(exchange.new, exchange.target)
     if inode_at(exchange.new) is not None:
-        exchange.move_aside(exchange.new)  # 5. it must not be taken for the new content
+        exchange.move_aside(exchange.new)  # 5. the old content must not be taken for the new
     with exchange.late_snapshot() as late:
         exchange.end(late)  # 6
     if operation.path is None:
@@ -99,10 +99,10 @@ class _Exchange(NamedTuple):
         if self.operation.inode in (new, target):
             return target == self.operation.inode
         if self.operation.path is not None:
-            return True  # one of the two is in place; the user can restore again
+            return True  # either the old or the new part is in place; the user can restore again
         tree = self.context.paths.tree(self.operation.operation_id)
         if new is not None:
-            return not _holds(self.new, tree)  # the old content is here: the new one is in place
+            return not _holds(self.new, tree)  # if this is the old content, the new one is in place
         return inode_at(self.replaced) is not None or _holds(self.target, tree)
 
     def is_reachable(self) -> bool:
@@ -120,8 +120,8 @@ class _Exchange(NamedTuple):
         return True
 
     def make(self) -> None:
-        """Exchange new and old in one step, or in two if the filesystem cannot do it in one. Between the two, the name
-        is missing; the pending operation says how to continue."""
+        """Exchange new and old in one step, or in two if the filesystem cannot do it in one. Between the two steps, the
+        name is missing; the pending operation says how to continue."""
         from holdfast.trees.restore import exchange, materialise
         from holdfast.trees.walker import synced
 
@@ -139,7 +139,7 @@ class _Exchange(NamedTuple):
             move(self.new, self.target)
 
     def move_aside(self, source: Path) -> None:
-        """Keep the replaced content; a file at the directory's path goes into a directory, to become a snapshot too."""
+        """Keep the replaced content; a file at the directory's path is put into a directory, to become a snapshot."""
         replaced = self.replaced
         if self.operation.path is None and _kind(source) not in (None, stat.S_IFDIR, stat.S_IFLNK):
             replaced /= self.operation.worktree_id
@@ -148,8 +148,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def late_snapshot(self) -> Iterator[Descriptor | None]:
-        """A snapshot of the replaced content, unless it equals the kept one: no write is lost. Its tree is in place for
-        the block, which publishes it."""
+        """Yield the descriptor of a snapshot of the replaced content, so that no write is lost; None if that equals the
+        kept snapshot. Its tree is in place for the block, which publishes it."""
         operation, replaced = self.operation, self.room / REPLACED
         if not operation.keeps or inode_at(self.replaced) is None:
             yield None
@@ -166,8 +166,8 @@ class _Exchange(NamedTuple):
             yield descriptor
 
     def end(self, late: Descriptor | None) -> None:
-        """Delete the operation; the late snapshot goes between R and its parent. A part has no R: the late snapshot
-        becomes the head, and the restored part is unsaved work on it."""
+        """Delete the operation; the late snapshot goes between R and its parent. The restore of a part has no R: the
+        late snapshot becomes the head, and the restored part is unsaved work on top of it."""
         operation = self.operation
         published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
         keys: list[Key[Any]] = [published, record, *([DESCRIPTORS.key(late.snapshot_id)] if late else [])]
@@ -211,8 +211,8 @@ class _Exchange(NamedTuple):
 
     @contextlib.contextmanager
     def abandoned_if_impossible(self) -> Iterator[None]:
-        """Abandon a part that the system refuses to exchange, in a read-only directory for instance. Nothing was
-        published, so nothing is lost; a pending operation would block the worktree."""
+        """Abandon the restore of a part that the system refuses to exchange, for instance in a read-only directory.
+        Nothing was published, so nothing is lost; a pending operation would block the worktree."""
         try:
             yield
         except IoFailure:
@@ -258,7 +258,7 @@ def _kind(path: Path) -> int | None:
 def late_writes(
     context: RepositoryContext, operation: Operation, directory: Path, kept: str | None, note: str
 ) -> Iterator[Descriptor | None]:
-    """The descriptor of a snapshot of `directory`, or None if the snapshot `kept` has the same content.
+    """Yield the descriptor of a snapshot of `directory`, or None if the snapshot `kept` has the same content.
 
     Its tree is in place for the block, which publishes it. If the operation restores a part, `directory` contains only
     `operation.path`; the rest comes from `kept`.
@@ -288,7 +288,7 @@ def _captured(
 
 @contextlib.contextmanager
 def capture_late(context: RepositoryContext, operation: Operation, directory: Path) -> Iterator[Descriptor]:
-    """A snapshot of a directory while it is restored, whose content is in place for the block."""
+    """Yield the descriptor of a snapshot of a directory that is being restored; its content is in place meanwhile."""
     with (
         scratch(context, "late writes", scratch_id=new_snapshot_id()) as room,
         _captured(context, operation, room, directory, None, restore_note(operation)) as descriptor,
@@ -327,12 +327,12 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
 
     whole, part = room.path / "whole", room.path / "part"
     if kept is not None and context.home.is_ready(kept):
-        with contextlib.suppress(Corrupt):  # what is damaged there is left out: the late writes matter
+        with contextlib.suppress(Corrupt):  # damaged files are left out: the late writes matter
             materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
         if _kind(above) != stat.S_IFDIR:
-            remove_tree(above)  # it was of another kind
+            remove_tree(above)  # in `kept`, it was not a directory
     make_directories((whole / path).parent, mode=0o777)
     remove_tree(whole / path)
     materialise(part, whole / path, only=os.fsencode(path))

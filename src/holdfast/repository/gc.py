@@ -3,18 +3,18 @@
 `docs/protocols/gc.md` has the same numbers.
 
 1. Check the plan: it has not expired, the policy is the same, nothing in it is protected.
-2. *Mark* every snapshot of the plan for deletion, in its descriptor: nothing new can refer to it then. A
-   process that begins to need a snapshot writes that down first and checks for the mark afterwards; the
+2. *Mark* every snapshot of the plan for deletion, in its descriptor: from then on, nothing new can refer to it. A
+   process that begins to need a snapshot records that first and checks for the mark afterwards; the
    collector marks first and checks afterwards. One of the two sees the other.
 3. Check again. If something is protected after all, unmark everything and give up.
-4. The plan becomes decided. **Commit point**: before it a run is undone, after it finished.
-5. For some at a time: retire the trees; then one transaction deletes the descriptors, attaches their children
-   to the nearest ancestor that stays, and appends to the audit trail. A line of history never has a gap.
+4. The plan becomes decided. **Commit point**: a run killed before this step is undone, one killed later is completed.
+5. In batches: retire the trees; then one transaction deletes the descriptors, attaches their children
+   to the nearest ancestor that stays, and appends to the audit trail. No history ever has a gap.
 6. Sweep: remove from all retired trees what no other tree needs.
 7. The plan becomes finished.
 
 One collection runs at a time, under a kernel lock that ends with its process. If it is killed, the next `gc plan` or
-`gc run` ends it, of whatever plan; so does `doctor --fix`.
+`gc run` of any plan finishes or undoes it; so does `doctor --fix`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
         if plan.state is PlanState.PROPOSED:
             try:
                 _check_again(context, plan)  # 1
-                context.home.check_collectable(plan.snapshots)  # if a tree cannot say, nothing may go
+                context.home.check_collectable(plan.snapshots)  # unless all needs are known, nothing may be deleted
                 _mark(context, plan)  # 2
                 _check_again(context, plan)  # 3
             except BaseException:  # also an interruption or a full disk; if this fails, the doctor undoes the marks
@@ -84,7 +84,7 @@ def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) ->
 
 
 def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None = None) -> Collected:
-    """Carry out what is decided."""
+    """Steps 5 to 7: carry out a decided plan."""
     deleted = _delete_all(context, plan, progress)  # 5
     with contextlib.suppress(Refused):  # only people can remove a mount in a retired tree
         context.home.sweep(context)  # 6
@@ -107,7 +107,7 @@ def collector_locked(context: RepositoryContext) -> Iterator[None]:
 
 
 def open_runs(context: RepositoryContext) -> dict[str, list[str]]:
-    """The plans that a run has decided but not finished, or has marked snapshots for; and these snapshots."""
+    """The snapshots marked by each unfinished run, by plan; empty if a decided run has already deleted them all."""
     found: dict[str, list[str]] = {each.plan_id: [] for each in plans(context) if each.state is PlanState.DECIDED}
     for name, document in context.store.scan(DESCRIPTORS):
         if document.record.doomed_by is not None:
@@ -116,8 +116,8 @@ def open_runs(context: RepositoryContext) -> dict[str, list[str]]:
 
 
 def end_dead_runs(context: RepositoryContext, *, but: str | None = None) -> None:
-    """Finish the runs of dead processes that were decided, and undo the others. The caller holds the collector's lock,
-    so no other run is alive."""
+    """Finish the decided runs of dead processes, and undo the others, except that of the plan `but`. The caller holds
+    the collector's lock, so no other run is alive."""
     for plan_id, marked in open_runs(context).items():
         document = context.store.read(PLANS.key(plan_id))
         if plan_id == but:
@@ -175,7 +175,7 @@ def _mark(context: RepositoryContext, plan: GcPlan) -> None:
 
 
 def _unmark(context: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str]) -> None:
-    """The reverse of step 2, for what this plan has marked."""
+    """Undo step 2, for the snapshots that this plan has marked."""
     for ids in _batches(snapshot_ids):
         keys = [DESCRIPTORS.key(each) for each in ids]
 
@@ -204,7 +204,7 @@ def _set_state(context: RepositoryContext, plan: GcPlan, state: PlanState, event
 
 
 def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | None) -> tuple[str, ...]:
-    """Step 5, for what still exists."""
+    """Step 5, for the snapshots that still exist."""
     descriptors = {name: found.record for name, found in context.store.scan(DESCRIPTORS)}
     left = [each for each in plan.snapshots if each in descriptors and descriptors[each].doomed_by == plan.plan_id]
     children: dict[str, list[str]] = {}
@@ -214,7 +214,7 @@ def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | N
     pins = [found.record for _, found in context.store.scan(PINS)]  # expired; a marked snapshot gets no new one
     done = 0
     for ids in _batches(left):
-        context.home.retire(context, ids)  # durably: then their descriptors may go
+        context.home.retire(context, ids)  # durably: then their descriptors may be deleted
         expired = [PINS.key(each.pin_id) for each in pins if each.snapshot_id in ids]
         _delete(context, plan, ids, [child for each in ids for child in children.get(each, ())], expired)
         done += len(ids)
@@ -275,8 +275,8 @@ class GarbageCollector:
         return gc_plan.set_policy(self._context, policy)
 
     def plan(self, *, store: bool = True) -> Proposal:
-        """Plan a collection. With `store`, save the plan to be run, and first end the run of a process that died: it is
-        finished if it was decided, else undone."""
+        """Plan a collection. With `store`, save the plan so that it can be run; before that, finish the run of a dead
+        process if it was decided, else undo it."""
         if store and open_runs(self._context):
             with contextlib.suppress(LockConflict), collector_locked(self._context):  # else a run is alive
                 self._context.paths.reserve.relieve(lambda: end_dead_runs(self._context))

@@ -29,7 +29,7 @@ from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 MAX_READS = 50  # limits how often the roots are read again because one was moved meanwhile
 PLAN_TTL = 24 * 3600.0  # older plans are not run: the repository has changed too much
 MOST_KEPT, LARGEST_BUDGET = 1_000_000, 1 << 62
-MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next one
+MOST_SNAPSHOTS = 50_000  # the most that one plan deletes; the rest is left to the next plan
 
 
 def find_roots(context: RepositoryContext) -> GcRoots:
@@ -52,7 +52,7 @@ def find_roots(context: RepositoryContext) -> GcRoots:
 
 
 def _read_roots(context: RepositoryContext) -> GcRoots:
-    """The roots, read in the order in which a protection is handed on."""
+    """The roots, read in the order in which protection passes from one kind to the next."""
     uses = [retention.Use(used, each.purpose) for each in payloads.in_use(context.paths) for used in each.uses]
     operations = [document.record for _, document in context.store.scan(OPERATIONS)]
     configs = [document.record for _, document in context.store.scan(WORKTREES)]
@@ -68,7 +68,7 @@ def _read_roots(context: RepositoryContext) -> GcRoots:
 
 
 def completed(context: RepositoryContext, descriptors: dict[str, Descriptor]) -> dict[str, Descriptor]:
-    """The current descriptors along all lines, including parents that the scan missed."""
+    """The descriptors, with parents that the scan missed, and children that were attached to another parent since."""
 
     def lacks_parent(each: Descriptor) -> bool:
         return each.parent_id is not None and each.parent_id not in descriptors
@@ -145,7 +145,7 @@ class Proposal(NamedTuple):
 
 
 def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
-    """Plan a collection; with `store`, save the plan to be run. Works on a full disk, out of the reserve."""
+    """Plan a collection; with `store`, save the plan so that it can be run. Works on a full disk, with the reserve."""
     proposal = context.paths.reserve.relieve(lambda: _propose(context, store=store))
     if store:
         context.paths.reserve.refill()

@@ -26,7 +26,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
-    """Move the trees of these snapshots to `.jvs/remnants/`, durably. A missing tree was moved before."""
+    """Move the trees of these snapshots to `.jvs/remnants/`, durably. A missing tree counts as already moved."""
     places, ids = context.paths, tuple(snapshot_ids)
     make_directories(places.remnants)
     for each in ids:
@@ -51,7 +51,7 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
     """Retire a tree that was copied back after its snapshot was deleted, and now exists twice.
 
     The retired tree stays if it has everything that others need, because the copy may be partial. The copy replaces
-    it only if it was a snapshot again and others need directories that had been trimmed away. Else both stay.
+    it only if it was a snapshot again and others need directories that had been trimmed away. Else raises `Refused`.
     """
     need = need_of_all(context.paths, but=but).get(remnant.name, set())
     manifest = retained_dirs.readable_manifest(tree)
@@ -69,10 +69,10 @@ def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
 
 
 def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
-    """The directories that all trees, except `but`, need of others. Raises if a tree cannot say.
+    """The directories that all trees, except `but`, need from others. Raises if the needs of a tree cannot be read.
 
     Reads in the order in which a tree moves, so that none is missed: scratch directory, snapshots, quarantine.
-    Retired trees need nothing of others.
+    Retired trees need nothing from others.
     """
     need = retained_dirs.needed_by_captures(trees_in_progress(places))
     for each in (places.snapshots, places.quarantine):
@@ -83,7 +83,7 @@ def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
 
 
 def trees_in_progress(places: RepositoryPaths) -> list[Path]:
-    """The trees in scratch directories, of live processes and dead ones."""
+    """The trees in scratch directories, of live and dead processes."""
     return [each / "tree" for each in trees_in(places.scratch)]
 
 
@@ -91,7 +91,7 @@ def sweep(context: RepositoryContext) -> None:
     """Remove from all retired trees what no tree needs. The caller holds the collector's lock.
 
     A tree that cannot be trimmed, for example because of a mount in it, is skipped; the first such failure is raised
-    at the end. If a tree cannot say what it needs, nothing is done.
+    at the end. If the needs of a tree cannot be read, nothing is removed.
     """
     excessive, failures = untrimmed(context.paths), list[Failure]()
     if not excessive:
@@ -108,7 +108,7 @@ def sweep(context: RepositoryContext) -> None:
 
 
 def untrimmed(places: RepositoryPaths) -> dict[str, Collection[bytes]]:
-    """The retired trees that have more than other trees need, with what these need. Takes no lock."""
+    """The retired trees that have more than other trees need, each with the needed directories. Takes no lock."""
     remnants, found = trees_in(places.remnants), dict[str, Collection[bytes]]()
     need = need_of_all(places) if remnants else {}
     for each in remnants:

@@ -138,7 +138,7 @@ class GitHome(GitSnapshots):
         return path
 
     def place(self, operation: Operation) -> None:
-        """The name in git's registration comes last: with it, the worktree is complete."""
+        """Writes the name in git's registration last: with it, the worktree is complete."""
         work, name = _work(operation), operation.worktree_id
         path = Path(work.path)
         if work.new:
@@ -158,7 +158,7 @@ class GitHome(GitSnapshots):
         linked.set_name(self.git, path, name)
 
     def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
-        """Turn files from one commit into another; raises if one of them is as in neither, and changes nothing."""
+        """Turn the files of commit `old` into those of `new`; if a file matches neither, raises and changes nothing."""
         from holdfast.trees.walker import remove_tree
 
         objects = self.paths.scratch / operation.operation_id / "objects"
@@ -172,7 +172,7 @@ class GitHome(GitSnapshots):
         return self.paths.registration(operation.worktree_id) is not None
 
     def discard(self, operation: Operation) -> None:
-        """Remove the worktree that git may have begun to make, and its branch as long as it is where it began."""
+        """Remove the worktree that git may have begun to create, and its branch if that is still where it started."""
         from holdfast.trees.walker import remove_tree
 
         work = _work(operation)
@@ -184,7 +184,7 @@ class GitHome(GitSnapshots):
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
-                calls.rmdir(parent.at(path.name), dir_fd=parent.fd)  # as git has made it; never one with content
+                calls.rmdir(parent.at(path.name), dir_fd=parent.fd)  # git creates it empty; content is never removed
         for each in begun:
             remove_tree(each)
         if work.new_branch:
@@ -193,8 +193,8 @@ class GitHome(GitSnapshots):
                 self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
 
     def _is_begun(self, path: Path, registrations: Sequence[Path]) -> bool:
-        """Whether git has made the directory at `path` for one of these. If git was killed, even the file `.git` may be
-        incomplete."""
+        """Whether git created the directory at `path` for one of these registrations. If git was killed, even the file
+        `.git` may be incomplete."""
         if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
             return True
         try:
@@ -204,8 +204,8 @@ class GitHome(GitSnapshots):
         return any(b"gitdir: %s\n".__mod__(os.fsencode(each)).startswith(content) for each in registrations)
 
     def _registrations_at(self, path: Path) -> Iterator[Path]:
-        """git's directories of a linked worktree that was at a path, and half-made ones of that name, to which git may
-        have added a number. Others may be about to be made by living processes."""
+        """git's directories of a linked worktree at `path`, and incomplete ones of that name, to which git may have
+        added a number. Incomplete ones of other names may belong to live processes."""
         for each in self.paths.git_ids():
             git_dir = self.paths.common / "worktrees" / each
             registered = registered_path(git_dir)
@@ -222,7 +222,7 @@ class GitHome(GitSnapshots):
 
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         """Rename the directory, if it has the worktree's name; then the branch; and last the name in git's
-        registration. A kill leaves the steps that follow."""
+        registration. After a kill, another call does the remaining steps."""
         if self.paths.registration(new) is not None:
             return
         git_dir, path = self.paths.git_dir(old), self.paths.payload(old)  # raises if git does not know it
@@ -254,7 +254,7 @@ class GitHome(GitSnapshots):
             reason = linked.lock_reason(self.paths.git_dir(worktree))
         if reason is not None:
             path = self.paths.payload(worktree)
-            hint = f"Unlock it: 'git worktree unlock {path}'. Or remove it nevertheless: --force."
+            hint = f"Unlock it: 'git worktree unlock {path}'. Or remove it anyway: --force."
             why = f": {printable(reason)}" if reason else ", without a reason"
             raise Refused(f"{worktree} is locked by 'git worktree lock'{why}", hint=hint, worktree=worktree)
 
@@ -262,7 +262,7 @@ class GitHome(GitSnapshots):
         return self.paths.payload(operation.worktree_id).with_name(f".holdfast-removed-{operation.operation_id}")
 
     def move_away(self, context: RepositoryContext, operation: Operation) -> None:
-        """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, in sight."""
+        """If git has forgotten the worktree since a kill, nothing can be captured: its directory stays, visibly."""
         name, removed = operation.worktree_id, self.removed(operation)
         if self.paths.registration(name) is None and entry_exists(removed):
             self._leave_in_sight(operation)
@@ -275,7 +275,7 @@ class GitHome(GitSnapshots):
         move(removed, removed.with_name(f"{operation.worktree_id}.{operation.operation_id}"))
 
     def delete(self, context: RepositoryContext, operation: Operation) -> None:
-        """Delete the directory and git's registration of it. The branch goes only if the branch of `main` has it."""
+        """Delete the directory and git's registration of it; and the branch, if the branch of `main` contains it."""
         from holdfast.trees.walker import remove_tree
 
         found = self.paths.registration(operation.worktree_id)
@@ -286,12 +286,12 @@ class GitHome(GitSnapshots):
         git_dir = Path(found.git_dir)
         try:
             keep_commits(self.paths, self.git, operation, removed, branch_of(operation.worktree_id))
-        except (NotWritable, Refused):  # nobody can tell what is in it
+        except (NotWritable, Refused):  # its commits cannot be fetched, so its directory stays
             detach(removed)
             self._leave_in_sight(operation)
         remove_tree(removed)
         if branch is not None and branch.startswith("refs/heads/"):
-            with contextlib.suppress(Failure):  # it stays then
+            with contextlib.suppress(Failure):  # then the branch stays
                 target = linked.commit_of(self.git, "HEAD", self.paths.payload(self.paths.main))
                 name = branch.removeprefix("refs/heads/")
                 linked.delete_branch_if_contained(self.git, name, target, last=git_dir.name)
@@ -302,7 +302,7 @@ class GitHome(GitSnapshots):
             durable.remove(self.paths.indexes / git_dir.name)
 
     def _branch_of(self, git_dir: Path) -> str | None:
-        """What is checked out: the reference of a branch, or a commit."""
+        """The branch that is checked out, as a reference, or else the commit; None if HEAD cannot be read."""
         try:
             text = durable.read(git_dir / "HEAD", limit=1 << 16).decode().strip()
         except (NotFound, Corrupt, UnicodeDecodeError):
@@ -310,7 +310,7 @@ class GitHome(GitSnapshots):
         return text.removeprefix("ref: ") or None
 
     def _keep(self, commit: str, name: str) -> None:
-        """Give a commit that was checked out without a branch a branch, unless a reference reaches it."""
+        """Create a branch for a commit that was checked out without one, unless a reference reaches it."""
         if not self.git.run("for-each-ref", "--count=1", f"--contains={commit}"):
             self.git.run("update-ref", f"refs/heads/{branch_of(name)}-{commit[:8]}", commit)
 
@@ -327,7 +327,7 @@ class GitHome(GitSnapshots):
         if how.path is not None and not self._has(commit, how.path):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
         is_missing = not entry_exists(path) and worktree != self.paths.main
-        if is_missing:  # it comes back as git would make it
+        if is_missing:  # recreate it as git would
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
             if (known := context.config(worktree).git) and known.isolated:
@@ -341,7 +341,7 @@ class GitHome(GitSnapshots):
         return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
 
     def _before(self, context: RepositoryContext, worktree: str) -> str | None:
-        """The commit of the content that a restore replaces, as far as it is known; None before the first one."""
+        """The commit of the content that a restore replaces, as far as it is known; None before the first commit."""
         tip = context.config(worktree).tip
         if tip is not None and self.is_ready(tip):
             return self.commit(tip)
@@ -351,10 +351,10 @@ class GitHome(GitSnapshots):
         return bool(self.git.run("--literal-pathspecs", "ls-tree", "--full-tree", commit, "--", path.rstrip("/")))
 
     def restore(self, context: RepositoryContext, operation: Operation) -> bool:
-        """Turn the files from the kept tree into the restored one; git refuses if a file is as in neither.
+        """Turn the files of the kept tree into those of the restored one; git refuses if a file matches neither.
 
-        Then, and after a kill, what is found is captured first: what is as in neither tree is a late write, which
-        becomes a snapshot.
+        In that case, and after a kill, the current content is captured first: a file that matches neither tree is a
+        late write, which becomes a snapshot.
         """
         from holdfast.repository.exchange import end_restore
 
@@ -401,7 +401,7 @@ class GitHome(GitSnapshots):
                 return
 
     def _has_late(self, found: str, kept: str | None, target: str) -> bool:
-        """Whether a commit has a path that is neither as kept nor as restored."""
+        """Whether the commit `found` has a path that matches neither the kept commit nor the restored one."""
         known = [each for each in (kept, target) if each is not None]
         differing = [{each.path for each in contents.differences(self.git, one, found)} for one in known]
         return bool(set.intersection(*differing))
@@ -423,7 +423,7 @@ class GitHome(GitSnapshots):
 
 
 def branch_of(worktree: str) -> str:
-    """The branch of a worktree, unless the user names another one; git does not accept every name of a worktree."""
+    """The default branch of a worktree; replaces the parts of its name that git accepts in no branch."""
     return "hf/" + re.sub(r"^\.|\.$|\.lock$", "_", worktree)
 
 

@@ -46,7 +46,7 @@ from holdfast.store.open import FILES, address_of, configure_store, is_in_files
 from holdfast.trees.walker import remove_tree
 
 _OF_WORKTREES = ("lease", "operation")  # kinds of holdings
-REMOVED = "holdfast.removed"  # beside the root: what a killed `deinit` leaves
+REMOVED = "holdfast.removed"  # beside the root: left by a killed `deinit`
 
 
 def adopt_checkout(
@@ -54,8 +54,8 @@ def adopt_checkout(
 ) -> Initialised:
     """Make the git checkout that `start` is in, or that `git_dir` (`GIT_DIR`) names, the home of a repository.
 
-    Nothing is copied or moved, and git sees no change. An existing repository is not changed. Programs that git's
-    configuration of a new one names are approved: the user works in this checkout.
+    Nothing is copied or moved, and git sees no change. An existing repository is not changed. For a new one, programs
+    that git's configuration names are approved: the user works in this checkout.
     """
     checkout = checked_checkout(os.fspath(start), git_dir)
     root = Path(checkout.common) / "holdfast"
@@ -82,7 +82,7 @@ def adopt_checkout(
         if store is not None:
             configure_store(root, store, check=False)
         with contextlib.suppress(NotFound):
-            durable.remove(root / CLONE[1])  # of a join that was not finished
+            durable.remove(root / CLONE[1])  # left by an unfinished join
         if main_checkout(checkout.common) is None:  # 3. git itself cannot tell which one is `main`
             top = Path(checkout.top or "")
             if checkout.git_dir == checkout.common:
@@ -90,7 +90,7 @@ def adopt_checkout(
             else:
                 linked.set_name(git, top, MAIN)
         made = initialise_home(GitHome(GitPaths(root)), capabilities)
-        _approve(root, programs)  # for the repository, which has its id now
+        _approve(root, programs)  # for the repository, which now has an id
         return made._replace(programs=tuple(each.shown for each in programs))
 
 
@@ -126,7 +126,7 @@ def checked_checkout(start: str, git_dir: str | None) -> Checkout:
 
 
 class Deinitialised(NamedTuple):
-    """What was removed, and the linked worktrees of git that stay."""
+    """The result of `deinitialise`: the number of removed snapshots, and the linked worktrees of git that stay."""
 
     checkout: Path
     snapshots: int
@@ -135,15 +135,15 @@ class Deinitialised(NamedTuple):
 
 def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialised:
     """Remove all references, names and records of a repository in a git home; worktrees, branches and files stay. An
-    isolated worktree stays as a clone. A clone that has joined leaves: the records of its own worktrees go.
+    isolated worktree stays as a clone. A clone that has joined leaves the others: only its own records are removed.
 
-    Refused while something is held, or while a worktree has commits that the branch of `main` does not have, or a
-    worktree or snapshot has content that is not in a commit; unless `force`. A kill leaves the whole repository or
-    none, and the next `init` or `deinit` removes the rest.
+    Unless `force`, refused while something is held, a worktree has commits that the branch of `main` does not have, or
+    a worktree or snapshot has content that is not in a commit. A kill leaves the whole repository or none, and the
+    next `init` or `deinit` removes the rest.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
-        hint = "Delete its directory when you need nothing in it any more."
+        hint = "Delete its directory when you no longer need anything in it."
         raise Refused(f"{repository.root} is not in a git checkout", hint=hint, path=str(repository.root))
     is_joined = home.paths.main != MAIN
     if not is_joined and address_of(repository.root) != FILES:
@@ -171,19 +171,19 @@ def deinitialise(repository: Repository, *, force: bool = False) -> Deinitialise
 
 
 def finish_deinit_around(start: str | os.PathLike[str], git_dir: str | None = None) -> Path | None:
-    """Finish a killed `deinit` in the checkout that `start` is in; the git directory, or None if there was none."""
+    """Finish a killed `deinit` in the checkout that `start` is in; return its git directory, None if there was none."""
     found = find_checkout(os.fspath(start), git_dir)
     return Path(found.common) if found is not None and finish_deinit(Git(Path(found.common))) else None
 
 
 def finish_deinit(git: Git) -> bool:
-    """Remove what a `deinit` leaves beside the root that it has moved away, and then that; whether there was one."""
+    """Remove what a killed `deinit` left in git, then the root that it moved away; False if there is no such root."""
     removed = git.common / REMOVED
     if not entry_exists(removed):
         return False
     make_directories(removed / CONTROL / "guards")
     with FileLocker(follow_links=False).lock_exclusive(removed / CONTROL / "guards" / "init.lock"):
-        if not is_repository(git.common / "holdfast"):  # else another process has finished this, and begun anew
+        if not is_repository(git.common / "holdfast"):  # else this was finished, and a new repository was created
             _forget_everything(git)
         remove_tree(removed)
     return True
@@ -204,8 +204,8 @@ def _forget_everything(git: Git) -> None:
 
 
 def _forget_worktree(git: Git, git_dir: Path) -> None:
-    """Let a linked worktree have no name; an isolated one be a clone that git here does not know. Its branch stays in
-    both."""
+    """Remove our name from a linked worktree; turn an isolated one into a clone that git no longer knows here. Its
+    branch stays in both."""
     top = registered_path(git_dir)
     is_ours = top is not None and is_worktree_of(top, os.fspath(git.common)) is not None
     if top is None or not is_ours or not isolated.is_isolated(Path(top)):
@@ -225,7 +225,7 @@ def _refuse_if_held(repository: Repository) -> None:
         first = held[0]
         message = f"{first.who} holds the {first.kind} {first.what}"
         more = f", and {len(held) - 1} more are held" if len(held) > 1 else ""
-        hint = "'holdfast who' lists what is held. Wait for it, or give it up with --force."
+        hint = "'holdfast who' lists what is held. Wait until it is released, or ignore it: --force."
         raise Refused(message + more, hint=hint, held=[each.as_record() for each in held])
 
 

@@ -1,7 +1,7 @@
-"""The commits of isolated worktrees, brought into the repository: the checked-out one with a snapshot, all at the end.
+"""Fetching the commits of isolated worktrees into the repository: HEAD whenever it is needed, all before a removal.
 
-The branch of an isolated worktree in the repository is where HEAD of its own repository is, whatever is checked out
-there. git's reflog has where it was before.
+In the repository, the branch of an isolated worktree follows HEAD of the worktree's own repository, whatever branch is
+checked out there. git's reflog has its earlier commits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FETCHED = "fetched"  # a mark in the scratch directory of a removal
 
 
 def fetch_work(paths: GitPaths, git: Git, top: Path) -> None:
-    """Fetch the commit that is checked out in an isolated worktree to its branch in the repository. Nothing is to be
-    done for other worktrees. Raises `Refused` if the worktree's own repository cannot be read."""
+    """Fetch the commit that is checked out in an isolated worktree to its branch in the repository. Does nothing for
+    other worktrees. Raises `Refused` if the worktree's own repository cannot be read."""
     found = is_worktree_of(os.fspath(top), os.fspath(paths.common))
     if found is None or not isolated.is_isolated(top) or _is_fetched(git, top):
         return
@@ -51,10 +51,10 @@ def _locked(paths: GitPaths, git_id: str) -> LockGuard:
 
 def keep_commits(paths: GitPaths, git: Git, operation: Operation, top: Path, branch: str) -> None:
     """Give every branch of an isolated worktree that is about to be deleted a branch in the repository, unless a
-    reference there reaches its commit; and so HEAD and the stash. Nothing is to be done for other worktrees.
+    reference there reaches its commit; likewise HEAD and the stash. Does nothing for other worktrees.
 
-    Raises `Refused` if its repository cannot be read. The mark says that all is done: what is half deleted cannot be
-    read any more.
+    Raises `Refused` if its repository cannot be read. A mark records that this is done, because a half-deleted
+    worktree can no longer be read.
     """
     mark = paths.scratch / operation.operation_id / _FETCHED
     if not isolated.is_isolated(top) or entry_exists(mark):

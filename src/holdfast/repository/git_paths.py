@@ -1,7 +1,7 @@
 """The paths of a git home: records in the directory of the git repository, worktrees wherever git has registered them.
 
-git's registration of a linked worktree has a file with the worktree's name, so that a path is never taken from a record
-of ours: a planted record cannot choose what is written or deleted.
+git's registration of a linked worktree has a file with the worktree's name, so paths never come from our records: a
+planted record cannot choose what is written or deleted.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from holdfast.repository.settings import read_settings
 
 
 class GitPaths(RepositoryPaths):
-    """Paths by the root, which is the directory `holdfast` in the directory that all worktrees of git share."""
+    """The paths below the root, the directory `holdfast` in git's common directory; and those of the worktrees."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.common = self.private = root.parent
         self.main = checkout_name(os.fspath(self.common))
         self.indexes = root / ".jvs" / "index"  # git's index of each worktree as of its last capture
-        self.incoming = root / ".jvs" / "isolated"  # copies of what isolated worktrees have, while git fetches it
+        self.incoming = root / ".jvs" / "isolated"  # objects copied from isolated worktrees, while git fetches them
 
     @property
     def worktrees(self) -> Path:
-        """As the setting says, relative to the main checkout; else beside that."""
+        """The directory that the setting names, relative to the main checkout; by default, one beside the checkout."""
         main, chosen = self.payload(self.main), None
         with contextlib.suppress(Corrupt, SettingInvalid):  # `place_for_worktrees` raises it
             chosen = read_settings(self.root).directory
         if chosen is not None:
             return resolved(chosen) if os.path.isabs(chosen) else Path(os.path.normpath(main / chosen))
-        is_bare = main_checkout(os.fspath(self.common)) is None  # then the user has all worktrees beside each other
+        is_bare = main_checkout(os.fspath(self.common)) is None  # then the user keeps all worktrees side by side
         return main.with_name("worktrees" if is_bare else f"{main.name}.worktrees")
 
     def foreign(self, worktree: str) -> list[Path]:
@@ -59,11 +59,11 @@ class GitPaths(RepositoryPaths):
             return Directory.open(self.common)  # nothing there has the name of a worktree
 
     def registration(self, worktree: str) -> Checkout | None:
-        """git's registration of a linked worktree, by the name in it."""
+        """git's registration of a linked worktree, found by our name in it."""
         return next((each for name, each in self.registrations(worktree) if name == worktree), None)
 
     def registrations(self, first: str = "") -> Iterator[tuple[str, Checkout]]:
-        """The linked worktrees of git that have a name of ours; one with this id first."""
+        """The linked worktrees of git that we have named, with their names; the one with the git id `first` first."""
         for each in sorted(self.git_ids(), key=lambda git_id: (git_id != first, git_id)):
             git_dir = os.path.join(self.common, "worktrees", each)
             name = name_in(git_dir)
@@ -99,19 +99,19 @@ class GitPaths(RepositoryPaths):
 
 
 def registered_path(git_dir: Path) -> str | None:
-    """The directory that git registers for a linked worktree; if that is a link now, the link."""
+    """The directory that git has registered for a linked worktree; if a link has replaced it, the link's own path."""
     try:
         content = durable.read(git_dir / "gitdir", limit=1 << 16)
     except (NotFound, Corrupt):
         return None
-    if not content.strip() or b"\0" in content:  # git was killed before it wrote it; or it is no path
+    if not content.strip() or b"\0" in content:  # git was killed before it wrote the path; or it is not a path
         return None
     path = os.path.dirname(os.path.join(git_dir, os.fsdecode(content).rstrip("\r\n")))
     return os.path.join(calls.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def names_in_git(paths: GitPaths) -> Iterator[str]:
-    """The worktrees that git has registered under a name of ours, and the main checkout."""
+    """The names of the main checkout and of the linked worktrees that we have named, as far as they can be read."""
     yield paths.main
     try:
         yield from (name for name, _ in paths.registrations() if name != paths.main)

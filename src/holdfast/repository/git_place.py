@@ -23,7 +23,7 @@ _SPECIAL = "\\*?["
 
 def require_place(paths: GitPaths, git: Git) -> None:
     """Raise `NotApproved` or `Refused` if worktrees cannot be created where the setting says. If that is inside the
-    checkout, git does not see it from now on."""
+    checkout, exclude it from git."""
     settings = read_settings(paths.root)
     if settings.directory is None:
         return
@@ -53,7 +53,7 @@ def _exclude(git: Git, relative: str) -> None:
 
 
 def include_again(git: Git) -> None:
-    """Take our lines out of `info/exclude`."""
+    """Remove our lines from `info/exclude`."""
     lines = _lines(git)
     ours = {number + offset for number, line in enumerate(lines) if line == _COMMENT for offset in (0, 1)}
     if ours:

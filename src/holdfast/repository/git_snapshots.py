@@ -1,4 +1,4 @@
-"""Snapshots of a git home: commits under references of our own, captured, compared, read and collected by git."""
+"""Snapshots of a git home: commits under our own references, captured, compared, read and collected by git."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class GitSnapshots(Home):
         self._refs: dict[str, str] = {}
 
     def commit(self, snapshot_id: str) -> str:
-        """The commit of a snapshot; `NotFound` if it has none."""
+        """The commit of a snapshot; raises `NotFound` if it has none."""
         if not self.is_ready(snapshot_id):
-            raise NotFound(f"git has no reference of the snapshot {snapshot_id}", snapshot_id=snapshot_id)
+            raise NotFound(f"git has no reference for the snapshot {snapshot_id}", snapshot_id=snapshot_id)
         return self._refs[snapshot_id]
 
     def is_ready(self, snapshot_id: str) -> bool:
@@ -85,7 +85,7 @@ class GitSnapshots(Home):
         )
 
     def index(self, directory: Path) -> Path:
-        """The private index of the worktree whose directory this is."""
+        """The private index of the worktree at `directory`."""
         make_directories(self.paths.indexes)
         found = is_worktree_of(os.fspath(directory), os.fspath(self.paths.common))
         return self.paths.indexes / (
@@ -93,11 +93,11 @@ class GitSnapshots(Home):
         )
 
     def note_commit(self, room: Scratch, commit: str) -> None:
-        """Let `publish` publish this commit."""
+        """Record the commit that `publish` will publish."""
         durable.replace(room.path / _COMMIT, commit.encode())
 
     def is_committed(self, snapshot_id: str, commit: str | None) -> bool:
-        """Whether a snapshot has the content of the commit that was checked out, or of `commit`."""
+        """Whether a snapshot has the content of the commit that was checked out when it was taken, or of `commit`."""
         taken = self.commit(snapshot_id)
         known = [each for each in (f"{taken}^", commit) if each is not None]
         with contextlib.suppress(GitFailed):  # it was taken before the first commit
@@ -121,7 +121,7 @@ class GitSnapshots(Home):
     def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
         """Without a snapshot, the changes since the commit that is checked out."""
         if snapshot_id is None:
-            with contextlib.suppress(Failure):  # then since the one that is known: this only looks
+            with contextlib.suppress(Failure):  # the last fetched commit will do: this only compares
                 fetch_work(self.paths, self.git, directory)
         commit = linked.head_commit(self.git, directory) if snapshot_id is None else self.commit(snapshot_id)
         tree = self.tree(commit) if commit else self.git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
@@ -155,7 +155,7 @@ class GitSnapshots(Home):
             yield from contents.verify(self.git, commit)
 
     def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
-        """From files of worktrees: git's objects are in one place."""
+        """Repairs from the files of worktrees, because git stores each object only once."""
         from holdfast.git.repair import repair
 
         directories = [self.paths.payload(name) for name, _ in context.store.scan(WORKTREES)]
@@ -171,13 +171,13 @@ class GitSnapshots(Home):
     # --- Garbage collection ------------------------------------------------------------------------
 
     def check_collectable(self, snapshot_ids: Collection[str]) -> None:
-        """git itself knows what other commits need."""
+        """Nothing to check: git itself knows what other commits need."""
 
     def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
         self._delete_refs(snapshot_ids)
 
     def sweep(self, context: RepositoryContext) -> None:
-        """git deletes what no reference reaches when it next collects garbage."""
+        """Nothing to do: git's next garbage collection deletes what no reference reaches."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
         stored, going = set(self.stored()), set(snapshot_ids)

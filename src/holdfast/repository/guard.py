@@ -1,9 +1,9 @@
-"""The guard before a write: whether another holder has leased the worktree that a path is in.
+"""The guard: the check, before a write, whether another holder has leased the worktree that a path is in.
 
-A hook asks before every write of an agent, so importing this module loads next to nothing. A few small files almost
-always suffice. Otherwise (a store that is not files, a commit in progress) `check` opens the repository, which takes
-longer. A lease that cannot be read or understood counts as held. The answer to each case is in the table of
-`docs/protocols/leases.md`.
+A hook calls it before every write of an agent, so importing this module loads next to nothing. Reading a few small
+files almost always suffices. Otherwise (a store that is not files, a commit in progress) `check` opens the repository,
+which takes longer. A lease that cannot be read or understood counts as held. The answer to each case is in the table
+of `docs/protocols/leases.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.repository.locating import (
     main_worktree,
 )
 
-TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+TYPE_CHECKING = False  # type checkers assume that it is true; importing `typing` costs time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class WorktreePath:
 
 def worktrees_of(path: str) -> list[WorktreePath]:
     """The worktrees that a path is in after following links, the innermost first: one for each repository around it. A
-    worktree of git may be inside another one of the same repository, and is no part of that."""
+    git worktree may be inside another worktree of the same repository, and is not part of that one."""
     real = calls.realpath(possible_path(path))
     found, here, above = list[WorktreePath](), "", real
     while here != above:
@@ -72,7 +72,7 @@ def worktrees_of(path: str) -> list[WorktreePath]:
 
 
 def worktrees_at(directory: str) -> list[WorktreePath]:
-    """The worktrees that a write from this directory may go to: those it is in, else all of its repository."""
+    """The worktrees that a write from this directory may go to: those it is in, else all those of its repository."""
     real = calls.realpath(possible_path(directory))
     found, root = worktrees_of(real), find_repository_root(real)
     if root is not None and not any(each.root == root for each in found):
@@ -84,7 +84,7 @@ def worktrees_at(directory: str) -> list[WorktreePath]:
 
 
 def possible_path(path: str) -> str:
-    """The path, with a question mark for each character that no path can have: the directories before it stay."""
+    """The path, with a question mark for each character that no path can have; the directories before it are kept."""
     usable = path[:LONGEST_PATH].replace("\0", "?")
     try:
         os.fsencode(usable)
@@ -192,7 +192,7 @@ def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, li
 
 
 def _unreadable(place: WorktreePath, problem: str) -> LockConflict:
-    """A lease that may be anybody's."""
+    """The conflict with a lease that cannot be read, and so may be anybody's."""
     from holdfast.errors import LockConflict
 
     return LockConflict(

@@ -1,7 +1,7 @@
 """Snapshot names, history, references and pins. Reading takes no lock and changes nothing.
 
 The history of a worktree follows the parents from its head; it contains visible snapshots only. If a parent is missing,
-a collection may have deleted it: its child is read again, which the same commit has attached to the next ancestor.
+a collection may have deleted it; the same commit attached its child to the next ancestor, so the child is read again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descrip
 
 
 def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
-    """The descriptor of a complete snapshot, by its full id."""
+    """The descriptor of a snapshot, by its full id; raises if the snapshot is missing, incomplete or elsewhere."""
     found = context.descriptor(snapshot_id)
     if found is not None and context.home.is_ready(snapshot_id):
         return found
@@ -138,7 +138,7 @@ def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
 
 
 def usable(descriptor: Descriptor) -> Descriptor:
-    """The same snapshot, unless it is marked for deletion. Pure."""
+    """The same descriptor; raises `Refused` if it is marked for deletion. Pure."""
     if descriptor.doomed_by is not None:
         message = f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}"
         hint = "Choose another snapshot. 'holdfast gc plan' lists which are kept, and why."

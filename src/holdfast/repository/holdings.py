@@ -1,4 +1,4 @@
-"""`Holding`: one record for leases, claims and locks; and the locks as holdings."""
+"""`Holding`, the record that describes leases, claims and locks alike; and the locks as holdings."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfa
 """The directories of our own locks, which are found even if their holder hides its open files."""
 
 TURNSTILE = "ledger/.ledger.lock.turnstile"  # the queue for the ledger lock: listed only with that lock
-HIDDEN = (".jvs/waits/", ".jvs/tmp/")  # notes of waiters, and scratch directories: what their processes hold is listed
+HIDDEN = (".jvs/waits/", ".jvs/tmp/")  # wait notes and scratch directories: other holdings show their processes
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
 def file_locks(root: Path, notes: Sequence[WaitNote] = ()) -> Iterator[Holding]:
-    """All locks on files below `root`, with their waiters; elsewhere, those that have noted waiters."""
+    """All locks on files below `root`, with their waiters; and locks elsewhere for which there are wait notes."""
     top = calls.realpath(root)  # as the kernel names what is open
     noted = {note.thing.name for note in notes if note.thing.kind == FILE_LOCK}
     below = find_locked_files(top, [os.path.join(top, each) for each in GUARDS])
@@ -123,8 +123,8 @@ def _is_fair(path: str) -> bool:
 
 
 def _queue(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[HoldingWaiter, ...]:
-    """The waiters that the kernel knows, and by their notes those that poll. Only the next one of a fair lock has a
-    position: the kernel serves waiters in no order."""
+    """The waiters that the kernel knows, and those that poll, which have wait notes. Only the next waiter for a fair
+    lock has a position: the kernel serves waiters in no particular order."""
     inode = inode_of(path)
     about = (each for each in reversed(notes) if each.thing.kind == FILE_LOCK and inode in each.thing.place.split())
     noted = {note.holder.pid: note for note in about} if inode else {}
@@ -156,7 +156,7 @@ def _who(each: FileLockHolder) -> str:
 
 
 def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[Holding]:
-    """All repository locks with their waiters, which poll: they have no order."""
+    """All repository locks with their waiters, which poll and so have no order."""
     known = (*notes, *WaitNotes([waits_of_data(locks.data_dir)]).notes(sweep=False))
     waiting = [note for note in {each.ticket: each for each in known}.values() if is_note_of(note, locks)]
     for repo_id, state in locks.states().items():

@@ -1,6 +1,6 @@
-"""The home of a repository: where it keeps the directories of its worktrees, and how the content of its snapshots.
+"""The home of a repository: where it keeps the directories of its worktrees, and how it stores its snapshots.
 
-Every other module asks `context.home`, and does not know which home it works in. This one has the interface, and the
+Other modules call `context.home`, and need not know which kind of home it is. This module has the interface, and the
 plain home of the specifications: directories below the root, and trees in `.jvs/snapshots`.
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from holdfast.trees.results import Captured, Change, Materialised, Problem
     from holdfast.trees.scan import Progress
 
-PAYLOAD, REMOVED = "payload", "removed"  # in a scratch directory: of a worktree to create, and of a removed one
+PAYLOAD, REMOVED = "payload", "removed"  # in a scratch directory: the files of a new worktree, and of a removed one
 
 ReadFile = Callable[[bytes, int], bytes]  # the content of a stored file, or the target of a link, up to a limit
 
 
 class Home(ABC):
-    """What differs between a plain home and a git home. Steps of a protocol can be repeated: whoever finds a pending
-    operation calls them again, whatever was done before a kill."""
+    """The interface of a home, plain or git. The steps of a protocol can be repeated: a process that finds a pending
+    operation calls them again, however far they got before a kill."""
 
     kind: str
     skips_equal = False  # whether a snapshot that equals its parent is not taken
@@ -101,11 +101,11 @@ class Home(ABC):
 
     @abstractmethod
     def check_collectable(self, snapshot_ids: Collection[str]) -> None:
-        """Raise if it cannot be told what other snapshots need of these."""
+        """Raise if it is impossible to tell what other snapshots need from these."""
 
     @abstractmethod
     def retire(self, context: RepositoryContext, snapshot_ids: Collection[str]) -> None:
-        """Put the content of these out of sight, durably: then their descriptors may go."""
+        """Move the content of these snapshots out of sight, durably: then their descriptors may be deleted."""
 
     @abstractmethod
     def sweep(self, context: RepositoryContext) -> None:
@@ -113,7 +113,7 @@ class Home(ABC):
 
     @abstractmethod
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        """The reclaimable sizes of the first 0, 1, 2, ... of these."""
+        """The reclaimable sizes of the first 0, 1, 2, ... of these snapshots."""
 
     @abstractmethod
     def total_bytes(self) -> int: ...
@@ -121,7 +121,7 @@ class Home(ABC):
     # --- Directories of worktrees ------------------------------------------------------------------
 
     def place_for_worktrees(self) -> None:
-        """Make the directory in which worktrees are created."""
+        """Create the directory in which worktrees are created."""
         make_directories(self.paths.worktrees, mode=0o777)
 
     @abstractmethod
@@ -130,15 +130,15 @@ class Home(ABC):
 
     @abstractmethod
     def place(self, operation: Operation) -> None:
-        """Step 4 of a creation; `AlreadyExists` if the path is taken."""
+        """Step 4 of a creation; raises `AlreadyExists` if the path is taken."""
 
     @abstractmethod
     def is_placed(self, operation: Operation) -> bool:
-        """Whether a creation needs only its record. Durable if it is true."""
+        """Whether everything that is created except the record exists; if so, it is durable."""
 
     @abstractmethod
     def discard(self, operation: Operation) -> None:
-        """Undo `place`, whatever it has done."""
+        """Undo `place`, however far it got."""
 
     @abstractmethod
     def check_rename(self, old: str, new: str) -> None:
@@ -147,33 +147,33 @@ class Home(ABC):
     @abstractmethod
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         """Step 4 of a rename. Raises `AlreadyExists` if the new path is taken, `NotFound` or `DirectoryReplaced` if the
-        directory is gone: nothing is moved then."""
+        directory is gone; then nothing is moved."""
 
     def revision(self, text: str) -> str:
-        """The commit that a worktree or a revision of git stands for."""
+        """The commit that `text` names: a worktree, or a revision of git."""
         raise NotFound(f"there is no revision {text}", revision=text)
 
     def work_commit(self, worktree: str) -> str | None:
-        """The commit that a worktree's work stands at, which a reference in the repository keeps, whichever kind of
-        worktree it is; None before its first commit, and in a home without commits. What is not committed is not in
-        it. Raises `Refused` if the worktree's own repository cannot be read."""
+        """The commit that is checked out in a worktree, even an isolated one; a reference in the repository keeps it.
+        It lacks uncommitted work. None before the first commit, and in a home without commits. Raises `Refused` if the
+        worktree's own repository cannot be read."""
         return None
 
     def fetch_work(self, worktree: str) -> None:  # noqa: B027 - most have nothing to fetch
-        """Let a reference in the repository keep the commit that an isolated worktree's work stands at. Others need
-        none. Raises `Refused` if the worktree's own repository cannot be read."""
+        """Fetch the commit that is checked out in an isolated worktree, so that a reference in the repository keeps it.
+        Does nothing for other worktrees. Raises `Refused` if the worktree's own repository cannot be read."""
 
     def uncommitted(self, worktree: str) -> str:
-        """The paths that are not as committed, or a few of them, for people."""
+        """A few paths with uncommitted changes, as text for people; empty if there are none."""
         return ""
 
     def first_commit(self) -> str | None:
-        """The commit that the history of the main checkout began with; None before it, and in a home without
+        """The first commit in the history of the main checkout; None before there is one, and in a home without
         commits."""
         return None
 
     def described(self, worktree: str) -> dict[str, Any]:
-        """What the record of a worktree has about its directory."""
+        """The fields of a worktree's record that describe its directory."""
         return {}
 
     def refuse_if_locked(self, worktree: str) -> None:  # noqa: B027 - only git has such locks
@@ -381,7 +381,7 @@ class PlainHome(Home):
         """Nothing to undo: the directory is still in the scratch directory."""
 
     def check_rename(self, old: str, new: str) -> None:
-        """There is nothing but the path."""
+        """Nothing but the path can be in the way."""
 
     def move(self, context: RepositoryContext, operation: Operation, old: str, new: str) -> None:
         if payloads.is_moved(context, operation, old, new):
