@@ -10,7 +10,7 @@ and takes no snapshot:
 1. The first machine puts its mark in both.
 2. Another machine finds the marks of all known ones, and the token of every grant, in its files. While no other has a
    lease, that is enough to put its own mark in both: its files are up to date, though perhaps a copy.
-3. Otherwise, it puts its mark in its files and a request in the store. A known machine that sees the mark too admits it.
+3. Otherwise, it puts its mark in its files and a request in the store; a known machine that sees the mark admits it.
 4. A machine must find the marks of all others in its files. So of two copies, only one can continue.
 5. A machine that has booted again replaces its mark. Of two clones of one machine, only one can do that.
 
