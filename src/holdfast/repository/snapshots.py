@@ -205,7 +205,7 @@ def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) 
 
 
 def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> None:
-    """Remove a tree without a descriptor: the transaction has ended, so none will follow. A failure leaves garbage."""
+    """Take back a tree without descriptor: the transaction has ended, so none will follow. A failure leaves garbage."""
     with contextlib.suppress(Failure):
         if context.store.read(DESCRIPTORS.key(snapshot_id)) is None:
             context.home.take_back(room, snapshot_id)

@@ -129,7 +129,7 @@ def states_at(events: Iterable[IssueEvent], instant: float, now: Iterable[IssueS
     """The state of each issue that existed at an instant. Events do not say whether a new issue waits for others, so
     `backlog` stands for `ready` too.
 
-    `events` may be only the last ones. An issue whose first event is later was in the state that this event changed;
+    `events` may be only the last ones. An issue whose first event is later was in the `from` state of that event;
     one without events has its state in `now`, if it was created by then.
     """
     found: dict[str, State] = {}

@@ -158,7 +158,7 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 def finish(context: RepositoryContext, pending: Operation) -> Operation | None:
     """Finish the operation of a dead process, for `settle`; None if another process was faster. Locks show that
-    it is dead; they may not reach another machine, so an operation of that raises as pending."""
+    it is dead. They may not reach another machine, so an operation that began there raises as still pending."""
     context.prove_site()
     if context.paths.is_elsewhere(pending.identity):
         raise operation_pending(pending)
