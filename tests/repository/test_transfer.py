@@ -431,7 +431,7 @@ def test_local_facts_of_the_other_machine_do_not_arrive(there: Machine, remote: 
 
 
 def test_a_plain_repository_has_no_remotes(scratch: Path) -> None:
-    with pytest.raises(Refused, match="travel through git"):
+    with pytest.raises(Refused, match="transferred by git"):
         make_repository(scratch / "plain").snapshots.push()
 
 

@@ -65,8 +65,8 @@ _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snaps
 
 
 class Initialised(NamedTuple):
-    """The repository. `filesystem` is None if it already existed; `imported` counts the imported files; `programs` are
-    those that the configuration of git names, which are approved now."""
+    """The result of creating a repository. `filesystem` is None if the repository already existed; `imported` is the
+    number of imported files; `programs` are the programs named in git's configuration, which are now approved."""
 
     root: Path
     format: RepositoryFormat
@@ -87,13 +87,13 @@ def initialise(
     progress: Progress | None = None,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
-    """Create a repository in the directory `root`. If `source` is given, `main/` gets a copy of it, and a file that
-    changes meanwhile raises `ConsistencyUnavailable`, unless `consistency` is best_effort.
+    """Create a repository in the directory `root`. If `source` is given, it is copied to `main/`; a file that
+    changes during the copy raises `ConsistencyUnavailable`, unless `consistency` is best_effort.
 
     An existing repository is not changed. A directory inside a repository is refused, unless it is in a worktree and
-    `nested` is true. If it is `shared`, the group of `root` may do everything that its owner may. `store` is the
-    address of a server for the records, instead of files. `probe` returns the capabilities of the filesystem and
-    refuses an unsafe one; default: `require_safe`.
+    `nested` is true. If `shared` is true, the group of `root` may do everything that its owner may. `store` is
+    the address of a server that keeps the records instead of files. `probe` returns the capabilities of the filesystem
+    and refuses an unsafe one; default: `require_safe`.
     """
     paths = RepositoryPaths(resolved(root))
     imported_from = None if source is None else _checked_source(resolved(source), paths.root)
@@ -107,7 +107,7 @@ def initialise(
     if known is None:
         make_directories(paths.root, mode=0o777)
         if shared:
-            share_directory(paths.root)  # what is made below it follows
+            share_directory(paths.root)  # everything created below inherits this
         served = not is_in_files(address_of(paths.root, store))
         capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
@@ -208,8 +208,8 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
 
 
 def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
-    """Refuse a store that does not work, or that has a repository. If another process has just created that repository
-    in this directory, return its format."""
+    """Refuse a store that does not work or already has a repository. If another process has just created that
+    repository in this directory, return its format."""
     store = open_address(root, address)
     try:
         taken = store.read(FORMAT) is not None
@@ -228,7 +228,7 @@ def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
 
 
 def known_format(root: Path) -> RepositoryFormat | None:
-    """The format of the repository at `root`, None if there is none; an unknown format is refused."""
+    """The format of the repository at `root`; None if there is no repository. Refuses an unknown format."""
     if not _is_directory(root / CONTROL):
         return None
     store = open_store(root)
@@ -236,8 +236,8 @@ def known_format(root: Path) -> RepositoryFormat | None:
 
 
 def refuse_nested(root: Path, *, nested: bool) -> None:
-    """Refuse a directory inside a repository: commands in it would find the new one. With `nested`, it may be in a
-    worktree, whose snapshots will contain the whole new repository."""
+    """Refuse a directory inside a repository: commands run there would find the new one. With `nested`, the directory
+    may be in a worktree, whose snapshots will contain the whole new repository."""
     real = resolved(root)
     outer = next((each for each in real.parents if is_repository(each) or git_home_of(str(each))), None)
     if outer is None:
@@ -327,11 +327,11 @@ def _checked_source(source: Path, root: Path) -> Path:
 
 
 def _refuse_git_link(source: Path) -> None:
-    """Refuse a git worktree or submodule, whose `.git` is a file that leads to the data: git in the copy would
-    change the original's index and branches."""
+    """Refuse a git worktree or submodule, whose `.git` is a file that points to the data: running git in the copy
+    would change the original's index and branches."""
     status = status_at(source / ".git")
     if status is not None and not stat.S_ISDIR(status.st_mode):
-        message = f"{source} is a git worktree or submodule: its .git leads to data elsewhere, which a copy would share"
+        message = f"{source} is a git worktree or submodule: its .git points to data elsewhere that a copy would share"
         hint = "Import a clone of it: 'git clone DIR CLONE'. Or import a copy without its .git."
         raise Refused(message, hint=hint, path=str(source))
 

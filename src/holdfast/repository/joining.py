@@ -3,10 +3,10 @@
 The checkout of the clone becomes a worktree with its own name, which is also the name of the clone. Every record of a
 worktree or snapshot names the clone that has its directory or content. The steps of a join:
 
-1. Check that the store has a git repository, and that this is a clone of it: HEAD descends from its first commit. 2.
-   Write the name and the identity of the clone to its own files. Without step 4, they mean nothing. 3. Commit, in one
-   transaction, the record of the checkout, a format that older programs refuse, and the audit entry. **Commit point.**
-   4. Write the address of the store, which is thereby approved.
+1. Check that the store has a git repository and that this is a clone of it: HEAD descends from its first commit.
+2. Write the name and the identity of the clone to its own files, which mean nothing without step 4.
+3. **Commit point**: one transaction for the checkout's record, a format that older programs refuse, and an audit entry.
+4. Write the address of the store, which also approves it.
 
 After a kill, the same command continues. `docs/decisions/0019-clones-share-a-store.md` has the reasons.
 """
@@ -60,7 +60,7 @@ from holdfast.store.open import address_of, configure_store, open_address, read_
 
 
 class Joined(NamedTuple):
-    """The repository, the name of this clone in it, its checkout, and whether it joined just now."""
+    """The result of `join`: the repository, the name and checkout of this clone, and whether it joined just now."""
 
     root: Path
     format: RepositoryFormat
@@ -72,11 +72,11 @@ class Joined(NamedTuple):
 def join(
     address: str, start: str | os.PathLike[str] = ".", *, git_dir: str | None = None, name: str | None = None
 ) -> Joined:
-    """Let the clone that `start` is in, or that `git_dir` (`GIT_DIR`) names, take part in the repository at an address.
+    """Join the repository at an address with the clone that contains `start` or that `git_dir` (`GIT_DIR`) names.
 
-    Without a name, it gets that of the machine. Naming the store approves it. Raises `NotFound` if the store has no
-    repository, and `Refused` if that is not in git, or if this is not a clone of it. A clone that has joined stays as
-    it is; in the clone `main`, this only records the first commit, if that is not known yet.
+    Without `name`, the clone is named after the machine. Naming the store approves it. Raises `NotFound` if the store
+    has no repository, and `Refused` if that repository is not in git or this is not a clone of it. A clone that has
+    already joined is left alone; in the clone `main`, this only records the first commit, if it is not yet known.
     """
     checkout = checked_checkout(os.fspath(start), git_dir)
     root, git = Path(checkout.common) / "holdfast", Git(Path(checkout.common))
@@ -105,7 +105,7 @@ def _refuse_other_store(root: Path, address: str) -> None:
 
 
 def _opened(root: Path, address: str) -> Store:
-    """The store, if it has a repository in git."""
+    """The open store; refused unless it has a repository that is in git."""
     shown = without_secrets(address)
     missing = NotFound(
         f"the store {shown} has no repository",
@@ -145,7 +145,7 @@ def _require_clone(git: Git, checkout: Checkout, found: RepositoryFormat) -> Non
 
 
 def _recorded(store: Store, root: Path, git: Git, top: Path) -> Joined:
-    """The clone `main`, with the first commit in the format."""
+    """Record the first commit in the format, if it is missing, and return the clone `main`."""
     head = linked.head_commit(git, top)
 
     def decide(view: View, now: float) -> Decision[RepositoryFormat]:
@@ -192,7 +192,7 @@ def _joined(store: Store, root: Path, git: Git, checkout: Checkout, wanted: str 
 
 
 def _names(known: str, wanted: str | None, host: str) -> Iterator[str]:
-    """The names to try: that of an interrupted join, the wanted one, or that of the machine, with a number."""
+    """The names to try: `wanted` only; else that of an interrupted join, then that of the machine, then numbered."""
     if wanted is not None:
         yield wanted
         return
@@ -206,7 +206,7 @@ def _names(known: str, wanted: str | None, host: str) -> Iterator[str]:
 
 
 def _commit(context: RepositoryContext, name: str, identity: str) -> tuple[RepositoryFormat, bool]:
-    """Commit point of a join; whether it was made now."""
+    """Commit point of a join. Returns the format, and whether the clone has joined just now."""
     described = context.home.described(name)
 
     def decide(view: View, now: float) -> Decision[tuple[RepositoryFormat, bool]]:

@@ -1,7 +1,7 @@
 """The lander: drains the queue of one target while it holds the landing lease.
 
-It builds candidates, tests them as the plan wants, publishes those that pass, and gives the others their outcome. The
-lease only keeps landers out of each other's way: a stale one is harmless because transaction 1 of a publish checks its
+It builds candidates, tests them as planned, publishes those that pass, and records the outcome of the others. The lease
+only keeps landers out of each other's way: a stale lander is harmless because transaction 1 of a publish checks its
 token, and because git moves the branch by compare-and-swap.
 """
 
@@ -45,7 +45,7 @@ _LEASE_CHECK = 1.0  # seconds between two checks of the lease while candidates a
 
 
 class _Work:
-    """What a lander has built and tested on the current tip."""
+    """The state of a lander on the current tip: its chain of candidates, their tests, and the plan."""
 
     def __init__(self, chain: Chain, tests: CandidateTests, is_late: Callable[[], bool]) -> None:
         self.chain = chain
@@ -63,14 +63,14 @@ class _Work:
         self.plan = landing_plan.with_queue(self.plan, queue)
 
     def restart(self, chain: Chain) -> None:
-        """The target has moved: build and test everything again."""
+        """Start over on a target that has moved: everything is built and tested again."""
         self.chain = chain
         self.tests.keep(())
         self.plan = landing_plan.on_new_tip(self.plan) if self.plan else None
 
 
 class Lander:
-    """Works on the queue of one target, in the name of one lease."""
+    """Drains the queue of one target under its landing lease."""
 
     def __init__(self, repository: Repository, changes: LandingChanges, target: LandingTarget, *, tell: Tell) -> None:
         context = repository.context
@@ -85,12 +85,12 @@ class Lander:
         self._tell = tell
         self._rooms = contextlib.ExitStack()
         self._runs: dict[Candidate, CheckRun] = {}  # the last failed run of each candidate
-        self._earlier: list[CheckRun] | None = None  # runs with a result from before this work, the oldest first
+        self._earlier: list[CheckRun] | None = None  # earlier runs that have a result, oldest first
         self.publisher = Publisher(context, changes, self._target, tell)
 
     def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool] = lambda: False) -> bool:
-        """Work until the condition holds, or until nothing can be done; return whether anything was done. Once it
-        `is_late`, do not wait for tests."""
+        """Drain the queue until `until()` is true or nothing more can be done; return whether anything was done. Once
+        `is_late()` is true, do not wait for tests."""
         self.publisher.recover(lease)
         self._earlier = None
         did = False
@@ -104,13 +104,13 @@ class Lander:
         return did
 
     def _chain(self) -> Chain:
-        """An empty chain on the tip as it is now. Merges read attributes from a directory in scratch."""
+        """An empty chain on the current tip. Merges read attributes from a scratch directory."""
         git, tip = self._target.git, self._target.tip()
         room = self._rooms.enter_context(scratch(self._repository.context, "land"))
         return Chain(git, tip, self._author, landing.attributes_in(git, tip, room.path / "attributes"))
 
     def _go_on(self, lease: HeldLease, work: _Work) -> bool:
-        """Take one step: build, test, publish, or give an entry its outcome; False if nothing can be done."""
+        """Take one step: build, test, publish or record an outcome. Returns False if nothing can be done."""
         lease.check()
         if work.chain.tip != self._target.tip():
             work.restart(self._chain())
@@ -131,7 +131,7 @@ class Lander:
         return read_settings(self._repository.root)
 
     def _test(self, lease: HeldLease, work: _Work, queue: list[Landing]) -> bool:
-        """Start the tests that the plan wants, and take in the next result."""
+        """Start the planned tests, and add the next result to the plan."""
         assert work.plan is not None
         wanted = landing_plan.wanted(work.plan, work.tests.candidates())
         work.tests.keep(wanted)
@@ -174,8 +174,8 @@ class Lander:
             self._runs[found.candidate] = found.run
 
     def _known_result(self, tree: str, checks: Sequence[LandingCheck], entries: Sequence[Landing]) -> CheckRun | None:
-        """A run of the same checks on the same content, whose lander is gone. Each result counts once, and only if it
-        is newer than the entries: an entry that is queued again is tested again."""
+        """An earlier run of the same checks on the same tree; None if there is none. Each run is used once, and only if
+        it began after the entries were queued: an entry that is queued again is tested again."""
         if self._earlier is None:
             runs = check_runs(self._repository.context.paths)
             self._earlier = [each for each in runs if each.passed is not None][::-1]
@@ -199,7 +199,7 @@ class Lander:
         )
 
     def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:
-        """Give entries that fail alone their outcome."""
+        """Record the failure of entries that fail on their own."""
         assert work.plan is not None
         run = self._runs.get(failed)
         for each in failed:
@@ -242,7 +242,7 @@ class Lander:
         return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
 
     def _fit(self, chain: Chain, queue: list[Landing]) -> None:
-        """Forget what was built from entries that are no longer at the head of the queue."""
+        """Drop candidates that were built from entries no longer at the head of the queue."""
         same = 0
         for built, entry in zip(chain.entries, queue, strict=False):
             if built.landing_id != entry.landing_id or built.commit != entry.commit:

@@ -4,7 +4,7 @@
     entry = landings.enqueue("issue-4f1c", proof, LandOptions(issue_id=issue.id, claim=claim.id))
     entry = landings.wait(entry.landing_id)          # landed, conflict, failed or withdrawn
 
-There is no daemon: whoever waits may be the one that lands. `docs/decisions/0014-landing.md` has the protocol.
+There is no daemon: processes that wait for an entry drain the queue. `docs/decisions/0014-landing.md` has the protocol.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from holdfast.repository.settings import read_settings
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0  # between two attempts while something is in the way: no event reports its end
 _LONGEST_TITLE = 200
 _MOST_NAMED = 5
-_ISSUE = "issue-"  # how the worktree of an issue is named
+_ISSUE = "issue-"  # prefix of the worktree of an issue
 
 
 class LandOptions(NamedTuple):
@@ -82,12 +82,12 @@ class LandOptions(NamedTuple):
     claim: ClaimId | None = None
     style: LandingStyle = LandingStyle.MERGE
     priority: int = 0
-    remote: str | None = None  # the remote whose branch decides; None: the branch here
+    remote: str | None = None  # land on the branch of this remote; None: on the local branch
 
 
 class Preview(NamedTuple):
-    """What landing would do now: the commit as it is, whether uncommitted work would be added to it, the paths that
-    conflict with the branch, uncommitted work included, the entries that come first, and what is in the way."""
+    """What landing would do now: the current commit, whether uncommitted work would be added to it, the paths that
+    would conflict with the branch, the number of entries ahead, and what the queue waits for."""
 
     branch: str
     commit: str | None
@@ -103,7 +103,7 @@ class Landings:
     def __init__(self, repository: Repository, *, actor: str, tell: Tell = lambda text: None) -> None:
         home = repository.context.home
         if not isinstance(home, GitHome):
-            hint = "Landing is for repositories that are git checkouts: 'holdfast init' in one."
+            hint = "Landing needs a repository in a git checkout: run 'holdfast init' in one."
             raise Refused("this repository is not in a git checkout, so there is no branch to land on", hint=hint)
         self._repository = repository
         self._context = repository.context
@@ -127,14 +127,14 @@ class Landings:
         return sorted(found, key=lambda each: (each.queued_at, each.sequence))
 
     def find(self, text: str) -> Landing:
-        """The entry whose id begins with a text; raises `Ambiguous` or `NotFound`."""
+        """The entry whose id begins with `text`; raises `Ambiguous` or `NotFound`."""
         matches = [name for name, _ in self._context.store.scan(LANDINGS) if name.startswith(text)] if text else []
         if len(matches) > 1:
             raise Ambiguous(text, matches)
         return self.changes.landing(matches[0] if matches else text or "none")
 
     def waits_for(self, landing: Landing) -> str:
-        """What is in the way of an entry that is queued, for people."""
+        """What a queued entry waits for, as text for people; empty if it has an outcome or nothing is in the way."""
         target = self.changes.target(landing.target)
         if not landing.is_open or target is None:
             return ""
@@ -160,8 +160,8 @@ class Landings:
         return found
 
     def default_remote(self) -> str | None:
-        """The remote of the setting `land.push`; if several clones share the records, that of the checkout's branch,
-        else `origin`: then only a branch on a remote is the same for all of them."""
+        """The remote of the setting `land.push`. Without it, None; but if several clones share the records, they have
+        only remote branches in common, so the remote of the checkout's branch, else `origin`."""
         chosen = read_settings(self._repository.root).push
         if chosen is not None or not has_several_clones(self._context.store):
             return chosen
@@ -172,8 +172,8 @@ class Landings:
             raise Refused(message, hint=failure.hint) from failure
 
     def start(self) -> str | None:
-        """The commit that new work starts at if several clones share the records: the tip of the branch on the remote,
-        where the others land. None if they do not, or if the remote has no such branch: then what is checked out."""
+        """The commit that new work starts at if several clones share the records: the tip of the remote branch that
+        they land on. None for a single clone, or without such a branch: work starts at what is checked out."""
         if not has_several_clones(self._context.store):
             return None
         with contextlib.suppress(NotFound, Refused):  # no remote, no such branch there, or none checked out
@@ -187,8 +187,8 @@ class Landings:
     def enqueue(self, worktree: str, proof: Proof | None, options: LandOptions) -> Landing:
         """Commit the uncommitted work of a worktree, and queue the commit. An exclusive worktree needs its lease.
 
-        Calling it again for the same commit returns the entry that is queued. Raises `Refused` if the worktree has
-        unresolved conflicts, or the target itself checked out; and as a claim does if somebody else has the issue.
+        Calling it again for the same commit returns the queued entry. Raises `Refused` if the worktree has unresolved
+        conflicts or has the target itself checked out, and the failure of a claim if somebody else has the issue.
         """
         branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         self._check_target(worktree, branch, options.remote)
@@ -238,8 +238,8 @@ class Landings:
         return transfer.remote_named(self.git, name, self._repository.path(self._home.paths.main))
 
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
-        """Push the work, merged with the tip of a branch that may not be pushed to, as a branch of its own. Returns
-        the name of that branch and its commit. Nothing is queued, and the issue stays as it is."""
+        """Push the work, merged with the tip of a branch that may not be pushed to, as a separate branch. Returns the
+        name of that branch and its commit. Queues nothing, and does not change the issue."""
         branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         commit = self._commit(worktree, proof, issue, branch)
         remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
@@ -256,7 +256,7 @@ class Landings:
         return beside, added.tip
 
     def _commit(self, worktree: str, proof: Proof | None, issue: Issue | None, branch: str) -> str:
-        """The commit of the work, with everything that was uncommitted, inside the scope of its issue."""
+        """Commit the uncommitted work, check it against the scope of the issue, and return the commit."""
         check_early(self._context, worktree, proof)
         self._home.fetch_work(worktree)
         path = self._repository.path(worktree)
@@ -268,7 +268,7 @@ class Landings:
 
     def _check_isolated(self, worktree: str, path: Path) -> None:
         if is_isolated(path) and (names := self._home.uncommitted(worktree)):
-            hint = "Commit them there: its own repository would not know a commit that is made here."
+            hint = "Commit them in that worktree: its own repository would not have a commit that is made here."
             raise Refused(f"{worktree} is isolated, and has uncommitted changes: {names}", hint=hint, path=str(path))
 
     def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
@@ -286,7 +286,7 @@ class Landings:
             raise Refused(message, hint="Name the worktree whose work is to land, or another branch: --into.")
 
     def issue_of(self, worktree: str, issue_id: str | None) -> str | None:
-        """The id of the issue that a landing finishes: the one that is named, or that the worktree is named after."""
+        """The id of the issue that a landing finishes: `issue_id`, or the issue that the worktree is named after."""
         issue = self._issue(worktree, issue_id)
         return None if issue is None else issue.id
 
@@ -309,7 +309,7 @@ class Landings:
         return None
 
     def _gates(self, issue: Issue) -> Iterator[str]:
-        """The automatic gates of an issue. Their commands run again on what lands, whatever they said before."""
+        """The automatic gates of an issue. Their commands run again on the candidate, whatever their status."""
         defined = self.changes.tracker.gates.all() if issue.gates_required else {}
         for key in issue.gates_required:
             if (gate := defined.get(key)) is not None and gate.checker is not None:
@@ -325,7 +325,7 @@ class Landings:
         return self.git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
 
     def preview(self, worktree: str, options: LandOptions) -> Preview:
-        """What `enqueue` and `wait` would do now. Changes nothing, and raises what they would raise at once."""
+        """What `enqueue` and `wait` would do now, without changing anything. Raises what they would raise at once."""
         branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
         self._check_target(worktree, branch)
         path, commit = self._repository.path(worktree), self._home.work_commit(worktree)
@@ -357,7 +357,7 @@ class Landings:
         return commit_tree(self.git, tree, parents, objects=objects), objects
 
     def cancel(self, landing_id: str, reason: str) -> Landing:
-        """Withdraw an entry from its queue; its claim is given back. An entry with an outcome stays as it is."""
+        """Withdraw an entry from its queue, and give its claim back. An entry with an outcome is left alone."""
         import msgspec
 
         entry = self.changes.landing(landing_id)
@@ -414,7 +414,7 @@ class Landings:
         return bool(target.remote) or self._home.paths.main == MAIN
 
     def _work(self, lander: Lander, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
-        """Work under a lease; whether anything was done, or another process has taken over."""
+        """Drain the queue under a lease; return whether anything was done or another process has taken over."""
         try:
             with lease:
                 return lander.work(lease, until, is_late)

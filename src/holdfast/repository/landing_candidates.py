@@ -20,7 +20,7 @@ _MOST_SUBJECTS = 3
 
 
 class LandingBranch(NamedTuple):
-    """A branch that work lands on: here, or on a remote."""
+    """A branch that work lands on: a local one, or one on a remote."""
 
     git: Git
     branch: str
@@ -38,7 +38,7 @@ class LandingBranch(NamedTuple):
         return found
 
     def push(self, old: str, new: str) -> bool:
-        """Move the branch on the remote, which has it at `old`; False if it is somewhere else by now."""
+        """Move the branch on the remote from `old` to `new`; return False if it has moved elsewhere meanwhile."""
         assert self.remote is not None
         try:
             transfer.push_branch(self.git, self.remote, self.branch, new, expected=old)
@@ -67,7 +67,7 @@ class Chain:
         self.entries: list[Landing] = []
         self.tips: list[str] = []
         self.trees: list[str] = []  # of the tips
-        self.deferred: set[str] = set()  # conflict with an entry before them, not with the tip
+        self.deferred: set[str] = set()  # entries that conflict with an earlier entry, not with the tip
         self._author = author
         self._tree = ""  # of the tip; empty until it is needed
 
@@ -80,8 +80,8 @@ class Chain:
         return self.trees[-1] if self.trees else self._tree
 
     def extend(self, entry: Landing) -> Landing | None:
-        """Put an entry on top; if it conflicts with the tip, return it with that outcome. One that conflicts only with
-        entries before it is deferred: they may not land."""
+        """Add an entry on top. If it conflicts with the tip, return it with that outcome. If it conflicts only with
+        earlier entries, defer it: those may not land."""
         squash = entry.style is LandingStyle.SQUASH
         addition = FrozenWork(entry.commit, message_of(entry), squash=squash)
         try:
@@ -108,11 +108,11 @@ class Chain:
         )
 
     def cut(self, length: int) -> None:
-        """Keep the first entries only."""
+        """Keep only the first `length` entries."""
         del self.entries[length:], self.tips[length:], self.trees[length:]
 
     def advance(self, length: int) -> None:
-        """The first entries are on the target now: the rest stays as it was built."""
+        """Move the tip past the first `length` entries, which are on the target now; keep the rest as it was built."""
         self.tip, self._tree = self.tips[length - 1], self.trees[length - 1]
         del self.entries[:length], self.tips[:length], self.trees[:length]
         self.deferred.clear()

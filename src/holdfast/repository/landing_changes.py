@@ -1,11 +1,11 @@
 """The transactions of landing. Each decides with a pure function, and commits all or nothing.
 
-enqueue   the entry, its place in the queue, the claim that is held for it; under the token of the worktree's lease
+enqueue   the entry, its position in the queue, the claim that is held for it; under the token of the worktree's lease
 begin     transaction 1 of a publish: the intent; under the token of the landing lease
 finish    transaction 2: entries landed, issues done, claims ended, events; needs the intent, not the lease
-give_up   the intent is void: its entries stay queued, and it is remembered
+give_up   the intent is void, but remembered; its entries stay queued
 decide    an entry has an outcome other than `landed`, and its claim is given back
-requeue   an entry that had such an outcome is queued again
+requeue   an entry with such an outcome is queued again
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class LandingChanges:
     # --- Changing ----------------------------------------------------------------------------------
 
     def enqueue(self, new: NewLanding) -> Landing:
-        """Queue an entry; **commit point**. An entry of the same worktree that is queued for the target is returned if
-        it has the same commit, and withdrawn if it has another one."""
+        """Queue an entry; **commit point**. If the worktree already has an entry in the queue, that entry is returned
+        if its commit is the same, and withdrawn if not."""
         landing = new.landing
         request = self.tracker.claims.request(ttl=COMMAND_TTL, purpose=f"landing {landing.landing_id}")
         check = None
@@ -148,8 +148,8 @@ class LandingChanges:
         return landing
 
     def begin(self, name: str, intent: PublishIntent, lease: HeldLease) -> list[Landing]:
-        """Transaction 1: write the intent. If entries have lost their claim, they are withdrawn instead, and returned:
-        then there is no intent. Raises `Changed` if the queue is not what it was."""
+        """Transaction 1: write the intent. If entries have lost their claims, withdraw and return those instead, and
+        write no intent. Raises `Changed` if the queue has changed."""
         ids = intent.ids()
 
         def body(draft: Draft) -> list[Landing]:
@@ -172,7 +172,7 @@ class LandingChanges:
         return self._change(body, name, ids, issue_ids, also=self._lease_keys(lease))
 
     def finish(self, name: str, intent: PublishIntent) -> bool:
-        """Transaction 2: the branch contains the intent's new tip. False if another process has finished it."""
+        """Transaction 2: the branch contains the intent's new tip. Returns False if another process has finished it."""
         ids = intent.ids()
         entries = {each: self.landing(each) for each in ids}
         events = [(each, checked(_ledger_event(entries[each.landing_id], each.landed_as))) for each in intent.entries]
@@ -235,7 +235,7 @@ class LandingChanges:
         )
 
     def give_up(self, name: str, intent: PublishIntent, lease: HeldLease, why: str) -> None:
-        """The intent is void: the branch is somewhere else, or a checkout cannot follow. The entries stay queued."""
+        """Void the intent: the branch has moved elsewhere, or a checkout cannot follow. The entries stay queued."""
 
         def body(draft: Draft) -> None:
             self._check_lease(draft, lease)
@@ -248,7 +248,7 @@ class LandingChanges:
         self._change(body, name, also=self._lease_keys(lease))
 
     def note_wait(self, name: str, lease: HeldLease, why: str) -> None:
-        """Say what the queue waits for."""
+        """Record what the queue waits for."""
         known = self.target(name)
         if known is None or known.waits_for == why:
             return
@@ -260,9 +260,9 @@ class LandingChanges:
         self._change(body, name, also=self._lease_keys(lease))
 
     def decide(self, outcome: Landing, lease: HeldLease | None = None) -> Landing:
-        """Give an entry the outcome in this record, and its claim back. Without a lease, it is withdrawn by a person.
+        """Record the outcome of an entry, and give its claim back. Without a lease, a person withdraws the entry.
 
-        If it has an outcome by now, that one stands. Raises `Changed` if it is being published.
+        An earlier outcome stands. Raises `Changed` if the entry is being published.
         """
         name, landing_id = outcome.target, outcome.landing_id
 
@@ -285,7 +285,7 @@ class LandingChanges:
         return self._change(body, name, [landing_id], [outcome.issue_id] if outcome.issue_id else [], also=also)
 
     def requeue(self, landing_id: str, claim: ClaimId | None) -> Landing:
-        """Queue the same commit again, at the end."""
+        """Queue the same commit again, at the end of the queue."""
         known = self.landing(landing_id)
         request = self.tracker.claims.request(ttl=COMMAND_TTL, purpose=f"landing {landing_id}")
 
@@ -383,7 +383,7 @@ class LandingChanges:
             issue_landing.give_back(draft, entry.issue_id, entry.claim_id, explained(entry), held)
 
     def _audit(self, draft: Draft, event: str, entries: Sequence[Landing], **facts: object) -> None:
-        """Add the one entry of the audit trail that a transaction has."""
+        """Add the transaction's single audit entry."""
         fields = ("landing_id", "commit", "worktree_id", "issue_id", "landed_as", "reason")
         known = [{name: value for name in fields if (value := getattr(each, name))} for each in entries]
         whole = {"branch": entries[0].branch, **facts, "entries": known}

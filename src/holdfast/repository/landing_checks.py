@@ -1,16 +1,16 @@
 """Runs of a target's checks on one commit, in scratch worktrees that stay prepared between runs.
 
 A run takes a scratch worktree, checks the commit out, prepares the worktree if it is not prepared for this commit, and
-runs the commands one after the other until one fails. It holds no document lock. Its record and its log are files of
-this machine, which others can read while it runs:
+runs the commands one after the other until one fails. It holds no document lock. Its record and its log are files on
+this machine, which other processes can read while it runs:
 
     <root>/.jvs/checks/runs/<run>.json      the record of a run
-    <root>/.jvs/checks/runs/<run>.log       what its commands print, bounded
+    <root>/.jvs/checks/runs/<run>.log       the output of its commands, bounded
 
-A worktree is prepared by `worktree.copy` and `worktree.setup`, once until one of them, or a file that `land.inputs`
-names, changes. If the setup fails, the run prepares the commit that the candidate is built on too. If that succeeds,
-the candidate has broken the setup, and the run fails. If not, this machine is to blame (a full disk, a registry that is
-away): the run has no result, and `SetupFailed` is raised.
+`worktree.copy` and `worktree.setup` prepare a worktree, which then stays prepared until one of them, or a file that
+`land.inputs` names, changes. If the setup fails, the run also prepares the commit that the candidate is built on. If
+that succeeds, the candidate has broken the setup, and the run fails. If not, this machine is to blame (a full disk, an
+unreachable registry): the run has no result, and `SetupFailed` is raised.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _RECORD, _LOG = ".json", ".log"
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW"))
 _READ = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 _ISSUE, _GATE = "HOLDFAST_ISSUE_ID", "HOLDFAST_GATE"
-_NOT_OURS = ("HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN", _ISSUE, _GATE)  # of the caller, perhaps
+_NOT_OURS = ("HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN", _ISSUE, _GATE)  # the caller may have set them
 
 
 class LandingCheck(NamedTuple):
-    """A command that a candidate must pass; with a `gate`, the checker that these issues require."""
+    """A command that a candidate must pass; with `gate`, the checker of a gate that these issues require."""
 
     checker: Checker
     gate: str | None = None
@@ -83,8 +83,8 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CheckRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of the checks on one commit. `passed` is None while it runs, and if it was cancelled or its process died.
 
-    The commands are those that have ended, setup commands included; the first that fails ends the run. The log has the
-    name `run_id`: see `read_log`.
+    `commands` are those that have ended, including setup commands; the first one that fails ends the run. `read_log`
+    returns the log of a `run_id`.
     """
 
     run_id: SafeName
@@ -93,8 +93,8 @@ class CheckRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     landing_id: str
     began_at: str
     holder_id: str
-    tree: str = ""  # of the commit, and what was run on it: see `checks_key`
-    checks: str = ""
+    tree: str = ""  # of the commit
+    checks: str = ""  # see `checks_key`
     entries: tuple[str, ...] = ()  # the candidate: `landing_id` is the last of them
     passed: bool | None = None
     cancelled: bool = False
@@ -124,7 +124,7 @@ def gate_checks(tracker: Tracker, issue_ids: Collection[str]) -> list[LandingChe
     """The checkers of the automatic gates that these issues require, whatever their status: they decide on the commit
     that lands.
 
-    A checker whose command names HOLDFAST_ISSUE_ID runs for each issue, any other one once for all of them, without
+    A checker whose command names HOLDFAST_ISSUE_ID runs once per issue; any other runs once for all of them, without
     that variable. Raises `NotApproved` if the user has not approved one of them.
     """
     gates = tracker.gates.all()
@@ -144,7 +144,7 @@ def gate_checks(tracker: Tracker, issue_ids: Collection[str]) -> list[LandingChe
 
 
 def checks_key(repository: Repository, checks: Sequence[LandingCheck]) -> str:
-    """What is run on a commit, in short: results of other checks, or after another setup, say nothing about it."""
+    """A digest of the checks and the setup before them; a result is valid only for the same digest."""
     settings = read_settings(repository.root)
     everything = (settings.setup, settings.copy, [tuple(each) for each in checks])
     return hashlib.sha256(repr(everything).encode("utf-8", "surrogateescape")).hexdigest()
@@ -154,8 +154,8 @@ def checks_key(repository: Repository, checks: Sequence[LandingCheck]) -> str:
 
 
 class CandidateCommit(NamedTuple):
-    """A commit to run checks on, its tree, the commit that it is built on, which is known to be sound, and the entries
-    that it puts on that one."""
+    """A commit to run checks on, its tree, the base that it is built on, which is known to be sound, and the entries
+    that it adds to the base."""
 
     commit: str
     tree: str = ""
@@ -174,11 +174,11 @@ def run_checks(
 ) -> CheckRun:
     """Run the checks on a commit, one after the other, and return the record of the run.
 
-    Takes a scratch worktree that no process uses, or makes one; it is locked until this returns. Threads and processes
-    may call this at the same time, with a worktree for each. No document lock is held. When `cancelled` is set, the
-    command that runs is ended with its whole process tree, and the run has no result. Whoever holds a lease meanwhile
-    sets it when the lease is lost. Raises `Refused` in a home that is not a git checkout, and `SetupFailed` if not even
-    the base can be prepared.
+    Uses a free scratch worktree, or creates one, and locks it until this returns. Threads and processes may call this
+    concurrently; each call has its own worktree. No document lock is held. When `cancelled` is set, the running command
+    is ended with its whole process tree, and the run has no result; a caller that holds a lease sets it when the lease
+    is lost. Raises `Refused` in a home that is not a git checkout, and `SetupFailed` if not even the base can be
+    prepared.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
@@ -229,7 +229,7 @@ class _Ongoing:
     def _require_ready(self, base: str, settings: Settings, environment: Mapping[str, str]) -> None:
         """Raise `SetupFailed` if the base cannot be prepared from nothing either."""
         why, log = described(self._files.run), self._files.run.run_id
-        self._files.write_end(f"[The same for {base}, to see whether the commit is to blame]\n".encode())
+        self._files.write_end(f"[Preparing {base} too, to see whether the commit is to blame]\n".encode())
         self._place.empty()
         assert isinstance(self._repository.context.home, GitHome)
         purpose = _purpose(self._repository, self._repository.context.home, settings, base)
@@ -245,7 +245,7 @@ class _Ongoing:
         return self._checks_out(commit, purpose) and self._is_prepared(settings, purpose, environment)
 
     def _checks_out(self, commit: str, purpose: str) -> bool:
-        """Check a commit out. One that git cannot check out fails, like one that does not pass: others go on."""
+        """Check out a commit. If git cannot, the run fails as if a check had failed, and other candidates go on."""
         if not self._place.is_prepared(purpose):
             self._place.empty()
         try:
@@ -258,7 +258,7 @@ class _Ongoing:
         return True
 
     def _is_prepared(self, settings: Settings, purpose: str, environment: Mapping[str, str]) -> bool:
-        """Prepare the worktree, unless it is prepared."""
+        """Prepare the worktree unless it is already prepared; return False if a setup command fails."""
         if self._place.is_prepared(purpose):
             return True
         copy_files(self._repository, settings, self._place.path)
@@ -329,14 +329,14 @@ def _is_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
     if not path or not pattern:
         return not path and not pattern
     if pattern[-1] != "**" and not fnmatchcase(path[-1], pattern[-1]):
-        return False  # by far the most frequent
+        return False  # by far the most frequent case
     if pattern[0] == "**":
         return len(pattern) == 1 or any(_is_match(path[start:], pattern[1:]) for start in range(len(path)))
     return fnmatchcase(path[0], pattern[0]) and _is_match(path[1:], pattern[1:])
 
 
 def described(run: CheckRun | None) -> str:
-    """The command of a run that failed, for people."""
+    """Which command of a run failed, and how, as text for people."""
     last = run.commands[-1] if run and run.commands else None
     if last is None:
         return "the checks could not run"
@@ -347,7 +347,7 @@ def described(run: CheckRun | None) -> str:
 
 
 class _RunFiles(Closing):
-    """The record and the log of a run that goes on."""
+    """The record and the log of a run in progress."""
 
     def __init__(self, paths: RepositoryPaths, run: CheckRun) -> None:
         place = _place(paths)
@@ -371,16 +371,16 @@ class _RunFiles(Closing):
         self._directory.close()
 
     def note(self, **changes: object) -> CheckRun:
-        """Write the record, changed; return it."""
+        """Write the record with these changes, and return it."""
         self.run = msgspec.structs.replace(self.run, **changes)
         durable.replace_in(self._directory, self.run.run_id + _RECORD, _CODEC.encode(self.run) + b"\n", mode=0o600)
         return self.run
 
     def write(self, block: bytes) -> None:
-        """Append output, as long as the log is not too long; from then on, keep its end."""
+        """Append output until the log has reached its limit; from then on, keep only the end of the output."""
         with self._lock:
             if self._fd is None:
-                return  # from a process that has left the process tree and lives on
+                return  # from a process that left the process tree and outlived the run
             now, later = block[: self._left], block[self._left :]
             self._left -= len(now)
             self._append(now)
@@ -390,7 +390,7 @@ class _RunFiles(Closing):
                 self._end = kept[-MOST_OF_END:]
 
     def write_end(self, line: bytes) -> None:
-        """Append the end of a command's output, if it was kept back, and a last line."""
+        """Append the end of a command's output, if `write` has kept it, and a last line."""
         with self._lock:
             dropped = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
             self._append(dropped + self._end + line)
@@ -416,7 +416,7 @@ def check_runs(paths: RepositoryPaths) -> Iterator[CheckRun]:
 
 
 def is_running(paths: RepositoryPaths, run: CheckRun) -> bool:
-    """Whether a process on this machine carries out a run that has no result."""
+    """Whether a process on this machine is still carrying out a run."""
     used = (each for each in scratch_worktrees(paths) if each.state().run_id == run.run_id)
     return run.passed is None and not run.cancelled and any(not is_abandoned(each.records) for each in used)
 

@@ -9,12 +9,12 @@ of candidates that are a prefix of the queue, and decides from their results alo
   top of it. Up to `SINGLY` entries are tested one by one.
 - An entry fails if it alone, on the tip, has failed twice. The others go on without it.
 
-Results are about what is built on one tip. When a prefix is published, results of candidates that begin with it stay
-valid for the rest: that is the same commit. So the last entry of a bisected batch often needs no further test.
+Results apply to candidates on one tip. When a prefix is published, results of candidates that begin with it stay valid
+for the rest, because the commit is the same. So the last entry of a bisected batch often needs no further test.
 
 Size of a batch: the setting `land.batch`, or a quarter of a queue that is longer than four batches. A batch that passes
-doubles the next one, up to `GROWTH` times the setting; an entry that fails halves it, down to 1. With a setting of 1
-every entry is tested by itself.
+doubles the next one, up to `GROWTH` times the setting; an entry that fails halves it, down to 1. With a setting of 1,
+every entry is tested alone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 BATCH, PARALLEL = 8, 1
-GROWTH = 8  # how many times as large as configured a batch can become
+GROWTH = 8  # a batch grows to at most this many times its configured size
 SINGLY = 3  # a batch of at most this size is not bisected
 _LONG = 4  # a queue of more batches than this is taken in quarters
-_ENOUGH = 2  # failures in a row that count
+_ENOUGH = 2  # failures after which a candidate is not tested again
 
 Candidate: TypeAlias = tuple[str, ...]
 
 
 class CandidateResults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The results of one candidate so far: how often it failed, and whether it passed at last."""
+    """The results of one candidate so far: how often it failed, and whether it finally passed."""
 
     candidate: Candidate
     failures: int = 0
@@ -45,7 +45,7 @@ class CandidateResults(msgspec.Struct, frozen=True, omit_defaults=True):
 class LandingPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The entries without an outcome, in order, and the results of candidates on the target's tip.
 
-    It can be stored as it is: another process continues from it.
+    It can be stored, and another process can continue from it.
     """
 
     queue: Candidate
@@ -67,7 +67,7 @@ class PlanOutcome(NamedTuple):
 
 
 def plan_for(entries: Iterable[str], *, batch: int = BATCH, parallel: int = PARALLEL) -> LandingPlan:
-    """The plan of a queue of which nothing has been tested."""
+    """The plan for a queue of which nothing has been tested."""
     queue = tuple(entries)
     size = min(_largest(batch), max(batch, -(-len(queue) // _LONG)))
     return LandingPlan(queue=queue, size=size, batch=batch, parallel=parallel)
@@ -100,7 +100,7 @@ def outcome(plan: LandingPlan) -> PlanOutcome:
 
 
 def with_result(plan: LandingPlan, candidate: Candidate, *, passed: bool) -> LandingPlan:
-    """The plan after one more test of a candidate. A result of a candidate that passed already changes nothing."""
+    """The plan after one more test of a candidate. Further results of a candidate that has passed change nothing."""
     known = {each.candidate: each for each in plan.tested}
     before = known.get(candidate, CandidateResults(candidate))
     if not before.passed:
@@ -109,7 +109,7 @@ def with_result(plan: LandingPlan, candidate: Candidate, *, passed: bool) -> Lan
 
 
 def published(plan: LandingPlan, candidate: Candidate) -> LandingPlan:
-    """The plan after the target's tip has become this candidate, which begins the queue."""
+    """The plan after the target's tip has become this candidate, which must be a prefix of the queue."""
     if plan.queue[: len(candidate)] != candidate:
         raise ValueError("a candidate that does not begin the queue cannot have been published")
     rests = ((each, after(candidate, each.candidate)) for each in plan.tested)
@@ -119,7 +119,7 @@ def published(plan: LandingPlan, candidate: Candidate) -> LandingPlan:
 
 
 def after(tip: Candidate, candidate: Candidate) -> Candidate | None:
-    """The candidate as it is named once `tip` is published: without it. None if it is not built on it."""
+    """The name of a candidate once `tip` is published: the entries after it. None if it is not built on `tip`."""
     return candidate[len(tip) :] if candidate[: len(tip)] == tip else None
 
 
@@ -141,7 +141,7 @@ def with_queue(plan: LandingPlan, entries: Iterable[str]) -> LandingPlan:
 
 
 def on_new_tip(plan: LandingPlan) -> LandingPlan:
-    """The plan after somebody else has moved the target: every candidate is built and tested anew."""
+    """The plan after somebody else has moved the target: every candidate is built and tested again."""
     return msgspec.structs.replace(plan, tested=())
 
 

@@ -51,8 +51,8 @@ class Publisher:
         self._is_unfollowed = False  # whether no checkout had the branch when it moved last
 
     def publish(self, lease: HeldLease, chain: Chain, length: int, flaky: Sequence[str] = ()) -> bool:
-        """Publish the first entries of a chain; False if a checkout is in the way. True if they have landed, or if
-        something changed so that the candidate has to be built anew."""
+        """Publish the first `length` entries of a chain. Returns False if a checkout is in the way, and True if they
+        have landed or if the candidate must be built again because something has changed."""
         entries = tuple(
             IntentEntry(entry.landing_id, tip)
             for entry, tip in zip(chain.entries[:length], chain.tips[:length], strict=True)
@@ -117,7 +117,7 @@ class Publisher:
         return Move(intent.intent_id, self._branch, intent.old, intent.new)
 
     def _require_clear(self, intent: PublishIntent) -> None:
-        """1. The checkout that has the target could follow."""
+        """1. Raise `CheckoutInTheWay` unless the checkout that has the target can follow."""
         if intent.old == intent.new or self._target.remote is not None:
             return
         found = following.followers(self._git, self._branch)
@@ -126,7 +126,7 @@ class Publisher:
                 following.require_clear(self._git, each, self._move(intent), private)
 
     def _swap(self, intent: PublishIntent) -> bool:
-        """3 to 7. Move the branch, and the checkout that has it; False if the branch is not where it was."""
+        """3 to 7. Move the branch, and the checkout that has it; return False if the branch has moved meanwhile."""
         if intent.old == intent.new:
             return True
         if self._target.remote is not None:
@@ -156,7 +156,7 @@ class Publisher:
 
     @contextlib.contextmanager
     def _waiting_for_git(self) -> Iterator[None]:
-        """Let a branch that git does not move, while no checkout is touched, be waited for."""
+        """Raise `CheckoutInTheWay`, so that callers wait, if git cannot move the branch; no checkout was touched."""
         try:
             yield
         except GitFailed as failure:
@@ -164,14 +164,14 @@ class Publisher:
             raise CheckoutInTheWay(message, hint=failure.hint, path=str(self._git.common)) from failure
 
     def _follow_remote(self, intent: PublishIntent) -> None:
-        """Let the branch here follow the one on the remote, if nothing is in the way: else a person pulls."""
+        """Let the local branch follow the remote one if nothing is in the way; otherwise, a person has to pull."""
         here = landing.tip_of(self._git, self._branch)
         if here is None or here == intent.new or not landing.is_contained(self._git, here, intent.new):
             return
         try:
             self._swap_here(self._move(intent)._replace(old=here))
         except (CheckoutInTheWay, GitFailed) as failure:
-            self._tell(f"{self._branch} here stays behind: {failure.message}")
+            self._tell(f"the local {self._branch} stays behind: {failure.message}")
 
     def _catch_up(self, move: Move) -> None:
         for each in following.followers(self._git, self._branch, move.intent_id):
@@ -181,8 +181,8 @@ class Publisher:
 
     @contextlib.contextmanager
     def _checkout_locked(self, follower: Follower) -> Iterator[Path]:
-        """Hold the flock of a checkout for the block; the value is a path for a private index. A git that was started
-        under the lock holds it too, so a lock that can be acquired has no process left that it was for."""
+        """Hold the file lock of a checkout for the block, and yield a path for a private index. A git that was started
+        under the lock holds it too: once the lock can be acquired, none of them is left."""
         name = f"landing-{follower.git_id or MAIN}"
         make_directories(self._context.paths.guards)
         make_directories(self._home.paths.indexes)
@@ -194,13 +194,13 @@ class Publisher:
             with Directory.open(self._home.paths.indexes) as directory:
                 for each in directory.names():
                     if each.startswith(f"{name}."):
-                        durable.remove_in(directory, each, durable=False)  # of a dead process
+                        durable.remove_in(directory, each, durable=False)  # left by a dead process
             yield self._home.paths.indexes / f"{name}.{durable.new_mark()}"
 
     # --- Recovery ----------------------------------------------------------------------------------
 
     def recover(self, lease: HeldLease) -> None:
-        """Finish what another process began, from the intent and the branch alone."""
+        """Finish publishes that another process began, from the intents and the branch alone."""
         target = self._changes.target(self._name)
         if target is None:
             return
@@ -226,14 +226,14 @@ class Publisher:
         self._changes.give_up(self._name, intent, lease, "")
 
     def _retreat(self, intent: PublishIntent, *, only_switched: bool) -> None:
-        """Undo what a dead process began in checkouts; or only in those that have switched to another branch since."""
+        """Undo what a dead process began in checkouts, or only in those that have since switched to another branch."""
         for each in following.followers(self._git, self._branch, intent.intent_id):
             if not only_switched or linked.current_branch(self._git, each.top) != self._branch:
                 with self._checkout_locked(each) as private:
                     following.retreat(self._git, each, self._move(intent), private)
 
     def _recover_void(self, target: LandingTarget) -> None:
-        """A process that was stopped may have moved the branch after its intent had been given up."""
+        """Finish void intents that are on the branch: a stopped process may move it after its intent was given up."""
         tip = self._target.tip()
         for each in target.void:
             if landing.is_contained(self._git, each.new, tip):
@@ -241,7 +241,7 @@ class Publisher:
                 self._finish(each)
 
     def _bring_along(self, intent: PublishIntent) -> None:
-        """Finish what follows the commit point: the branch has moved."""
+        """Do what follows the commit point: let the checkouts, or the local branch, follow."""
         if self._target.remote is None:
             self._catch_up(self._move(intent))
         else:
@@ -249,12 +249,12 @@ class Publisher:
 
     def sweep(self) -> None:
         """Delete the references of entries that have landed, or that were never queued. A process that is about to
-        queue one has a scratch directory of its id: so references are read first, then scratch directories, then
+        queue an entry has a scratch directory with its id, so references are read first, then scratch directories, then
         entries."""
         found = landing.kept(self._git)
         queueing = {each.scratch_id for each in in_use(self._context.paths)}
         gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]
-        with contextlib.suppress(GitFailed):  # another process deletes them too
+        with contextlib.suppress(GitFailed):  # another process is deleting them too
             landing.forget(self._git, gone)
             landing.drop_candidates(self._git, self._name)
             for landing_id, _ in gone:
@@ -272,7 +272,7 @@ def _occupied(top: Path, lock: Path) -> CheckoutInTheWay:
     pids = [str(each.pid) for each in find_holders(lock) or () if not each.waiting and each.pid is not None]
     who = f"process {pids[0]}" if pids else "another process"
     hint = f"It takes a moment. If it was stopped, continue it ('kill -CONT {pids[0] if pids else 'PID'}') or end it."
-    return CheckoutInTheWay(f"{who} is bringing {top} along", hint=hint, path=str(top))
+    return CheckoutInTheWay(f"{who} is updating {top}", hint=hint, path=str(top))
 
 
 def _at_most_one(found: list[Follower], branch: str) -> list[Follower]:

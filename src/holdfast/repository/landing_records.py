@@ -18,7 +18,7 @@ from holdfast.fs.names import MAX_NAME, is_safe_name
 from holdfast.store.model import Family, Instant, SafeName, StructCodec
 
 CommitName = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")]
-_LONGEST = MAX_NAME - 16  # of a name that a lease and a file derive further names from
+_LONGEST = MAX_NAME - 16  # leaves room for the names of a lease and a file that contain it
 
 
 class LandingState(StrEnum):
@@ -53,7 +53,7 @@ class Landing(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     style: LandingStyle = LandingStyle.MERGE
     priority: int = 0
-    gates: tuple[str, ...] = ()  # of the issue, which a command decides: they are checks of this entry
+    gates: tuple[str, ...] = ()  # the automatic gates of the issue, which are checks of this entry
     actor: str = ""
     state: LandingState = LandingState.QUEUED
     decided_at: Instant | None = None
@@ -61,7 +61,7 @@ class Landing(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     conflicts: tuple[str, ...] = ()  # the paths that conflict
     against: CommitName | None = None  # the tip that it conflicts with, or that the checks failed on
-    log: str = ""  # of the check that failed
+    log: str = ""  # the id of the run that failed
     flaky: bool = False  # a check failed, and passed when it was run again
 
     @property
@@ -105,8 +105,8 @@ class LandingTarget(msgspec.Struct, frozen=True, kw_only=True):
     queue: tuple[SafeName, ...] = ()
     intent: PublishIntent | None = None
     void: tuple[PublishIntent, ...] = ()
-    waits_for: str = ""  # what is in the way of the queue, for people
-    remote: str = ""  # the remote whose branch decides; empty: the branch here
+    waits_for: str = ""  # what the queue waits for, as text for people
+    remote: str = ""  # the remote that has the branch; empty: the branch is local
 
     def without(self, ids: Collection[str]) -> tuple[str, ...]:
         return tuple(each for each in self.queue if each not in ids)
@@ -121,7 +121,7 @@ def new_landing_id() -> str:
 
 
 def target_name(branch: str, remote: str = "") -> str:
-    """The safe name of a target: the branch itself where possible, else with other characters as `_` and two digits."""
+    """The safe name of a target: the branch with special characters as `_` and two hex digits; hashed if too long."""
     text = f"{remote}/{branch}" if remote else branch
     plain = "".join(
         chr(byte) if (byte < 128 and chr(byte).isalnum()) or byte in b".-" else f"_{byte:02x}"
@@ -139,7 +139,7 @@ def lease_of(target: str) -> str:
 
 def in_order(entries: Iterable[Landing], waits_for: Mapping[str, Collection[str]]) -> list[Landing]:
     """The entries that may land, in order: by priority and arrival, each after the entries of issues that its own issue
-    depends on. `waits_for` has the open dependencies of an issue; one that is not queued keeps its dependents back."""
+    depends on. `waits_for` has the open dependencies of an issue; one that is not queued holds its dependents back."""
     left = sorted(entries, key=Landing.order)
     found: list[Landing] = []
     placed: set[str] = set()

@@ -1,4 +1,4 @@
-"""Candidates under test: each runs the checks in a thread of its own, and can be cancelled."""
+"""Candidates under test: each runs its checks in a separate thread, and can be cancelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tested(NamedTuple):
 
 
 class _Test:
-    """One candidate under test, by the name that it has now."""
+    """A test of one candidate. `candidate` is its current name, or None once the test is cancelled."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate: Candidate | None = candidate
@@ -32,7 +32,7 @@ class _Test:
 
 
 class CandidateTests:
-    """The candidates under test. A context manager: at its end, all are cancelled and have ended."""
+    """The candidates under test. A context manager: on exit, it cancels all tests and waits for their end."""
 
     def __init__(self) -> None:
         self._tests: list[_Test] = []
@@ -51,7 +51,7 @@ class CandidateTests:
         return {each.candidate for each in self._tests if each.candidate is not None}
 
     def start(self, candidate: Candidate, run: Run) -> None:
-        """Test a candidate."""
+        """Start the test of a candidate."""
         test = _Test(candidate)
 
         def work() -> None:
@@ -72,7 +72,7 @@ class CandidateTests:
                 each.candidate = None
 
     def advance(self, tip: Candidate) -> None:
-        """A candidate was published: those that build on it are named without it, and others are cancelled."""
+        """Rename the candidates that are built on the published one, which is the new tip, and cancel the others."""
         for each in self._tests:
             if each.candidate is not None:
                 each.candidate = after(tip, each.candidate) or None
@@ -80,7 +80,7 @@ class CandidateTests:
                     each.cancelled.set()
 
     def next(self, timeout: float) -> Tested | None:
-        """The next result; None if there is none in this time. Raises the failure of a run that could not be made."""
+        """The next result; None if it takes longer, or if a test was cancelled. Raises what the run has raised."""
         try:
             test, found = self._results.get(timeout=timeout)
         except queue.Empty:

@@ -31,7 +31,7 @@ FIRST_EVENT = "event-000001.json"
 
 class OpenLedger:
     """A ledger with its claims, lock and claim files. Each part is opened on first use. `lock` and `files` are None if
-    a server keeps the ledger; `files` also if it has no claim files."""
+    a server keeps the ledger; `files` is also None if it has no claim files."""
 
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
         self._on_files = store.files is not None
@@ -73,9 +73,9 @@ class OpenLedger:
         self.ledger.store.close()
 
     def break_lock(self, identity: str) -> int | None:
-        """Break the ledger's lock, as `LedgerLock.break_lock` does, so that even a holder that continues overwrites
-        nothing: it may have counted the events, and be about to rename its own to the next number. So that number is
-        first given to an event that records the break, and returned; None if the holder is certainly dead."""
+        """Break the ledger's lock, as `LedgerLock.break_lock` does. Even a holder that continues overwrites nothing: it
+        may be about to rename its event to the next number, so an event that records the break takes that number
+        first. Returns the number, or None if the holder is certainly dead."""
         from holdfast.store.layout import Layout
         from holdfast.store.streams import publish_without_lock
 
@@ -104,8 +104,8 @@ def init_ledger(
     claim_files: bool = False,
     address: str | None = None,
 ) -> OpenLedger:
-    """Create a ledger in a directory; `AlreadyExists` if it has one. Commit point: `meta.json`. Events that another
-    program has already appended there become its first events."""
+    """Create a ledger in a directory; raises `AlreadyExists` if it has one. Commit point: `meta.json`. Events that
+    another program has already appended there become its first events."""
     from holdfast.ledger.rules import checked_ttl
 
     path, store = resolved(root), open_store(root, address)

@@ -2,8 +2,8 @@
 is read.
 
 A thread per watched family or stream waits for changes, and one waits for the end of the holders' processes, which no
-store reports. One more thread reads: what has changed, at a pace that leaves most of the time to others. File locks of
-other programs are reported by nobody; they are read along with anything else, or on `refresh`.
+store reports. One more thread reads what has changed, and pauses after each read to leave most of the time to
+others. No store reports the file locks of other programs; they are read along with anything else, or on `refresh`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _WAKE = 30.0  # seconds: how soon a thread notices that it should end
 _RETRY = 5.0  # seconds until a watch that failed begins again
 _SETTLE = 0.1  # seconds: changes in quick succession are read together
 _SHARE = 3.0  # the pause after a read, as a multiple of its duration
-_DETAILS = 5.0  # seconds between two looks at every file
+_DETAILS = 5.0  # seconds between two scans of all files
 
 
 class ChangeWatcher:
@@ -78,7 +78,7 @@ class ChangeWatcher:
         self._notify()
 
     def take(self) -> set[str]:
-        """The names since the last call."""
+        """The names that were collected since the last call."""
         with self._lock:
             names, self._names = self._names, set()
         return names
@@ -172,7 +172,7 @@ class LiveOverview:
         self._changes.add([EVERYTHING])
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._closed.set()
         self._changes.close()
         self._changed.set()

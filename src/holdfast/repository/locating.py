@@ -32,7 +32,7 @@ def git_home_of(directory: str) -> str | None:
     """The root of the git home whose checkout or linked worktree has its top at this very directory; None if git does
     not know it there."""
     if not calls.exists(os.path.join(directory, ".git")):
-        return None  # by far the most frequent
+        return None  # by far the most frequent case
     from holdfast.git.checkout import find_checkout, is_confirmed
 
     checkout = find_checkout(directory)

@@ -140,8 +140,8 @@ def _of_store(repository: Repository) -> Iterator[Metric]:
 
 
 class StreamCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The entries counted so far, by name. The last one is known by its digest; `before` is the position that it
-    follows."""
+    """The entries counted so far, by name. The last entry is identified by its digest; `before` is the position of
+    the entry before it."""
 
     before: int = 0
     position: int = 0

@@ -42,7 +42,7 @@ PASSES = 5
 
 
 class RawCodec:
-    """Stored content, if it is strict JSON. Stores may differ in the final line break."""
+    """Passes strict JSON through as bytes, without the final line break, in which stores may differ."""
 
     def encode(self, record: bytes) -> bytes:
         return record
@@ -58,7 +58,7 @@ _LEASES = frozenset(["jvs/leases/{name}", "jvs/named-leases/{name}"])
 
 
 class Moved(NamedTuple):
-    """The numbers of documents and records, and of those that were copied."""
+    """The numbers of documents and records, of those that were copied, and of passes."""
 
     documents: int
     records: int
@@ -148,7 +148,7 @@ def migrate(
     switch: Callable[[], object] = lambda: None,
 ) -> Moved:
     """Copy everything, and verify the copy. A dry run writes nothing, but makes the same checks. With the `address` of
-    the target, the source takes no further commits, and `switch` is called.
+    the target, the source then refuses further commits, and `switch` is called.
 
     With `overwrite`, documents of the target, such as an older copy of the source, are replaced. Its streams must
     still be a prefix of the source's.
@@ -223,7 +223,7 @@ def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
 
 
 def _refuse_files_of_one(source: Store, target: Store) -> None:
-    """Files of one clone do not reach the others."""
+    """Refuse to move records that several clones share to files, which only one of them could read."""
     several = False
     with contextlib.suppress(Corrupt):  # the copy reports it
         several = target.files is not None and has_several_clones(source)

@@ -19,13 +19,13 @@ from holdfast.repository.locating import find_records, git_home_around, git_home
 from holdfast.store.open import open_store, read_config, write_config
 
 ISSUES = ".jit"
-COMMITTED = ("index.json", "events.jsonl")  # in it; what git ignores stays when a branch without it is checked out
+COMMITTED = ("index.json", "events.jsonl")  # in it; ignored files stay when a branch without it is checked out
 MARKS = (ISSUES, ".holdfast")  # the entries that mark the root of a tracker: its files, or the address of its store
 
 
 def find_root(start: Path) -> Path:
-    """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`. Everywhere in
-    a git home, that is its root, or its main checkout."""
+    """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`. Anywhere in
+    a git home, that is its root or its main checkout."""
     for mark in MARKS:
         found = _find(start, partial(_has, mark), partial(_has_or_names, mark))
         if found is not None:
@@ -34,8 +34,8 @@ def find_root(start: Path) -> Path:
 
 
 def _find(start: Path, has: Callable[[str], bool], near_git: Callable[[str], bool]) -> str | None:
-    """The nearest directory upwards that has a tracker. In a checkout of git it may be in the git home, which needs a
-    closer look, and another question."""
+    """The nearest directory upwards that has a tracker. In a git checkout, the tracker may be in the git home, to
+    which `near_git` applies."""
     here = resolved(start)
     found = calls.find_upwards(here, lambda each: has(each) or _has(".git", each))
     return find_records(str(here), near_git) if found is not None and _has(".git", found) else found
@@ -54,14 +54,14 @@ def tracker_of(root: Path) -> Path:
 
 def place_for_tracker(start: Path, *, in_tree: bool = False) -> Path:
     """Where to create a tracker: in the git home around a directory, else in the directory itself. With `in_tree`, in
-    the main checkout of the git home, which from then on is known to have it: only there, and on no other branch."""
+    the main checkout of the git home, which the configuration then names as the only place of the tracker."""
     home = git_home_around(str(resolved(start)))
     if not in_tree:
         return start if home is None else tracker_of(Path(home))
     main = None if home is None else main_checkout_of(home)
     if home is None or main is None:
         hint = "Adopt a checkout first ('holdfast init' in it), or leave out --in-tree."
-        raise Refused(f"{start} is not in a git repository with a main checkout that was adopted", hint=hint)
+        raise Refused(f"{start} is not in a git repository with an adopted main checkout", hint=hint)
     if calls.exists(os.path.join(home, ISSUES)):
         hint = "It serves every worktree. To move it, export its issues and import them."
         raise AlreadyExists(f"a tracker already exists in {home}", hint=hint, path=home)

@@ -148,7 +148,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
 
 
 def with_details(overview: Overview, *, address: str | None = None) -> Overview:
-    """The overview with everything that it takes longer to find out: it looks at every file and every issue."""
+    """The overview with the details that take longer to find out, because they depend on every file and issue."""
     from holdfast.repository.attention import completed, read_situation
 
     situation = read_situation(with_conflicts(overview), address=address)
@@ -156,7 +156,7 @@ def with_details(overview: Overview, *, address: str | None = None) -> Overview:
 
 
 def changed_files(overview: Overview) -> dict[str, int]:
-    """The number of changed files in the worktree of each agent; none if they cannot be compared."""
+    """The number of changed files in the worktree of each agent; empty if they cannot be compared."""
     worktrees = sorted({each.worktree for each in overview.agents if each.worktree is not None})
     if worktrees:
         with contextlib.suppress(Failure), Repository(overview.root) as repository:
@@ -165,7 +165,7 @@ def changed_files(overview: Overview) -> dict[str, int]:
 
 
 def with_conflicts(overview: Overview) -> Overview:
-    """The overview with the conflicts of worktrees, if these are worktrees of git. They take a look at every file."""
+    """The overview with the conflicts of worktrees, if these are worktrees of git. Examines every file."""
     if not (overview.is_reachable and is_git_home(str(overview.root))):
         return overview
     from holdfast.repository.conflicts import find_conflicts

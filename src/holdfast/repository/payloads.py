@@ -70,15 +70,15 @@ RESERVED = (".jvs", ".jit", ".holdfast", ".git")  # in any case: not all filesys
 
 
 def worktree_name(text: str, *, new: bool = False) -> str:
-    """The text, if it is a valid name of a worktree; else `NameInvalid`. A new one cannot have the name of a draft or a
-    control directory, nor look like an option; one that exists can still be renamed and removed."""
+    """The text, if it is a valid name of a worktree; else `NameInvalid`. A new name cannot be that of a draft or a
+    control directory, nor look like an option; an existing worktree with such a name can be renamed and removed."""
     name = safe_name(text, what="name of a worktree")
     if new and (name.lower() in RESERVED or name.startswith("-")):
         hint = f"Choose a name that does not begin with '-' and is none of {', '.join(RESERVED)}."
-        raise NameInvalid(f"the name of a worktree {name!a} is reserved", hint=hint, name=name)
+        raise NameInvalid(f"the worktree name {name!a} is reserved", hint=hint, name=name)
     if new and is_draft_name(name):
         hint = "Choose a name that does not end in '.tmp'."
-        raise NameInvalid(f"the name of a worktree {name!a} has the form of a draft's name", hint=hint, name=name)
+        raise NameInvalid(f"the worktree name {name!a} has the form of a draft's name", hint=hint, name=name)
     return name
 
 
@@ -144,7 +144,7 @@ def refuse_replaced(context: RepositoryContext, worktree: str) -> None:
 
 def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
     """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point: the mounted
-    filesystem would vanish from its users' sight, or be deleted too."""
+    filesystem would disappear for its users, or be deleted too."""
     if status_of(context.paths, worktree) is None:
         return
     with Directory.open(directory_of(context, worktree)) as directory:
@@ -157,8 +157,8 @@ def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, pat
 
 
 def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
-    """Refuse to decide a move that the permissions forbid, of the parent directory or of a directory of another user: a
-    decided operation that cannot be carried out would block the worktree."""
+    """Refuse a move that the permissions of the parent directory, or of another user's directory, forbid: once decided,
+    an operation that cannot be carried out would block the worktree."""
     path = context.paths.payload(worktree)
     with context.paths.above(worktree) as parent:
         names = ["." if parent.fd is not None else parent.shown]
@@ -178,7 +178,7 @@ def _own_id(otherwise: os.stat_result) -> int:
 
 
 def is_within(path: Path, directory: os.stat_result) -> bool:
-    """Whether `path`, which need not exist, is this directory or below it, by whatever links."""
+    """Whether `path`, which need not exist, is this directory or below it, through any links."""
     real = resolved(path)
     for each in (real, *real.parents):
         found = status_at(each)
@@ -234,7 +234,7 @@ def sync_names(paths: RepositoryPaths, worktree: str) -> None:
 
 
 def drop_record_directory(paths: RepositoryPaths, worktree: str) -> None:
-    """Remove the empty directory of a deleted record; one that stays after a kill means nothing. The caller holds the
+    """Remove the empty directory of a deleted record; one that is left after a kill is harmless. The caller holds the
     payload lock, so no process is creating a record in it."""
     records = paths.root / ".jvs" / "worktrees"
     with contextlib.suppress(OSError, NotFound), Directory.open(records) as directory:
@@ -362,7 +362,7 @@ def scratch(
     uses: Sequence[str] = (),
     scratch_id: str | None = None,
 ) -> Iterator[Scratch]:
-    """A new scratch directory, locked until the block ends and removed then.
+    """A new scratch directory, locked for the block and removed at its end.
 
     After a kill, the next sweep removes it. Its name is never reused. It stays while an operation with the same id is
     pending on the worktree: the operation is finished from it.
@@ -380,17 +380,17 @@ def scratch(
             identity=Identity.of(context.holder),
         )
         with contextlib.suppress(AlreadyExists):  # a finisher works in the scratch of the operation
-            durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts while we live
+            durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. a gc root while we live
         try:
             yield Scratch(scratch_id, path)
         finally:
             if worktree is None or not is_needed(context, scratch_id, worktree):
-                with contextlib.suppress(Failure):  # only garbage stays
+                with contextlib.suppress(Failure):  # only garbage is left
                     _discard(path)
 
 
 def _create_locked(path: Path) -> LockGuard:
-    """Create and lock a scratch directory; a sweep may remove it in between, as abandoned."""
+    """Create and lock a scratch directory; create it again if a sweep removes it in between as abandoned."""
     while True:
         make_directories(path, mode=0o700)  # it may get the content of private directories
         with contextlib.suppress(NotFound):

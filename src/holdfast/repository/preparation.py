@@ -1,7 +1,7 @@
 """Preparing a new worktree for work: files of `main`, ports, and setup commands; and teardown before a removal.
 
-A worktree is prepared once, under its lease. Its record says so when everything has succeeded, so a setup that failed
-or was killed is repeated by the next agent, and never skipped.
+A worktree is prepared once, under its lease. Its record says so only once everything has succeeded, so the next agent
+repeats a setup that failed or was killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Preparation(NamedTuple):
-    """What was done for a new worktree: the files copied, and the commands run."""
+    """The preparation of a new worktree: the number of files copied, and the commands run."""
 
     copied: int
     commands: tuple[str, ...]
@@ -64,8 +64,8 @@ def check_setup(repository: Repository) -> None:
 
 
 def prepare(repository: Repository, worktree: str, lease: HeldLease | None) -> Preparation | None:
-    """Prepare a worktree that is not prepared yet, under its lease (a shared one has none); None if there is nothing to
-    do. `SetupFailed` if a command fails: the worktree stays."""
+    """Prepare a worktree that is not yet prepared, under its lease (a shared one has none). Returns None if there is
+    nothing to do. Raises `SetupFailed` if a command fails; the worktree stays."""
     settings = read_settings(repository.root)
     if not _is_unprepared(repository, worktree, settings):
         return None
@@ -87,7 +87,7 @@ def prepare_leased(repository: Repository, worktree: str) -> Preparation | None:
 
 
 def skip_setup(repository: Repository, worktree: str) -> Preparation | None:
-    """Let a new worktree count as prepared, if there is anything to do."""
+    """Mark a new worktree as prepared without preparing it; None if there is nothing to do."""
     if not _is_unprepared(repository, worktree, read_settings(repository.root)):
         return None
     _mark(repository, worktree)
@@ -95,7 +95,7 @@ def skip_setup(repository: Repository, worktree: str) -> Preparation | None:
 
 
 def tear_down(repository: Repository, worktree: str, lease: HeldLease | None, *, force: bool) -> None:
-    """Run the teardown commands before a removal. `TeardownFailed` or `NotApproved` prevents it, unless `force`."""
+    """Run the teardown commands before a removal; raises `TeardownFailed` or `NotApproved`, unless `force`."""
     settings = read_settings(repository.root)
     try:
         require_approved(repository.root, settings, TEARDOWN)
@@ -111,13 +111,13 @@ def worktree_variables(repository: Repository, worktree: str) -> dict[str, str]:
     if wanted is None:
         return {}
     if not is_scratch_name(worktree):
-        repository.config(worktree)  # `NotFound`, with names that are similar
+        repository.config(worktree)  # raises `NotFound`, which suggests similar names
     ports = lease_ports(repository.root, worktree, wanted, lambda: _living(repository))
     return {"HOLDFAST_PORT": str(ports[0]), "HOLDFAST_PORTS": " ".join(map(str, ports))}
 
 
 def free_ports(repository: Repository) -> None:
-    """Free the ports of removed worktrees, if possible; else the next one that asks for ports does."""
+    """Free the ports of removed worktrees, if possible; otherwise, the next request for ports does."""
     with contextlib.suppress(Failure):
         release_ports(repository.root, lambda: _living(repository))
 
@@ -237,8 +237,8 @@ def _below(directory: Directory, parts: Sequence[str], at: str, others: set[str]
 
 
 def _copy(source: Directory, target: Directory, path: str) -> int:
-    """Copy what is at `path`, a directory with everything below it; return the number of files. Nothing is replaced,
-    and a link is copied as a link."""
+    """Copy the file, the link itself, or the directory with its content at `path`; return the number of files. Replaces
+    nothing."""
     above, _, name = path.rpartition("/")
     with contextlib.ExitStack() as held:
         if above:
@@ -268,7 +268,7 @@ def _copy_entry(source: Directory, target: Directory, name: str) -> int:
 
 
 def _copy_file(source: Directory, target: Directory, name: str) -> None:
-    """Copy a file under a draft's name, then give it its own: it appears whole or not at all."""
+    """Copy a file as a draft, then publish it: it appears complete or not at all."""
     from holdfast.trees.copy import clone_file, copy_file
 
     draft = durable.draft_name(name[:100], secrets.token_hex(6))
@@ -290,14 +290,14 @@ def _copy_file(source: Directory, target: Directory, name: str) -> None:
 
 # --- Ports --------------------------------------------------------------------------------------------
 # No two worktrees of this user on this machine have a port in common. Ports belong to the machine, and all repositories
-# share them, so the blocks are in one file of the user's data directory, changed under a file lock. Probing would not
-# do: a port is free until a server uses it, and another worktree would be given it before that.
-# A worktree keeps its block as long as it exists, also when it is renamed: the instant of its creation identifies it.
-# The block of a removed worktree, or of a repository that is no longer at its path, is free for the next that asks.
+# share them, so the blocks are in one file of the user's data directory, changed under a file lock. Probing is not
+# enough: a port looks free until a server listens on it, and another worktree could get it before that.
+# A worktree keeps its block as long as it exists, even if it is renamed: the instant of its creation identifies it.
+# The block of a removed worktree, or of a repository that is no longer at its path, is free for the next request.
 
 Living = Callable[[], dict[str, str]]
-"""The worktrees of a repository by name, each with the instant of its creation. Called under the lock of the blocks: a
-worktree that has a block was created before."""
+"""The worktrees of a repository by name, each with the instant of its creation. Called under the lock of the blocks, so
+it includes every existing worktree that has a block."""
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ def _first_free(blocks: Iterable[Block], wanted: Ports) -> int:
             first = each.first + each.count
     if first + wanted.count - 1 > LAST_PORT:
         hint = "Remove worktrees that you no longer need, or set a smaller 'worktree.ports'."
-        raise Refused(f"no {wanted.count} ports in a row are left from {wanted.base} on", hint=hint)
+        raise Refused(f"no block of {wanted.count} consecutive ports is free from {wanted.base} on", hint=hint)
     return first
 
 

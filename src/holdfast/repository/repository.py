@@ -96,7 +96,7 @@ class Repository:
     Leases are acquired as `actor` (`kind:name`). A program that runs several agents in one process opens it once for
     each agent, because the process alone does not distinguish them. `ledger_address` is the store of the ledger, if it
     is not the configured one: a wait for a lease may be part of a deadlock with its claims. With `to_examine`, it opens
-    even if its store is unavailable: see `trouble`. Setup and teardown commands get `environment`.
+    even if its store is unavailable: see `trouble`. Setup and teardown commands run with `environment`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Repository:
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.context = RepositoryContext(home_at(paths), store, trail, leases, site)  # what the parts work with
+        self.context = RepositoryContext(home_at(paths), store, trail, leases, site)
 
     def _site(self, paths: RepositoryPaths, store: Store, holder: Holder) -> Site:
         from holdfast.repository.site import Site
@@ -146,11 +146,11 @@ class Repository:
 
     @property
     def trouble(self) -> Failure | None:
-        """The reason why its records cannot be read, or None."""
+        """Why the records cannot be read; None if they can."""
         return self.context.store.trouble
 
     def close(self) -> None:
-        """Close the files that are kept open for speed, for programs that open many repositories."""
+        """Close the files that are kept open for speed; useful in programs that open many repositories."""
         self._other_graphs.close()
         self.context.store.close()
 
@@ -172,7 +172,7 @@ class Repository:
 
     @cached_property
     def named_leases(self) -> LeaseService:
-        """The same for leases that have a name instead of a worktree."""
+        """Operations on leases that have a name instead of a worktree."""
         return self.leases.of_names()
 
     def lease(
@@ -265,7 +265,7 @@ class Repository:
         return self.leases.steal(worktree, request)
 
     def worktree_around(self, path: Path) -> str:
-        """The worktree whose directory `path` is in; if it is in none, the main checkout."""
+        """The worktree whose directory contains `path`; the main checkout if there is none."""
         if isinstance(self.context.home, PlainHome):
             return self._plain_worktree_around(path)
         for above in (path, *path.parents):
@@ -273,7 +273,7 @@ class Repository:
                 name = git_worktree_at(str(above), str(self.root))
                 if name is None and not calls.is_directory(above / ".git"):  # else a directory beside its worktrees
                     hint = f"Adopt it: 'holdfast worktree adopt {above}'. Or name a worktree: --worktree."
-                    message = f"{above} is a worktree of git that Holdfast does not know"
+                    message = f"{above} is a git worktree that Holdfast does not know"
                     raise NotFound(message, hint=hint, path=str(above))
                 return name or self.context.paths.main
         return self.context.paths.main
@@ -342,7 +342,7 @@ class Repository:
         return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
 
     def watch_audit(self) -> Watch:
-        """Wakes up when the audit trail grows."""
+        """A watch that wakes up when the audit trail grows."""
         return self.context.store.watch(self.context.trail.stream)
 
     def snapshot(
@@ -360,7 +360,7 @@ class Repository:
         """Take a snapshot of a worktree. An exclusive worktree needs its lease.
 
         Raises `FencingMismatch` or `LockExpired` if the lease is lost, and `ConsistencyUnavailable` if a file changed
-        during the capture. Nothing is published then. `warn` is called if its parent turns out to be damaged.
+        during the capture; nothing is published then. `warn` is called if the parent snapshot turns out to be damaged.
         """
         from holdfast.repository.snapshots import SnapshotOptions
 
@@ -381,7 +381,7 @@ class Repository:
         """Restore a worktree, or `path` in it, from a snapshot, in one step.
 
         The previous content becomes a snapshot first. An exclusive worktree needs its lease. `snapshots.restore`
-        creates a new worktree instead, which needs none.
+        creates a new worktree instead, which needs no lease.
         """
         from holdfast.repository.restore import RestoreOptions
 
@@ -409,7 +409,7 @@ class Repository:
         keep_for: float = KEEP_FOR,
     ) -> Removed:
         """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false. A pin protects
-        its last snapshot for `keep_for` seconds. Teardown commands run first; `force` ignores that they fail."""
+        its last snapshot for `keep_for` seconds. Teardown commands run first; `force` ignores their failure."""
         from holdfast.repository.preparation import free_ports, tear_down
         from holdfast.repository.snapshots import SnapshotOptions
 
@@ -432,8 +432,8 @@ class Repository:
         """Declare that these are the files that the records on the server belong to; return the new epoch. Raises
         `LockConflict` while another machine has a lease."""
         if self.context.site is None:
-            hint = "It is for repositories whose records are on a server."
-            raise UsageFailure(f"the records of {self.root} are files themselves", hint=hint)
+            hint = "Adopting files is for repositories whose records are on a server."
+            raise UsageFailure(f"the records of {self.root} are files, not on a server", hint=hint)
         return self.context.site.adopt(self.leases, self.context.trail)
 
     def examine(self, *, strict: bool = False, progress: Progress | None = None) -> list[Finding]:

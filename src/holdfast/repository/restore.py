@@ -1,10 +1,10 @@
-"""Restoring in place: the directory of a worktree gets the content of a snapshot, in one step.
+"""Restoring in place: replacing the content of a worktree with that of a snapshot, in one step.
 
 The steps are numbered as in `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
 transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new head and
 records the operation; from then on, this process or another one finishes it. History stays linear and loses nothing:
 the old content is kept first (1), and late writes become a snapshot between that and R (5). Restoring a part (`path`)
-exchanges only that part and publishes no R: it is unsaved work on top of the head.
+exchanges only that part and publishes no R: the result is unsaved work on top of the head.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class RestoreOptions(NamedTuple):
     path: str | None = None
     keep: bool = True
     allow_shared: bool = False
-    force: bool = False  # restore although processes have replaced files open for writing
+    force: bool = False  # even if a process has files open for writing that would be replaced
     progress: Progress | None = None
 
 
 class Restored(NamedTuple):
     """The restored snapshot; the new head, if one was published; the snapshots of the replaced content: `kept` from
-    before the restore, `late` for later writes; and the processes that stand in the replaced directory."""
+    before the restore, `late` for later writes; and the processes that still work in the replaced directory."""
 
     source: Descriptor
     published: Descriptor | None
@@ -78,8 +78,8 @@ class Restored(NamedTuple):
 def restore_in_place(
     context: RepositoryContext, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Restored:
-    """Give the directory of a worktree the content of a snapshot; the module describes the steps. An exclusive worktree
-    requires the proof of its lease; a shared one, `allow_shared`."""
+    """Replace the content of a worktree with that of a snapshot, in the steps that the module describes. An exclusive
+    worktree requires the proof of its lease; a shared one, `allow_shared`."""
     checked(context, worktree, how)
     config = check_early(context, worktree, proof)
     usable(visible(context, snapshot_id))
@@ -109,7 +109,7 @@ def restore_in_place(
 
 
 def _standing(context: RepositoryContext, worktree: str, room: Scratch) -> tuple[User, ...]:
-    """The processes in the replaced directory, each with the path at which it entered it."""
+    """The processes whose current directory was replaced, each with the path by which it entered it."""
     if not context.home.replaces_directory:
         return ()
     replaced, path = str(room.path / REPLACED), str(context.paths.payload(worktree))
@@ -206,8 +206,8 @@ def prepare(
 
 
 def exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
-    """The path to exchange to restore `path` (itself, or the first missing directory above it), and the names from
-    there on."""
+    """The path to exchange in order to restore `path` (itself, or the topmost missing directory above it), and the
+    names below it."""
     parts = split_relative(path)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(Directory.open(context.paths.payload(worktree)))

@@ -4,12 +4,12 @@ Each of these protects a snapshot, whatever the policy says:
 
 - it is the head of a worktree (for a worktree without one: the snapshot that it was created from);
 - a reference names it, or a pin that has not expired is on it;
-- a running process needs it (the intent of its scratch says so), or a pending operation does: the source of a
+- a running process needs it (so the intent of its scratch directory says), or a pending operation: the source of a
   restore, and the parent of the snapshot that a restore has published, which may insert another between them;
 - another plan has marked it for deletion, and decides about it;
 - a line of history is broken by a lost descriptor: any older snapshot that no head leads to may be behind the gap.
 
-The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and everything
+The policy protects ancestors of heads: without a policy, all; with one, the newest `keep_last` of each line, and all
 younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With `max_bytes`, the rest is
 collected only until all snapshots fit into it: first those that no head leads to, then the oldest.
 """
@@ -33,7 +33,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     keep_last: int | None = None  # the newest snapshots of each line, its head included
     keep_for: float | None = None  # every snapshot that is younger, in seconds
-    max_bytes: int | None = None  # the rest too, as long as all snapshots together take no more
+    max_bytes: int | None = None  # the rest too, while all snapshots together take no more than this
 
     @property
     def keeps_all_history(self) -> bool:
@@ -95,7 +95,7 @@ class Reason(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A running process needs a snapshot."""
+    """The use of a snapshot by a running process."""
 
     snapshot_id: str
     purpose: str
@@ -123,7 +123,7 @@ class Collectable(NamedTuple):
 
 
 class RetentionDecision(NamedTuple):
-    """Each snapshot is in one of the two; `collectable` is in the order of collection."""
+    """Every snapshot is either protected or collectable; `collectable` is in the order of collection."""
 
     protected: Mapping[str, tuple[Reason, ...]]
     collectable: tuple[Collectable, ...]
@@ -172,9 +172,9 @@ def retain(roots: GcRoots, policy: Policy, now: float, *, plan_id: str | None = 
 def within_budget(
     collectable: Sequence[Collectable], policy: Policy, total: int, reclaimable: Callable[[Sequence[str]], int]
 ) -> int:
-    """How many collectable snapshots, from the first, must go for the rest to fit into `max_bytes`; else all.
+    """How many collectable snapshots, from the first on, to delete so that the rest fits into `max_bytes`; else all.
 
-    `reclaimable` is the reclaimable size of these: it grows with them, but is no sum, because snapshots share files.
+    `reclaimable` returns the reclaimable size of snapshots, which is not a sum, because snapshots share files.
     """
     if policy.max_bytes is None:
         return len(collectable)
@@ -243,7 +243,7 @@ def _by_breaks(roots: GcRoots, reached: Mapping[str, object]) -> Iterator[tuple[
             continue
         for lost, child in breaks:
             if child is None or each.created_at <= child.created_at:
-                text = f"{lost} is lost, and it may be one of its ancestors: see 'holdfast doctor'"
+                text = f"it may be an ancestor of {lost}, which is lost: see 'holdfast doctor'"
                 yield each.snapshot_id, Reason(Protection.BROKEN, text)
                 break
 
@@ -292,7 +292,7 @@ def _by_age(each: Descriptor, policy: Policy, now: float) -> Iterator[tuple[str,
 def _by_history(reached: Mapping[str, Sequence[_Reached]], policy: Policy) -> Iterator[tuple[str, Reason]]:
     for snapshot_id, by in reached.items():
         if policy.keeps_all_history:
-            yield snapshot_id, Reason(Protection.HISTORY, f"in the history of {_of(by)}; no policy lets it go")
+            yield snapshot_id, Reason(Protection.HISTORY, f"in the history of {_of(by)}; no policy limits it")
         elif policy.keep_last is not None and (near := [each for each in by if each.rank <= policy.keep_last]):
             yield snapshot_id, Reason(Protection.KEEP_LAST, f"one of the newest {policy.keep_last} of {_of(near)}")
 
@@ -305,7 +305,7 @@ def _of(lines: Sequence[_Reached]) -> str:
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:
     kept = [] if policy.keep_last is None else [f"the newest {policy.keep_last}"]
     if policy.keep_for is not None:
-        kept.append(f"what is younger than {format_duration(policy.keep_for)}")
+        kept.append(f"those younger than {format_duration(policy.keep_for)}")
     why = f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head"
     if each.snapshot_id not in reached:
         why = "no head leads to it"

@@ -1,18 +1,18 @@
 """Scratch worktrees of a git home: directories in which one commit after another is checked out for checks.
 
 A scratch worktree is prepared once and kept: ignored files, such as installed dependencies and caches of builds, stay
-from one use to the next. One process uses it at a time, under a lock. git does not list it, and it has no branch: the
-file `.git` in it leads to a git directory of ours, which names the repository as its common directory. So commands of
-git work in it, and `git worktree list`, `prune` and `gc` do not know it.
+from one use to the next. One process uses it at a time, under a lock. It has no branch, and git does not list it: its
+file `.git` points to a private git directory, which names the repository as its common directory. So git commands work
+in it, but `git worktree list`, `prune` and `gc` do not know it.
 
-    <checkout>.worktrees/.landing-<n>/      the directory, beside the worktrees, where paths are as in these
+    <checkout>.worktrees/.landing-<n>/      the directory, beside the worktrees: relative paths work as in these
     <root>/.jvs/checks/<n>/lock             locked while in use; never deleted
     <root>/.jvs/checks/<n>/state.json       what it is prepared for, and the run that uses it
-    <root>/.jvs/checks/<n>/index            git's index of what is checked out; no command of a check sees it
-    <root>/.jvs/checks/<n>/git/             the git directory that commands use, made anew for each use
+    <root>/.jvs/checks/<n>/index            git's index of the files, hidden from the commands of checks
+    <root>/.jvs/checks/<n>/git/             the git directory that commands use, created again for each use
 
-A killed user leaves its name in the state. The next user, or `holdfast doctor --fix`, then ends the processes that it
-has left in the directory.
+A killed run leaves its id in the state. The next run, or `holdfast doctor --fix`, then ends the processes that it has
+left in the directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RUN_VARIABLE = "HOLDFAST_CHECK_RUN"
 """The environment variable by which the processes of a run are found."""
 _MOST = 1000
 _LINK, _HEAD, _COMMON, _BACK = ".git", "HEAD", "commondir", "gitdir"
-_SETTINGS = (  # nothing that hides a change from git
+_SETTINGS = (  # nothing may hide a change from git
     "core.sparseCheckout=false",
     "core.ignoreStat=false",
     "core.trustctime=true",
@@ -52,7 +52,7 @@ _SETTINGS = (  # nothing that hides a change from git
 
 
 class ScratchState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a scratch worktree is prepared for, and the run that uses it; each is empty if there is none."""
+    """The purpose that a scratch worktree is prepared for, and the id of the run that uses it, if any."""
 
     prepared: str = ""
     run_id: str = ""
@@ -102,8 +102,8 @@ class ScratchWorktree(NamedTuple):
         )
 
     def is_ours(self) -> bool:
-        """Whether nothing is at the path, or what we have put there: a directory whose `.git` leads to our records, or
-        one that a killed process had only begun to make."""
+        """Whether the path is free, or is our directory: one whose `.git` points to our records, or one that a killed
+        process had only begun to create."""
         if not entry_exists(self.path):
             return True
         try:
@@ -117,8 +117,8 @@ class ScratchWorktree(NamedTuple):
     # --- Content ---------------------------------------------------------------------------------------
 
     def check_out(self, commit: str) -> None:
-        """Make the tracked files those of a commit, and remove files that are neither tracked nor ignored. A directory
-        for which git cannot do that is emptied first."""
+        """Check out the tracked files of a commit, and remove files that are neither tracked nor ignored. If git fails,
+        empty the directory and try again."""
         self._connect(commit)
         try:
             self._read_tree(commit)
@@ -128,7 +128,7 @@ class ScratchWorktree(NamedTuple):
         copy_with_time(self.records / "index", self.git_dir / "index")
 
     def _read_tree(self, commit: str) -> None:
-        durable.remove(self.records / "index.lock")  # of a killed git: a living one would have kept our lock
+        durable.remove(self.records / "index.lock")  # left by a killed git: a running one would hold our lock
         for command in (("read-tree", "--reset", "-u", commit), ("clean", "-ffdq")):
             Git(self.paths.common).run(
                 *command,
@@ -139,7 +139,7 @@ class ScratchWorktree(NamedTuple):
             )
 
     def _connect(self, commit: str) -> None:
-        """Make the directory, and the git directory anew, with HEAD at the commit."""
+        """Create the directory, and its git directory again, with HEAD at the commit."""
         from holdfast.trees.walker import remove_tree
 
         make_directories(self.git_dir)
@@ -158,7 +158,7 @@ class ScratchWorktree(NamedTuple):
         return b"gitdir: " + os.fsencode(self.git_dir) + b"\n"
 
     def empty(self) -> None:
-        """Remove everything in the directory but the file that says whose it is, and what is known of it."""
+        """Remove everything in the directory except its `.git`, and forget what it was prepared for."""
         from holdfast.trees.walker import remove_tree
 
         self.note(prepared="")
@@ -170,7 +170,7 @@ class ScratchWorktree(NamedTuple):
                     remove_tree(self.path / name)
 
     def remove(self) -> None:
-        """Remove the directory; a kill in between leaves one that can be removed again."""
+        """Remove the directory; after a kill, the removal can be repeated."""
         from holdfast.trees.walker import remove_tree
 
         if not self.is_ours():
@@ -182,7 +182,7 @@ class ScratchWorktree(NamedTuple):
         durable.remove(self.records / "state.json")
 
     def end_processes(self) -> None:
-        """End the processes of the run that the state names, as far as they are in the directory."""
+        """End the processes in the directory that belong to the run that the state names."""
         if run_id := self.state().run_id:
             ProcessTree(None, Mark(RUN_VARIABLE, run_id, self.path)).kill()
             self.note(run_id="")
@@ -190,9 +190,9 @@ class ScratchWorktree(NamedTuple):
 
 @contextlib.contextmanager
 def scratch_worktree(paths: GitPaths, run_id: str, purpose: str, *, kept: int) -> Iterator[ScratchWorktree]:
-    """A scratch worktree for one run: one that nobody uses, preferably one that is prepared for the same purpose, or a
-    new one. It stays locked until the block ends; then no process of the run is left in it. One with a number above
-    `kept` is removed then.
+    """A scratch worktree for one run: a free one, preferably one that is prepared for the same purpose, or a new one.
+
+    Locked for the block. On exit, processes of the run in it are ended, and a worktree numbered above `kept` is removed.
     """
     found, lock = _lock_one(paths, purpose)
     with lock:
@@ -211,7 +211,7 @@ def is_scratch_name(name: str) -> bool:
 
 
 def scratch_worktrees(paths: RepositoryPaths) -> list[ScratchWorktree]:
-    """The scratch worktrees that exist, or of which something is left."""
+    """The scratch worktrees that have a state, even if the directory is gone."""
     if not isinstance(paths, GitPaths):
         return []
     try:
@@ -224,7 +224,7 @@ def scratch_worktrees(paths: RepositoryPaths) -> list[ScratchWorktree]:
 
 
 def abandoned(paths: RepositoryPaths) -> Iterator[ScratchWorktree]:
-    """Those that a killed run has left as they were."""
+    """The scratch worktrees that a killed run was using."""
     for each in scratch_worktrees(paths):
         if each.state().run_id and is_abandoned(each.records) and each.state().run_id:  # it may have just ended
             yield each

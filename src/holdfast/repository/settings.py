@@ -1,7 +1,7 @@
 """The settings of a repository, in `.holdfast/settings.json` below its root: never in the tree of a worktree.
 
 A repository may come from a stranger, and so may this file. A command in it runs only if the user has approved it:
-`change` approves what it sets, `holdfast trust` what is there. Unknown keys are refused, not ignored.
+`change` approves the values that it sets, and `holdfast trust` existing ones. Unknown keys are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ DESCRIPTIONS = {
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
     TEARDOWN: "Commands that are run in a worktree before it is removed.",
     PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
-    DIRECTORY: "Where new worktrees are created, from the checkout on: '../agents'.  [default: <checkout>.worktrees]",
+    DIRECTORY: "Where to create worktrees, relative to the checkout: '../agents'. [default: <checkout>.worktrees]",
     CHECKS: "Commands that a commit must pass before it lands, such as 'make test'.",
-    CHECK_TIMEOUT: "How long each of them may take. [default: 1h]",
+    CHECK_TIMEOUT: "How long each of these checks may take. [default: 1h]",
     BATCH: "How many entries of the landing queue are tested together at first. [default: 8]",
     PARALLEL: "How many candidates are tested at the same time. [default: 1]",
     INPUTS: "Files, as patterns, whose change makes worktree.setup run again before checks. [default: lock files]",
-    PUSH: "The remote whose branch work lands on, such as 'origin'. [default: the branch here]",
-    ENFORCE_TOUCHES: "Whether landing refuses work that changes other paths than its issue touches: 'true'.",
+    PUSH: "The remote whose branch work lands on, such as 'origin'. [default: the local branch]",
+    ENFORCE_TOUCHES: "Whether landing refuses work that changes paths that its issue does not touch: 'true'.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 MOST_PARALLEL, MOST_IN_BATCH = 64, 1000
@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     enforce_touches: bool = msgspec.field(name=ENFORCE_TOUCHES, default=False)
 
     def get(self, key: str) -> list[str]:
-        """The value of a key as words; none if it is not set."""
+        """The value of a key as words; empty if it is not set."""
         value: Any = getattr(self, _field(key))
         if isinstance(value, Ports):
             return [str(value.count), str(value.base)]
@@ -108,9 +108,9 @@ def read_settings(root: Path) -> Settings:
 
 
 def change(root: Path, key: str, values: Sequence[str]) -> Settings:
-    """Set a key, or with no values remove it. What is set counts as approved."""
+    """Set a key, or remove it if there are no values. The new values count as approved."""
     if key == DIRECTORY and not is_git_home(str(root)):
-        raise UsageFailure(f"{key} is for a git checkout: worktrees are in {root / 'worktrees'} here", setting=key)
+        raise UsageFailure(f"{key} is for git checkouts: here, worktrees are in {root / 'worktrees'}", setting=key)
     path = root / SETTINGS
     make_directories(path.parent)
     with FileLocker(follow_links=False).lock_exclusive(path.with_suffix(".lock")):
@@ -182,14 +182,14 @@ def _directory(values: Sequence[str]) -> str | None:
     if not values:
         return None
     if len(values) > 1 or not values[0].strip() or "\0" in values[0]:
-        raise SettingInvalid(DIRECTORY, " ".join(values), "one path, absolute or from the main checkout on")
+        raise SettingInvalid(DIRECTORY, " ".join(values), "one path, absolute or relative to the main checkout")
     return checked_text(values[0], what="path")
 
 
 def _ports(values: Sequence[str]) -> Ports | None:
     if not values:
         return None
-    expected = f"a number from 1 to 1000 and, if wanted, a first port from 1024 to {LAST_PORT}, such as '10 20000'"
+    expected = f"a number from 1 to 1000 and, optionally, a first port from 1024 to {LAST_PORT}, such as '10 20000'"
     numbers = [int(each) if each.isascii() and each.isdigit() and len(each) < 9 else -1 for each in values]
     fields = dict(zip(("count", "base"), numbers, strict=False))
     try:

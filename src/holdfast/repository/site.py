@@ -1,17 +1,17 @@
 """The site of a repository whose records are on a server: its files, and the machines that are known to see them.
 
 A machine whose directory only looks the same (a copy, or the mount point of a volume that is not mounted) would publish
-what nobody else has. So every machine leaves a mark in the files and in the store; without one, it gets no lease and
-takes no snapshot:
+content that no other has. So every machine leaves a mark in the files and in the store; without one, it gets no lease
+and takes no snapshot:
 
     .holdfast/machines/<machine>.json   the mark of a machine, in the files
     jvs/sites/<site>                    the marks of all machines, in the store, and the epoch
 
 1. The first machine puts its mark in both.
 2. Another machine finds the marks of all known ones, and the token of every grant, in its files. While no other has a
-   lease, that is enough to put its own mark in both: its files are up to date, though perhaps a copy. 3. Otherwise, it
-   puts its mark in its files, and a request in the store. A known machine that finds that mark in *its* files admits
-   it. 4. A machine must find the marks of all others in its files. So of two copies, only one can continue.
+   lease, that is enough to put its own mark in both: its files are up to date, though perhaps a copy.
+3. Otherwise, it puts its mark in its files and a request in the store; a known machine that sees the mark admits it.
+4. A machine must find the marks of all others in its files. So of two copies, only one can continue.
 5. A machine that has booted again replaces its mark. Of two clones of one machine, only one can do that.
 
 A server that was restored from an older backup is detected in the same way: its records lack marks or tokens that the
@@ -73,7 +73,7 @@ class SiteRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of a machine, as its files have it: the last nonces, because it is replaced here first."""
+    """The mark of a machine, as its files have it: with the last nonces, because the files get a new one first."""
 
     epoch: int
     number: int
@@ -92,8 +92,8 @@ _OWN, _SEEN = StructCodec(OwnMark), StructCodec(SeenToken)
 
 
 class Site:
-    """The files of one repository, as this machine sees them. `name` is that of the clone in a git home that several
-    clones share; everything else has one site."""
+    """The files of one repository, as this machine sees them. In a git home that several clones share, `name` is that
+    of the clone; any other repository has one site."""
 
     def __init__(self, root: Path, store: Store, identity: Identity, host: str, *, name: str) -> None:
         self.key: Key[SiteRecord] = SITES.key(name)
@@ -128,7 +128,7 @@ class Site:
         _check_token(self._epoch, worktree, counter.fencing_token if counter else 0, self._seen.get(worktree))
 
     def problem(self) -> Failure | None:
-        """Why this machine gets no lease, or None. Changes nothing."""
+        """Why this machine gets no lease; None if it can get one. Changes nothing."""
         record = self._read()
         try:
             if record is None or not self._is_proven(record):
@@ -226,10 +226,10 @@ class Site:
         own = self._own()
         if record is None:
             if own is not None and entry_exists(self._control / "tokens" / "worktrees"):  # else it died at the start
-                raise _restored("it has no record of these files")
+                raise _restored("the server has no record of these files")
             return self._found
         if own is not None and own.epoch > record.epoch:
-            raise _restored(f"it is in the epoch {record.epoch}, and the files are in the epoch {own.epoch}")
+            raise _restored(f"the server is in the epoch {record.epoch}, and the files are in the epoch {own.epoch}")
         mark = record.machines.get(self._machine)
         return self._step_of_newcomer(record, own) if mark is None else self._step_of_known(record, mark, own)
 
@@ -248,7 +248,7 @@ class Site:
         if own is None or is_other:
             raise self._unproven(record)
         if mark.nonce not in own.nonces and own.number > mark.number:
-            raise _restored("it has an older mark of this machine")
+            raise _restored("the server has an older mark of this machine")
         if mark.nonce not in own.nonces or not self._sees_all(record):
             raise self._unproven(record)
         return self._replace
@@ -405,4 +405,4 @@ def _check_token(epoch: int, worktree: str, current: int, seen: SeenToken | None
 
 
 def _restored(reason: str) -> StoreRestored:
-    return StoreRestored(f"the server has less than the files of this repository remember: {reason}")
+    return StoreRestored(f"the records on the server are older than the files of this repository: {reason}")

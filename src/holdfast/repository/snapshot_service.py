@@ -121,7 +121,7 @@ class Snapshots:
             yield problem
 
     def repair(self, snapshot_ids: Iterable[str]) -> list[RepairedFile]:
-        """Bring lost and changed content of snapshots back from other snapshots and the worktrees, where these have it.
+        """Bring back lost and changed content of snapshots from other snapshots and the worktrees, where these have it.
 
         Raises `LockConflict` while a garbage collection runs. `verify` tells what is still damaged.
         """

@@ -59,8 +59,8 @@ class SnapshotOptions(NamedTuple):
     tag: str | None = None
     engine: Engine | None = None
     progress: Progress | None = None
-    warn: Callable[[str], object] | None = None  # told that the parent is damaged; the new snapshot is not
-    allow_empty: bool = False  # take it although it equals its parent, where that makes a difference
+    warn: Callable[[str], object] | None = None  # called if the parent is damaged; the new snapshot is sound
+    allow_empty: bool = False  # take it even if it equals its parent, in a home that would skip it
 
 
 DEFAULT_OPTIONS = SnapshotOptions()
@@ -205,7 +205,7 @@ def published_tree(context: RepositoryContext, room: Scratch, snapshot_id: str) 
 
 
 def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> None:
-    """The transaction has ended: a missing descriptor stays missing. If this fails, the tree is garbage."""
+    """Take back a tree without descriptor: the transaction has ended, so none will follow. A failure leaves garbage."""
     with contextlib.suppress(Failure):
         if context.store.read(DESCRIPTORS.key(snapshot_id)) is None:
             context.home.take_back(room, snapshot_id)

@@ -1,4 +1,4 @@
-"""The timeline: past holders of worktrees, issues and nodes, and the states of issues at any moment, from the audit
+"""The timeline: past holders of worktrees, issues and nodes, and the states of issues at any instant, from the audit
 trail, the issue events and the ledger.
 
 Each function folds recorded events, and reads nothing of the present state. It keeps only what is held at once, so the
@@ -42,12 +42,12 @@ class HeldSpan(NamedTuple):
         return self.begin <= instant and (self.end is None or instant < self.end)
 
     def is_between(self, begin: float, end: float) -> bool:
-        """Whether a part of it is in this time."""
+        """Whether the span overlaps this period."""
         return self.begin < end and (self.end is None or self.end > begin)
 
 
 class _Open:
-    """What is held while events are folded: each thing at most once. What ends is given out."""
+    """The spans that are open while events are folded, at most one per thing. A span that ends is yielded."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -129,8 +129,8 @@ def states_at(events: Iterable[IssueEvent], instant: float, now: Iterable[IssueS
     """The state of each issue that existed at an instant. Events do not say whether a new issue waits for others, so
     `backlog` stands for `ready` too.
 
-    `events` may be only the last ones. An issue whose first event is a later one was in the state that it changed from;
-    one without any is as it is in `now`, if it was created by then.
+    `events` may be only the last ones. An issue whose first event is later was in the `from` state of that event;
+    one without events has its state in `now`, if it was created by then.
     """
     found: dict[str, State] = {}
     seen: set[str] = set()

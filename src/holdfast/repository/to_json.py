@@ -42,7 +42,7 @@ def renamed(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def lease_to_json(lease: Lease) -> dict[str, object]:
-    """The lease; `worktree` is None for a named one, and only that has a `name`."""
+    """The lease; `worktree` is None for a named lease, and only such a lease has a `name`."""
     record = renamed(msgspec.to_builtins(lease))
     return {**record, "worktree": record["worktree"] or None}
 

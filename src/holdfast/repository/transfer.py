@@ -1,9 +1,9 @@
-"""Snapshots between machines: pushing them to a remote of git, and fetching them.
+"""Transfer of snapshots between machines: pushing them to a git remote, and fetching them.
 
 Nothing that comes from a remote is trusted (decision 0012). The steps of a fetch:
 
-1. Ask the remote which snapshots it has; leave out those that are here. Of one whose descriptor alone is here, because
-   machines share the records, or because the content was lost, the content is wanted.
+1. Ask the remote which snapshots it has; leave out those that are here. If only the descriptor of one is here, because
+   machines share the records or because the content was lost, fetch the content.
 2. git fetches them to references of this fetch alone, below `refs/holdfast/incoming/`.
 3. Check each: id, descriptor, and that the commit has the tree which the descriptor names.
 4. For each, parents first: the reference `refs/holdfast/snapshots/<id>`; then one transaction with the descriptor, a
@@ -45,7 +45,7 @@ _HERE_ALONE = {"doomed_by": None, "lock_id": None, "fencing_token": None, "clone
 
 
 class Pushed(NamedTuple):
-    """The snapshots that are on the remote now, and those that were there before."""
+    """The snapshots that were pushed, and those that the remote already had."""
 
     remote: str
     pushed: tuple[str, ...]
@@ -53,7 +53,7 @@ class Pushed(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """The snapshots that are here now, and those that were here before."""
+    """The snapshots that were fetched, and those that were already here."""
 
     remote: str
     fetched: tuple[Descriptor, ...]
@@ -65,7 +65,7 @@ def push(
 ) -> Pushed:
     """Copy snapshots to a remote: these, or all. Without a remote, to that of the worktree's branch, else `origin`.
 
-    Raises `AlreadyExists`, and pushes nothing, if the remote has another snapshot of the same id.
+    Raises `AlreadyExists`, and pushes nothing, if the remote has another snapshot with the same id.
     """
     home = _git_home(context)
     found = transfer.remote_named(home.git, remote, home.paths.payload(worktree))
@@ -90,14 +90,14 @@ def push(
 def _git_home(context: RepositoryContext) -> GitHome:
     if not isinstance(context.home, GitHome):
         hint = "To move one, export it: 'holdfast export ID DIR'."
-        raise Refused("snapshots travel through git, and this repository is not in a git checkout", hint=hint)
+        raise Refused("snapshots are transferred by git, but this repository is not in a git checkout", hint=hint)
     return context.home
 
 
 def _complete(
     context: RepositoryContext, home: GitHome, asked: Collection[str], *, every: bool
 ) -> Iterator[tuple[str, Descriptor]]:
-    """Those of the snapshots that are visible and are not being deleted; with `every`, raise for any other."""
+    """The snapshots that are visible and are not being deleted; with `every`, raise for any other."""
     for each in asked:
         found = context.descriptor(each)
         if found is not None and found.doomed_by is None and home.is_ready(each):
@@ -136,7 +136,7 @@ def fetch(
 ) -> FetchResult:
     """Copy snapshots from a remote: these, or all that are not here. A pin keeps each for `keep_for` seconds.
 
-    Raises `Refused` at the end if there was one that cannot be accepted; the others are here then.
+    Raises `Refused` at the end if a snapshot cannot be accepted; the others have been fetched by then.
     """
     ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     home = _git_home(context)
@@ -162,7 +162,7 @@ def fetch(
 
 
 def sweep_incoming(context: RepositoryContext, home: GitHome) -> list[str]:
-    """Delete what fetches of dead processes left; returns their places."""
+    """Delete the references that fetches of dead processes left; return the ids of these fetches."""
     places = transfer.incoming(home.git)  # first: a place is in use before it has references
     dead = sorted(places.keys() - {each.scratch_id for each in payloads.in_use(context.paths)})
     for each in dead:
@@ -187,7 +187,7 @@ def _is_wanted(context: RepositoryContext, home: GitHome, snapshot_id: str) -> b
 
 
 def _mismatch(context: RepositoryContext, home: GitHome, snapshot_id: str, commit: str | None) -> str:
-    """Why a snapshot of a remote cannot be one, as far as its reference tells; empty if it can."""
+    """Why a reference on a remote cannot be a snapshot to accept; empty if it can."""
     if not is_snapshot_id(snapshot_id):
         return "it is not the id of a snapshot"
     if commit is None:
@@ -224,7 +224,7 @@ def _accept(
 
 
 def _checked(home: GitHome, snapshot_id: str, oid: str, remote: str) -> tuple[str, Descriptor]:
-    """The commit and the descriptor of a fetched snapshot; raises if it is not as it must be."""
+    """The commit and the descriptor of a fetched snapshot; raises a `Failure` if it is not valid."""
     tag = transfer.read_tag(home.git, oid)
     sent = _CODEC.decode(tag.text, "its descriptor")
     if not tag.snapshot_id == sent.snapshot_id == snapshot_id:
@@ -256,13 +256,13 @@ def _publish(
 ) -> Descriptor | None:
     """Commit point of a fetched snapshot; None if another fetch has published it meanwhile.
 
-    A scratch directory of its id keeps other fetches away, and `doctor`, for which the reference is a leftover.
+    A scratch directory with its id keeps away other fetches, and `doctor`, which would see the reference as a leftover.
     """
     snapshot_id = descriptor.snapshot_id
     with scratch(context, "fetch", scratch_id=snapshot_id) as room:
         if not _is_wanted(context, home, snapshot_id):
             return None
-        home.take_back(room, snapshot_id)  # of a process that was killed; the incoming reference keeps the content
+        home.take_back(room, snapshot_id)  # left by a killed process; the incoming reference keeps the content
         home.note_commit(room, commit)
         with published_tree(context, room, snapshot_id):
             return _commit(context, descriptor, keep_for)
@@ -305,7 +305,7 @@ def _not_accepted(remote: str, refused: Mapping[str, str], fetched: Collection[D
     more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
     return Refused(
         f"{remote} has a snapshot that was not accepted, {first[:64]!a}: {why}{more}",
-        hint="Whoever can write to the remote can put anything there. Delete it there, or name the ones that you want.",
+        hint="Anyone who can write to the remote can put anything there. Delete it there, or name those to fetch.",
         remote=remote,
         refused={each[:64]: text for each, text in refused.items()},
         fetched=[each.snapshot_id for each in fetched],

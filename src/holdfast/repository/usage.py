@@ -1,6 +1,6 @@
 """The running processes that use a directory: as their current directory, by open files, or by mapped files.
 
-On Linux from `/proc`, on other systems from `psutil`. Other users' processes may be hidden; their number is reported. A
+Found in `/proc` on Linux, by `psutil` elsewhere. Other users' processes may be hidden; their number is reported. A
 process in another mount namespace (a container) sees the directory under another path, so its current directory is
 followed upwards by inode.
 """
@@ -46,7 +46,7 @@ class Usage(NamedTuple):
 
 
 class _Hidden(Exception):
-    """A process cannot be inspected."""
+    """Raised if a process cannot be inspected."""
 
 
 def usage_of(directory: Path) -> Usage:
@@ -78,7 +78,7 @@ def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
 def refuse_if_written(directory: Path, worktree: str, doing: str, *, foreign: Sequence[Path]) -> None:
     """Raise `InUse` if a running process has the file, or files in the directory, open for writing: its later writes
     would be lost. A process that only has it as its current directory loses nothing, nor does one that writes below
-    a directory that is no content (`foreign`). Linux only."""
+    a directory that is not part of the content (`foreign`). Linux only."""
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):
@@ -130,9 +130,9 @@ if sys.platform == "linux":
         process = f"{_PROC}/{pid}"
         path = _link(f"{process}/cwd")
         if path is not None and _is_within(path, str(directory)):
-            yield "stands in", path
+            yield "has as its current directory", path
         elif _stands_below(process, directory):
-            yield "stands in", f"{directory} (by another path)"
+            yield "has as its current directory", f"{directory} (by another path)"
 
     def _writes(pid: int, directory: Path, foreign: Sequence[Path]) -> Iterator[tuple[str, str]]:
         """How a process can write to the directory; `_Hidden` if that is unknown."""
@@ -221,7 +221,7 @@ else:
         try:
             process = psutil.Process(pid)
             if _is_within(process.cwd(), top):
-                yield "stands in", process.cwd()
+                yield "has as its current directory", process.cwd()
             for each in process.open_files() if files else ():
                 if _is_within(each.path, top):
                     yield "has open", each.path

@@ -67,7 +67,7 @@ class StoredGraph:
         return WaitGraph() if read is None else read()
 
     def close(self) -> None:
-        """Close the store that was opened here. Never waits for an opening in progress: a server may be away."""
+        """Close the store that was opened here. Never waits for an opening in progress: a server may be unreachable."""
         if not self._opening.acquire(blocking=False):
             return
         try:

@@ -157,7 +157,7 @@ def _publish_late(context: RepositoryContext, operation: Operation, late: Descri
 
 
 def _publish_remove(context: RepositoryContext, operation: Operation) -> Removed:
-    """Delete the record. The pin protects its head from the same commit on."""
+    """Delete the record, and pin its head in the same commit."""
     name = operation.worktree_id
     leases = LeaseKeys.of(name)
     payloads.drop_cache(context.paths, name)
@@ -180,7 +180,7 @@ def _publish_remove(context: RepositoryContext, operation: Operation) -> Removed
 
 
 def _pin_head(view: View, operation: Operation, head: str | None, now: float) -> tuple[list[Change], Pin | None]:
-    """Pin the last snapshot of a removed worktree, or prolong its pin of an earlier removal, by the id. Pure."""
+    """Pin the last snapshot of a removed worktree, or extend the pin of an earlier removal. Pure."""
     until = operation.pinned_until
     if head is None or until is None or view.get(DESCRIPTORS.key(head)) is None:
         return [], None
@@ -198,8 +198,8 @@ def _pin_head(view: View, operation: Operation, head: str | None, now: float) ->
 
 
 def forget_clone(context: RepositoryContext, clone: str, *, force: bool = False) -> list[str]:
-    """Delete the records of all worktrees of a clone, that of its checkout last; their names. `LockConflict` if one is
-    leased, unless `force`. Their snapshots stay."""
+    """Delete the records of all worktrees of a clone, that of its checkout last; return their names. Raises
+    `LockConflict` if one is leased, unless `force`. Their snapshots stay."""
     found = [name for name, each in context.store.scan(WORKTREES) if each.record.clone == clone]
     ordered = sorted(found, key=lambda name: (name == clone, name))
     for name in ordered:
@@ -208,7 +208,7 @@ def forget_clone(context: RepositoryContext, clone: str, *, force: bool = False)
 
 
 def forget_worktree(context: RepositoryContext, name: str, *, force: bool = False) -> None:
-    """Delete the record of a worktree whose directory nobody will use again. `LockConflict` if it is leased."""
+    """Delete the record of a worktree whose directory nobody will use again. Raises `LockConflict` if it is leased."""
     leases, state = LeaseKeys.of(name), context.leases.state(name)
     expected = state.lease.lock_id if state is not None else None
     if state is not None and not state.expired and not force:
@@ -233,7 +233,7 @@ def forget_worktree(context: RepositoryContext, name: str, *, force: bool = Fals
 
 
 def rename(context: RepositoryContext, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
-    """Rename a worktree; nothing is pending on either name. `force` ignores processes that use it."""
+    """Rename a worktree; no operation may be pending on either name. `force` ignores processes that use it."""
     with payload_locked(context, old, new), leased(context, old, f"rename to {new}") as right:  # 1, 2
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")

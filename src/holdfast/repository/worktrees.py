@@ -58,7 +58,7 @@ class CreateOptions(NamedTuple):
 
 
 def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig:
-    """Create a worktree; no operation is pending on its name."""
+    """Create a worktree; no operation may be pending on its name."""
     name, uses = options.name, [] if options.snapshot_id is None else [options.snapshot_id]
     with payload_locked(context, name), scratch(context, "create", worktree=name, uses=uses) as room:  # 1
         _check_early(context, options)
@@ -76,7 +76,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
 
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
-    """Finish the creation that a dead process began; None if its directory was not in place, and it was undone."""
+    """Finish a creation that a dead process began; if its directory is not in place, undo it and return None."""
     if context.home.is_placed(operation):
         return _publish(context, operation)
     context.home.discard(operation)
@@ -157,8 +157,8 @@ _FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]
 
 
 def finish(context: RepositoryContext, pending: Operation) -> Operation | None:
-    """Finish the operation of a dead process, for `settle`; None if another process was faster. Locks tell whether it
-    is dead, so one of another machine that they may not reach is left alone."""
+    """Finish the operation of a dead process, for `settle`; None if another process was faster. Locks show that
+    it is dead. They may not reach another machine, so an operation that began there raises as still pending."""
     context.prove_site()
     if context.paths.is_elsewhere(pending.identity):
         raise operation_pending(pending)
@@ -208,7 +208,7 @@ class Worktrees:
         return map(self._state, self.configs())
 
     def state(self, name: str) -> WorktreeState:
-        """The state of one worktree, unless its path is a link or a file. Takes no lock and changes nothing."""
+        """The state of one worktree; refused if its path is a link or a file. Takes no lock and changes nothing."""
         config = self._context.config(worktree_name(name))
         payloads.refuse_replaced(self._context, config.worktree_id)
         return self._state(config)
@@ -243,7 +243,7 @@ class Worktrees:
 
         In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
         worktree or a revision of git; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
-        is a clone that shares objects: commits there write nothing outside of its directory.
+        is a clone that shares objects: commits there write nothing outside its directory.
         """
         name = self._new_name(name, label)
         if (branch is not None or isolated) and not self._context.home.has_branches:
@@ -262,7 +262,7 @@ class Worktrees:
         return create(self._context, options)
 
     def uncommitted(self) -> str:
-        """The paths in the main checkout that are not as committed, or a few of them; empty in a plain home."""
+        """The uncommitted paths in the main checkout, or a few of them; empty in a plain home."""
         return self._context.home.uncommitted(self._context.paths.main)
 
     def adopt(
@@ -273,7 +273,7 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
     ) -> WorktreeConfig:
-        """Make a linked worktree of git, which stays where it is, a worktree of this repository."""
+        """Adopt a linked worktree of git, which stays where it is, as a worktree of this repository."""
         if not self._context.home.has_branches:
             raise Refused("this repository is not in a git checkout, so it cannot adopt a worktree of git")
         path = resolved(path)
@@ -329,8 +329,8 @@ class Worktrees:
         return context.paths.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
 
     def forget(self, name: str) -> list[str]:
-        """Forget a worktree of another clone that is lost; if it is the checkout of that clone, all of its worktrees.
-        Their names. Refused for the clone `main` and for worktrees of this clone; a lease must have expired."""
+        """Forget a worktree of another clone that is lost, or all worktrees of that clone if it is its checkout.
+        Returns their names. Refused for the clone `main` and for worktrees of this clone; a lease must have expired."""
         config, here = self._context.config(worktree_name(name)), self._context.paths.main
         if config.clone in (here, MAIN):
             clone = "this clone" if config.clone == here else f"the clone {MAIN}, which every repository has"
