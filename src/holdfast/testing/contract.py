@@ -1,4 +1,4 @@
-"""The store contract. Documents and limits are here; the modules beside this one have the rest."""
+"""The store contract: documents and limits. The other `contract_*` modules test the rest."""
 
 from __future__ import annotations
 
