@@ -99,7 +99,7 @@ def require_command(root: str | os.PathLike[str], text: str, shown: str, **facts
 
 def _refusal(root: str | os.PathLike[str], message: str, **facts: object) -> NotApproved:
     command = f"holdfast trust --repo {shlex.quote(calls.realpath(root))}"
-    hint = f"If you trust this repository, approve what it names: '{command}'. To see it first: '{command} --show'."
+    hint = f"If you trust this repository, approve its store and commands: '{command}'. To see them, add --show."
     return NotApproved(message, hint=hint, path=calls.realpath(root), **facts)
 
 
