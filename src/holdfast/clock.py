@@ -1,7 +1,7 @@
 """Clocks, instants and durations.
 
-Instants are float seconds since 1970, durations are float seconds. Clocks are passed in, and never decide
-safety: they only say when something is *allowed* (a steal, a retry, a timeout).
+Instants are float seconds since 1970, durations are float seconds. Clocks are passed in. Safety never depends
+on them: they only determine when something is *allowed* (a steal, a retry, a timeout).
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ SKEW = 5.0  # how far apart the clocks of machines that share a store may be
 
 
 class BootMark(NamedTuple):
-    """An instant of the boot clock with this id. A tuple, not a struct, because the guard must load quickly."""
+    """An instant by the boot clock with this id. A tuple, not a struct, because the guard must load quickly."""
 
     clock_id: str
     at: float
 
 
 class Now(NamedTuple):
-    """The current time by two clocks: the store's, and the boot clock of this process, read just before. A process that
-    shares the boot clock of a mark measures by it, since it cannot be set; all others use the store's time and allow
+    """The current time by two clocks: the store's, and this machine's boot clock, read just before. A process with the
+    same boot clock as a mark measures by that clock, since it cannot be set; all others use the store's time and allow
     for skew."""
 
     now: float
@@ -91,11 +91,11 @@ class Now(NamedTuple):
     skew: float = SKEW
 
     def mark(self, after: float = 0.0) -> BootMark | None:
-        """The instant `after` seconds from now, if there is a boot clock."""
+        """The instant `after` seconds from now by the boot clock; None if there is no boot clock."""
         return BootMark(self.clock_id, self.boot + after) if self.clock_id else None
 
     def until(self, instant: str, mark: BootMark | None, *, margin: bool) -> float:
-        """Seconds until an instant that is known by the store's time and perhaps by a mark."""
+        """Seconds until an instant, given by the store's time and perhaps a mark. `margin` adds the skew, if needed."""
         if mark is not None and self.clock_id and mark.clock_id == self.clock_id:
             return mark.at - self.boot
         return parse_instant(instant) - self.now + (self.skew if margin else 0.0)
@@ -133,9 +133,9 @@ _YEAR_1, _YEAR_10000 = -62_135_596_800.0, 253_402_300_800.0  # their beginnings 
 
 
 def parse_instant(text: str) -> float:
-    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else, and if `format_instant` could not
-    write it: its year in UTC may be another one. As in RFC 3339, `t` and `z` may be small; a leap second is the
-    beginning of the next minute."""
+    """Read an ISO 8601 instant with a time zone. Raise ValueError for anything else, and for instants outside the years
+    1 to 9999 of UTC, which `format_instant` could not write. As in RFC 3339, `t` and `z` may be lowercase; a leap
+    second is the beginning of the next minute."""
     from datetime import datetime
 
     try:
@@ -152,7 +152,7 @@ def parse_instant(text: str) -> float:
 
 
 LONGEST_COMMAND = 24 * 3600.0  # how long a command that decides something may take
-LONGEST_DURATION = 36_500 * 86_400.0  # a hundred years: the instant at its end can be written
+LONGEST_DURATION = 36_500 * 86_400.0  # a hundred years: the instant at its end can be formatted
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _PART = r"(\d+(?:\.\d+)?)(ms|us|µs|μs|ns|s|m|h|d)"  # not compiled here: most commands parse no duration
 
@@ -197,7 +197,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Deadline(NamedTuple):
-    """The end of a right: by the store's clock, and by the boot clock where one has an id."""
+    """The end of a lease or claim: by the store's clock and, if it has an id, by the boot clock."""
 
     at: str
     boot: BootMark | None = None
@@ -205,7 +205,7 @@ class Deadline(NamedTuple):
 
 class TimedRight:
     """A mixin for leases and claims, which end for their holder at the deadline. Others, whose clock may be off by
-    `Now.skew`, wait that much longer: no right is taken before its holder has stopped using it."""
+    `Now.skew`, wait that much longer: none is taken over before its holder has stopped using it."""
 
     __slots__ = ()
 
@@ -217,8 +217,8 @@ class TimedRight:
         return parse_instant(self.deadline().at)
 
     def time_left(self, now: Now | float, *, for_others: bool) -> float:
-        """Seconds until it ends for its holder, or until others may take it; negative afterwards. A bare number is the
-        store's time alone, which a step of the wall clock moves."""
+        """Seconds until it ends for its holder, or until others may take it; negative afterwards. If `now` is a number,
+        it is the store's time alone, which jumps when the wall clock is set."""
         now = now if isinstance(now, Now) else Now(now)
         return now.until(*self.deadline(), margin=for_others)
 
@@ -232,9 +232,9 @@ class TimedRight:
 
 
 def ttl_within(ttl: float, shortest: float, longest: float, *, setting: str = "ttl") -> float:
-    """The ttl as a float; `SettingInvalid` outside the bounds, for NaN too."""
+    """The ttl as a float; `SettingInvalid` if it is outside the bounds or NaN."""
     if not shortest <= ttl <= longest:
         bounds = format_duration(shortest), format_duration(longest)
-        shown = format_duration(ttl) if format_duration(ttl) not in bounds else f"{ttl}s"  # it is hardly outside
+        shown = format_duration(ttl) if format_duration(ttl) not in bounds else f"{ttl}s"  # just outside
         raise SettingInvalid(setting, shown, f"a duration from {bounds[0]} to {bounds[1]}")
     return float(ttl)

@@ -138,7 +138,7 @@ class IdAmbiguous(UsageFailure, code="E_ID_AMBIGUOUS"):
 class ExtraMissing(UsageFailure, code="E_EXTRA_MISSING"):
     """The operation needs a package that is not installed."""
 
-    hint = "Install it beside Holdfast, for example: pip install 'psycopg[binary]>=3.3'."
+    hint = "Install it in the environment of Holdfast, for example: pip install 'psycopg[binary]>=3.3'."
 
 
 # --- Absence and existence --------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class ExtraMissing(UsageFailure, code="E_EXTRA_MISSING"):
 class NotFound(Failure, code="E_NOT_FOUND", exit_status=ExitStatus.NOT_FOUND):
     """The named thing does not exist."""
 
-    hint = "Check the spelling, and the directory that you are in."
+    hint = "Check the spelling and your current directory."
 
 
 class NotInitialised(NotFound, code="E_NOT_INITIALISED"):
@@ -156,7 +156,7 @@ class NotInitialised(NotFound, code="E_NOT_INITIALISED"):
     hint = "Create one: 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'. Or name one with --repo."
 
     def __init__(self, message: str, *, create: str | None = "holdfast issue init", **facts: object) -> None:
-        """`create` is the command that creates what is missing; None if several could."""
+        """`create` is the command that creates the missing thing; None if several could."""
         super().__init__(message, hint=create and f"Create one: '{create}'. Or name one with --repo.", **facts)
 
 
@@ -199,7 +199,7 @@ class RepoLocked(LockConflict, code="E_REPO_LOCKED"):
     hint = "Wait until the holder is done. 'holdfast repo-lock status' shows the holder."
 
     def __init__(self, repo_id: str, path: object, info: Mapping[str, object] | None) -> None:
-        """`info` is the lock file's record of its holder, None if it cannot be read."""
+        """`info` is the lock file's record of its holder; None if it cannot be read."""
         holder = "an unknown holder (the lock file cannot be read)"
         if info is not None:
             holder = f"pid {info.get('pid')}" + (f" ({info['cmd']})" if info.get("cmd") else "")
@@ -244,7 +244,7 @@ class PathsInProgress(LockConflict, code="E_PATHS_IN_PROGRESS"):
 class Deadlock(LockConflict, code="E_DEADLOCK"):
     """A cycle of waits: each waiter holds what the next one needs. This wait gave up so that others can go on."""
 
-    hint = "Release what you hold, wait a little and try again; acquire in the same order as the others."
+    hint = "Release everything that you hold, wait a little and try again. Acquire in the same order as the others."
 
 
 class InUse(Failure, code="E_IN_USE", exit_status=ExitStatus.CONFLICT, retryable=True):
@@ -304,7 +304,7 @@ class LockTimeout(Failure, code="E_LOCK_TIMEOUT", exit_status=ExitStatus.TIMED_O
         holders: Sequence[Mapping[str, object]] = (),
         summary: str = "Lock timeout",
     ) -> None:
-        """`waited` is the timeout as text; `holders` are those that are known."""
+        """`waited` is the timeout as text; `holders` are the known holders."""
         message = f"{summary}: could not acquire lock on {path} after {waited}"
         if holders:
             message += "; held by " + ", ".join(str(holder["shown"]) for holder in holders)
@@ -343,7 +343,7 @@ class LockExpired(Failure, code="E_LOCK_EXPIRED", exit_status=ExitStatus.FENCED)
 
 
 class FencingMismatch(Failure, code="E_FENCING_MISMATCH", exit_status=ExitStatus.FENCED):
-    """The caller's token is outdated: there is a later holder. Nothing was published."""
+    """The caller's token is outdated: a later holder has a newer one. Nothing was published."""
 
     hint = "Your lease was stolen. Acquire it again and reapply your work to the current state."
 
@@ -382,19 +382,19 @@ class GateFailed(Failure, code="E_GATE_FAILED"):
 
 
 class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
-    """A branch cannot move, because a checkout of it cannot follow. Nothing was touched."""
+    """A branch cannot move, because a checkout of it cannot follow. Nothing was changed."""
 
-    hint = "Finish what is under way there. To land without touching this checkout, use another branch: --into."
+    hint = "Finish the work in progress there. To land without touching this checkout, use another branch: --into."
 
 
 class LandingConflict(Failure, code="E_LANDING_CONFLICT", exit_status=ExitStatus.CONFLICT):
-    """Work did not land, because it conflicts with what is on the branch. The worktree is as it was."""
+    """Work did not land, because it conflicts with the branch. The worktree was not changed."""
 
     hint = "Merge the branch into the worktree, resolve the conflicts, commit, and land again: 'holdfast land'."
 
 
 class LandingFailed(Failure, code="E_LANDING_FAILED"):
-    """Work did not land, because a check failed on the merged result. The worktree is as it was."""
+    """Work did not land, because a check failed on the merged result. The worktree was not changed."""
 
     hint = "'holdfast landing log ID' shows the output of the check. Fix the work and land it again: 'holdfast land'."
 
@@ -421,7 +421,7 @@ class NotApproved(Refused, code="E_NOT_APPROVED"):
     """The repository names a store or a command that this user has not approved on this machine. Nothing was contacted
     or run."""
 
-    hint = "See what it names: 'holdfast trust --show'. If you trust it, approve it: 'holdfast trust'."
+    hint = "See the store and commands: 'holdfast trust --show'. If you trust them, approve them: 'holdfast trust'."
 
 
 class SetupFailed(Failure, code="E_SETUP_FAILED"):
@@ -571,23 +571,24 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 class GitFailed(Failure, code="E_GIT_FAILED"):
     """A git command failed."""
 
-    output = b""  # its standard output, which is the answer where git answers with an exit status
+    output = b""  # git's standard output: some commands of git give an answer there and a nonzero exit status
     hint = "git's own message says why. With --json, `command` and `stderr` have the details."
 
 
 class NotApplied(UserWarning):
-    """A commit is decided, but not in its files yet. It is not a failure: Holdfast shows it everywhere from now on."""
+    """A change is committed, but not in all of its files yet. This is not a failure: Holdfast shows it as done."""
 
     def __init__(self, commit_id: str, error: Exception) -> None:
         super().__init__(
-            f"the change is decided, but not in all of its files yet: {error}. Do not repeat it: Holdfast shows it as "
-            "done, and the next command that changes one of these files completes it. Other programs see it only then."
+            f"the change is committed, but not in all of its files yet: {error}. Do not repeat it: Holdfast shows it "
+            "as done, and the next command that changes one of these files completes it. Until then, other programs do "
+            "not see it."
         )
         self.commit_id = commit_id
 
 
 class NotEncrypted(UserWarning):
-    """The connection to a store on another machine is not encrypted: others may read and change what is sent."""
+    """The connection to a store on another machine is not encrypted: others may read and change its traffic."""
 
     def __init__(self, place: str) -> None:
         super().__init__(
@@ -597,7 +598,7 @@ class NotEncrypted(UserWarning):
 
 
 class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUPTED, retryable=True):
-    """The user ended the command."""
+    """The user interrupted the command."""
 
     hint = "Run the command again to continue."
 
@@ -611,7 +612,7 @@ class Interrupted(Failure, code="E_INTERRUPTED", exit_status=ExitStatus.INTERRUP
 class OutcomeUnknown(Failure, code="E_OUTCOME_UNKNOWN"):
     """The store stopped answering during a commit, which may or may not have succeeded."""
 
-    hint = "Before you try again, read what the commit was to change: it may have succeeded."
+    hint = "The commit may have succeeded: check the records that it changes before you try again."
 
     def __init__(self, commit_id: str, reason: object) -> None:
         message = f"the outcome of the commit {commit_id} is unknown: {reason}"
@@ -650,7 +651,7 @@ class StoreUntrusted(StoreUnavailable, code="E_STORE_UNTRUSTED", exit_status=Exi
         "key), that the files exist, and the dates and host names of the certificates. Without sslmode, another "
         "machine must prove its name (verify-full) with a certificate that this system, or sslrootcert, trusts."
     )
-    problem = "has no trusted connection"
+    problem = "offers no trusted connection"
 
 
 class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatus.REFUSED, retryable=False):
@@ -686,8 +687,8 @@ class FilesUnproven(Refused, code="E_FILES_UNPROVEN", retryable=True):
 
 
 class StoreRestored(Refused, code="E_STORE_RESTORED"):
-    """The server was restored from an older backup, or lost commits in a failover: tokens or marks that the files of
-    the repository have are missing from its records. Nothing was granted."""
+    """The server was restored from an older backup, or lost commits in a failover: its records lack tokens or marks
+    that are in the files of the repository. Nothing was granted."""
 
     hint = (
         "Compare the records with the files: 'holdfast doctor'. To continue with the records as they are, run "

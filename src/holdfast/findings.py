@@ -1,4 +1,4 @@
-"""Findings and the checks that make them: one mechanism for `doctor`, `issue validate` and `ledger verify`.
+"""Findings and the checks that report them: one mechanism for `doctor`, `issue validate` and `ledger verify`.
 
 A *check* looks for one kind of damage and yields findings. A check that cannot read its records becomes a finding
 itself and does not stop the others. A repairable finding carries its fix.
@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.errors import Failure
 
-MAX_ROUNDS = 5  # a repair may uncover another finding; this ends long before
+MAX_ROUNDS = 5  # a repair may uncover another finding; fewer rounds suffice in practice
 Subject = TypeVar("Subject")  # the examined thing, with state that its checks share
 
 
@@ -72,7 +72,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "owner-wrong": "Root created it, perhaps with sudo. The owner cannot change it.",
         "parent-missing": "History ends too early here. The snapshot itself is complete.",
         "permissions-missing": "Commands that write there fail.",
-        "store-alarm": "The server has found a problem of its own. Its records may be damaged.",
+        "store-alarm": "The server reports an internal problem. Its records may be damaged.",
         "store-moved": "The records here are outdated, and every change is refused.",
         "store-full": "Every commit is refused, until the server has space and the alarm is disarmed.",
         "store-restored": "Acknowledged changes are missing from the records, and no worktree can be leased.",
@@ -80,14 +80,14 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "snapshot-incomplete": "It cannot be restored and is not listed. It was complete when published.",
         "worktree-directory-missing": "It was moved or deleted. Saved work is in its snapshots.",
         "worktree-disconnected": "The checkout was moved or copied, or the directory replaced. Commands refuse it.",
-        "worktree-unregistered": "It was removed or pruned with git. Its snapshots and its branch are still there.",
+        "worktree-unregistered": "It was removed or pruned with git. Its snapshots and its branch still exist.",
     },
     Severity.WARNING: {
         "checks-not-made": "Their findings are unknown.",
         "clock-behind": "This machine's clock is behind, or another's is ahead. Leases and retention last longer.",
         "clock-differs": "Leases use the store's clock. Times printed by this machine are off.",
         "collection-unfinished": "Its process died. Marked snapshots cannot be referred to or restored.",
-        "commit-conflict": "The other program's content stands. The rest of the commit was applied.",
+        "commit-conflict": "The other program's content was kept. The rest of the commit was applied.",
         "commit-unfinished": "Readers see it applied. The next change to its documents applies it on disk.",
         "control-file-in-payload": "Commands may take it for the repository. Every snapshot contains it.",
         "disk-full": "Snapshots and new leases fail. Existing content is safe; renew, release and gc use the reserve.",
@@ -107,7 +107,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "worktree-directory-unknown": "Holdfast neither created it nor reads it, and takes no snapshots of it.",
     },
     Severity.NOTE: {
-        "format-old": "It works as it is.",
+        "format-old": "It still works.",
         "lock-expired": "Its holder did not renew it. The next holder takes it over.",
         "permissions-readable": "They can read the names, hashes and records of private files.",
         "plan-expired": "It can no longer be run.",
@@ -146,7 +146,7 @@ REMEDIES = {
     "plan-expired": "delete it",
     "record-foreign": "Holdfast does not remove it; remove it if nothing needs it",
     "reference-dangling": "remove it; the audit trail still records it",
-    "remnant-excessive": "remove what is not needed",
+    "remnant-excessive": "remove the parts that no tree needs",
     "scratch-abandoned": "remove it",
     "snapshot-damaged": "'holdfast verify --all --repair' finds copies of lost and changed files; else use a backup",
     "snapshot-directory-strange": "Holdfast does not remove it; remove it if nothing needs it",
@@ -161,12 +161,12 @@ REMEDIES = {
     "waiter-dead": "remove them from the queue",
     "worktree-directory-missing": "put it back, or restore its head into a new worktree and remove this one",
     "worktree-directory-unknown": "it may contain work; move it elsewhere",
-    "worktree-disconnected": "in the main checkout: 'git worktree repair PATH'; unless it is of another repository",
-    "worktree-moved": "note its path",
+    "worktree-disconnected": "in the main checkout: 'git worktree repair PATH', unless it is another repository's",
+    "worktree-moved": "record its new path",
     "worktree-name-stale": "remove the name",
     "worktree-unregistered": "forget the worktree; its snapshots stay",
 }
-"""The effect of `--fix`; without a fix, the advice to people. Some findings bring their own remedy."""
+"""What `--fix` does; for findings without a fix, advice for people. Some findings bring their own remedy."""
 _KINDS = {code: (severity, each[code]) for severity, each in MEANINGS.items() for code in each}
 
 
@@ -182,14 +182,14 @@ def of(
 
 
 class Check(NamedTuple, Generic[Subject]):
-    """A kind of damage, and how it is found."""
+    """A named function that finds one kind of damage."""
 
     name: str
     find: Callable[[Subject], Iterable[Finding]]
 
 
 class Repaired(NamedTuple):
-    """The repaired findings, those whose repair failed and why, and those that a new examination finds."""
+    """The repaired findings, those whose repair failed (with the failure), and all findings of a new examination."""
 
     fixed: tuple[Finding, ...]
     failed: tuple[tuple[Finding, Failure], ...]
@@ -216,7 +216,7 @@ def repair(
     *,
     apply: Callable[[Callable[[], object]], object] = lambda fix: fix(),
 ) -> Repaired:
-    """Apply all fixes, check by check, each check on a new subject, until none is left.
+    """Apply all fixes, check by check, until none is left. Each check gets a new subject.
 
     A fix that several findings of a check share is applied once. A failed fix is not tried again.
     """
@@ -248,7 +248,7 @@ def is_wrong(findings: Iterable[Finding]) -> bool:
 
 
 def _run(subject: Subject, check: Check[Subject], stopped: Stopped[Subject]) -> Iterator[Finding]:
-    """The findings of a check. A failure ends it: incomplete facts would mislead it."""
+    """The findings of a check. A failure ends the check: incomplete facts would mislead it."""
     try:
         yield from check.find(subject)
     except Failure as failure:

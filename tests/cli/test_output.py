@@ -276,7 +276,7 @@ def test_a_change_that_is_not_in_its_files_yet_is_reported(
         assert entry.run(["issue", "create", "a title", *where]) == 0
     said = capsys.readouterr()
     (told,) = json.loads(said.out)["warnings"] if as_json else [said.err]
-    assert "is decided, but not in all of its files yet: cannot append to events.jsonl: No space left" in told
+    assert "is committed, but not in all of its files yet: cannot append to events.jsonl: No space left" in told
     assert "the next command" in told
     assert entry.run(["issue", "list", *where]) == 0
     said = capsys.readouterr()

@@ -280,7 +280,7 @@ PLANTED: dict[str, Planted] = {
     "create replaces": Planted(
         OverwritesOnCreate,
         C.test_an_invalid_change_is_refused_and_nothing_is_committed,
-        ("create what is there",),
+        ("create an existing document",),
     ),
     "what was not named is changed": Planted(
         AllowsUnnamedKeys,

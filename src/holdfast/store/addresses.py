@@ -1,7 +1,7 @@
 """Addresses of stores (`postgresql://…`, `etcd://…`), and keeping their secrets out of files and output.
 
-An address may have a password anywhere if its author forgot to escape it. So an address that is not understood in
-every part is refused, and never quoted.
+If its author forgot to escape a password, any part of an address may contain it. So an address that cannot be parsed
+completely is refused and never quoted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POSTGRES_OPTIONS = (
     *"channel_binding require_auth gssencmode application_name connect_timeout target_session_attrs".split(),
     *"load_balance_hosts keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout".split(),
 )
-"""The parameters of libpq that pass. Others write files (`sslkeylogfile`), read secrets from files that the address
+"""The allowed parameters of libpq. Others write files (`sslkeylogfile`), read secrets from files that the address
 chooses (`passfile`, `service`), or are secrets themselves."""
 _OPTIONS = {"postgresql": POSTGRES_OPTIONS, "postgres": POSTGRES_OPTIONS, "etcd": ETCD_OPTIONS, "file": ()}
 ETCD_PORT = 2379
@@ -86,7 +86,7 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine: a loopback address, or the directory of a socket."""
+    """Whether a host is this machine: a loopback address or the directory of a socket."""
     return not host or host[0] in "/@" or re.fullmatch(_LOOPBACK, host) is not None
 
 
@@ -106,7 +106,7 @@ def with_secrets(address: str) -> str:
 
 
 def without_secrets(address: str) -> str:
-    """The address as it may be displayed and stored."""
+    """The address without its secrets, to be displayed and stored."""
     if address == FILES:
         return address
     parts = parts_of(address)
@@ -116,13 +116,13 @@ def without_secrets(address: str) -> str:
 
 
 def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
-    """Join an address from its parts. Without a host, it keeps its slashes."""
+    """The address with these parts and this query. Without a host, it keeps its slashes."""
     text = urlencode(query, quote_via=quote, safe="/")
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{text}" if text else "")
 
 
 def accepting_unsafe_server(address: str, *, accept: bool = True) -> str:
-    """The address, with the option that accepts an unsafe version of etcd, or without it."""
+    """The address with or without the option that accepts an unsafe version of etcd."""
     if not address.lower().startswith("etcd:"):
         return address
     parts = parts_of(address)
@@ -131,7 +131,7 @@ def accepting_unsafe_server(address: str, *, accept: bool = True) -> str:
 
 
 def advice_about_secrets(address: str) -> list[str]:
-    """Where to put the secrets of an address, so that later commands find them."""
+    """Advice where to put the secrets of an address so that later commands find them; empty if it has none."""
     if not has_secrets(address):
         return []
     elsewhere = "it in ~/.pgpass, or " if address.startswith("postgres") else ""
@@ -147,7 +147,7 @@ def has_secrets(address: str) -> bool:
 
 
 class EtcdAddress(NamedTuple):
-    """The members of a cluster, the prefix of a store's keys, a user, and the address without secrets."""
+    """A parsed etcd address: members of the cluster, prefix of the keys, credentials, and the address for display."""
 
     members: tuple[tuple[str, int], ...]
     prefix: str

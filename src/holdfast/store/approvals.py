@@ -1,8 +1,8 @@
-"""Approvals: what a user lets a repository contact and run on this machine.
+"""Approvals: the store that a repository may contact and the commands that it may run on this machine.
 
-A repository may come from a stranger. The store that its configuration names is contacted, and the commands that its
-records bring are run, only if the user has approved exactly these: by naming the store or the command, or afterwards
-(`holdfast trust`). A changed address or command is a new one, and so is a repository with another path or id.
+A repository may come from a stranger. Holdfast contacts the store that its configuration names, and runs the commands
+in its records, only if the user has approved exactly these: by naming the store or the command, or afterwards
+(`holdfast trust`). A changed address or command needs a new approval, and so does a repository with another path or id.
 
 Approvals are in the user's data directory, one file for each repository; its name is a hash of the repository's path.
 """
@@ -62,8 +62,8 @@ def approved(root: str | os.PathLike[str]) -> Approved:
 
 
 def approve(root: str | os.PathLike[str], *, store: str | None = None, commands: Iterable[str] = ()) -> None:
-    """Approve the address of a store, and the texts of commands, for the repository at `root`, for this user on this
-    machine. Only the last store that was approved counts. For checkers, use `Gating.approve`."""
+    """Approve the address of a store and the texts of commands for the repository at `root`, for this user on this
+    machine. Only the last approved store counts. For checkers, use `Gating.approve`."""
 
     def add(before: Approved) -> Approved:
         known = dict.fromkeys((*before.commands, *map(_digest, commands)))
@@ -92,14 +92,14 @@ def are_approved(root: str | os.PathLike[str], commands: Iterable[str]) -> list[
 
 
 def require_command(root: str | os.PathLike[str], text: str, shown: str, **facts: object) -> None:
-    """Raise `NotApproved`, with the command or path as it is `shown`, unless the user has approved this text."""
+    """Raise `NotApproved`, which displays the command as `shown`, unless the user has approved this text."""
     if not all(are_approved(root, [text])):
         raise _refusal(root, f"{shown} is not approved", **facts)
 
 
 def _refusal(root: str | os.PathLike[str], message: str, **facts: object) -> NotApproved:
     command = f"holdfast trust --repo {shlex.quote(calls.realpath(root))}"
-    hint = f"If you trust this repository, approve what it names: '{command}'. To see it first: '{command} --show'."
+    hint = f"If you trust this repository, approve its store and commands: '{command}'. To see them, add --show."
     return NotApproved(message, hint=hint, path=calls.realpath(root), **facts)
 
 
@@ -123,7 +123,7 @@ def _digest(command: str) -> str:
 
 
 def _repository_id(root: str) -> str:
-    """The id that the files of the repository name: another one in its place is not approved."""
+    """The id in the repository's files: approvals do not apply to another repository at the same path."""
     try:
         content = durable.read(Path(root) / _FORMAT, limit=_MOST_BYTES)
         return msgspec.json.decode(content, type=_Identified).repository_id
@@ -135,7 +135,7 @@ def _repository_id(root: str) -> str:
 
 
 def user_directory() -> Path:
-    """The data directory of this user, as the environment names it."""
+    """The data directory of this user, according to the environment."""
     return resolved(data_directory(None, os.environ))
 
 

@@ -1,15 +1,15 @@
 """The audit trail: a stream in which each entry carries the hash of the previous one.
 
 An entry is appended in the transaction that it records, so there is no change without its entry and no entry
-without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where. A copy of the
-last entry is kept in a second place, the head of the stream, and changed by the same transaction: so an emptied trail,
-or one that was cut at the end, is noticed too, and the next entry continues from the head, which keeps the gap visible.
-A damaged head is reported until the next entry replaces it.
+without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where. The same
+transaction copies the last entry to the head of the stream. So a trail that was emptied, or cut at the end, is noticed
+too, and the next entry continues from the head, which keeps the gap visible. A damaged head is reported until the next
+entry replaces it.
 
-On a server, an entry is loose at first: its own record, written by the transaction that it records. Readers and, every
-few commits, writers seal the loose ones: one transaction gives them their numbers and hashes, in the order of their
-commits, and moves them to the end of the chain. So unrelated commits do not wait for each other (decision 0018).
-Rewriting the trail and its head is not noticed: compare the last hash with one noted elsewhere.
+On a server, an entry is loose at first: a separate record, written by the transaction that it records. Readers and,
+every few commits, writers seal loose entries: one transaction gives them their numbers and hashes, in the order of
+their commits, and moves them to the end of the chain. So unrelated commits do not wait for each other (decision 0018).
+Rewriting both the trail and its head goes unnoticed: compare the last hash with one noted elsewhere.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class AuditEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DAMAGED = AuditEntry(0, "", "", "", {}, "")
-"""Stands for a head that cannot be understood."""
+"""The placeholder for a head that cannot be decoded."""
 
 
 class _HeadCodec(StructCodec[AuditEntry]):
-    """A copy that is damaged must not stop what the trail itself allows: the next entry replaces it."""
+    """Decodes a damaged head as `DAMAGED`: it must not block new entries, the next of which replaces it."""
 
     def decode(self, content: bytes, source: str) -> AuditEntry:
         try:
@@ -69,7 +69,7 @@ class AuditTrail:
         return Append(self.stream, entry if view.is_loose(self.stream) else _after(self._end(view), entry))
 
     def _chain(self, view: View, loose: Sequence[AuditEntry]) -> list[Append]:
-        """Seal loose entries: they follow the last one. Pure."""
+        """The changes that seal loose entries after the last entry. Pure."""
         end, sealed = self._end(view), list[Append]()
         for each in loose:
             end = _after(end, each)
@@ -77,7 +77,7 @@ class AuditTrail:
         return sealed
 
     def _end(self, view: View) -> AuditEntry | None:
-        """The last entry that was ever written, whether the trail still has it or not."""
+        """The last entry ever written, even if the trail no longer has it."""
         last, head = view.last(self.stream), view.get(self.head)
         if last is None or (head is not None and head.number > last.record.number):
             return head
@@ -85,7 +85,7 @@ class AuditTrail:
 
 
 def _after(end: AuditEntry | None, entry: AuditEntry) -> AuditEntry:
-    """The entry as the one that follows `end`."""
+    """The entry, numbered and hashed as the successor of `end`."""
     number, previous = (1, START) if end is None else (end.number + 1, end.hash)
     chained = msgspec.structs.replace(entry, number=number, previous=previous)
     return msgspec.structs.replace(chained, hash=_hash(chained))
@@ -114,15 +114,15 @@ def verify(entries: Iterable[Entry[AuditEntry]], *, after: AuditEntry | None = N
 
 
 class ChainEnd(NamedTuple):
-    """The end of a chain: the number of its entries and the last hash, to note elsewhere."""
+    """The end of a chain: the number of entries and the last hash, which can be noted elsewhere."""
 
     entries: int
     hash: str
 
 
 class AuditReader:
-    """Reads a trail from the beginning, then only new entries. With `verified`, checks the chain. Without it, `last`
-    allows to skip all but the last entries of this number."""
+    """Reads a trail from the beginning, then only new entries. With `verified`, checks the chain. Without it, a store
+    on a server may skip all but the `last` entries."""
 
     def __init__(self, store: Store, trail: AuditTrail, *, verified: bool = False, last: int | None = None) -> None:
         self._store = store

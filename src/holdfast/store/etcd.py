@@ -1,19 +1,19 @@
 """The store on etcd: `etcd://host:port,host:port/prefix`.
 
 A commit is one etcd transaction: if every document still has the revision that was fetched, and every stream
-still ends where it did, everything is written, with the commit's id and time. Commit point: etcd's. A fetch
-is one transaction too, so it sees one revision; it is always linearizable, never *serializable*, which may be
-stale. See `served` for the protocol around it.
+still ends where it did, it writes everything, with the commit's id and time. Commit point: etcd's commit. A fetch
+is one transaction too, so it sees one revision. It is always linearizable, never *serializable* (etcd's word for
+reads that may be stale). See `served` for the protocol around these transactions.
 
     <prefix>/d/<name>              a document
     <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps
     <prefix>/s/<stream>/~<place>   a loose record of a stream
     <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
-    <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy unless that is large
+    <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy of it unless large
     <prefix>/c/<id>                a commit that was made or ruled out; forgotten after some days
     <prefix>/clock                 the time of the last commit (see `etcd_gateway.ServerTime`)
     <prefix>/schema                the version of this schema
-    <prefix>/moved                 the address of the store that has the records now; it ends commits to this one
+    <prefix>/moved                 the address of the store that has the records now; blocks commits to this one
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ SCHEMA_VERSION = 2  # 1 had no heads; the first append to a store of version 1 u
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _LOOK_AT = 4 * _FORGET_EVERY  # notes
-_DIGITS = 20  # of the number of a record
+_DIGITS = 20  # in the number of a record
 _LARGEST_COPY = 64 << 10  # bytes of a record in the head; etcd limits the size of a commit
 _MOST_RANGES = 100
-_MOST_STREAMS = 90  # whose heads are fetched: in the first request, which is not pinned to a revision
+_MOST_STREAMS = 90  # streams whose heads are fetched, all in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
 _MADE, _RULED_OUT = "made", "ruled out"
@@ -108,7 +108,7 @@ class EtcdEngine:
         return Fetched(found, self.gateway.time.now(last_commit_at))
 
     def _large_records(self, ends: Mapping[str, StoredValue]) -> dict[str, StoredValue]:
-        """The ends of streams whose head has no copy of the last record. Records do not change."""
+        """The ends of streams whose head has no copy of the last record. A later read is safe: records never change."""
         ends = {name: each for name, each in ends.items() if each.position}
         rows = self._ranges([_get(self.keys.record(name, each.position)) for name, each in ends.items()])
         return {
@@ -117,13 +117,13 @@ class EtcdEngine:
         }
 
     def _end(self, stream: str) -> dict[str, Any]:
-        """The head of a stream; without one, the last record: etcd then visits all records."""
+        """The request for the head of a stream or, without one, its last record (etcd then visits all records)."""
         head = self.keys.head(stream)
         last = _last(self.keys.records(stream), below=self.keys.stop(stream))
         return {"request_txn": {"compare": [_is_absent(head)], "success": [last], "failure": [_get(head)]}}
 
     def _found(self, what: Named, row: Any) -> StoredValue:
-        """The end of a stream has the version of its head, or none."""
+        """The value in a row. The end of a stream has the version of its head, or none if it has no head."""
         content = _value(row)
         if not isinstance(what, Stream):
             return StoredValue(row["mod_revision"], content)
@@ -145,7 +145,7 @@ class EtcdEngine:
         return rows
 
     def _check_schema(self, rows: Sequence[Any]) -> None:
-        """Refuse an unknown schema version; the first client records it."""
+        """Refuse an unknown schema version; the first client of a new store records the version."""
         row = rows[0] if rows else None
         if row is None and self._create:
             row = self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
@@ -189,8 +189,8 @@ class EtcdEngine:
         return True
 
     def _conditions(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
-        """Everything fetched is unchanged. Records are never removed: a stream ends where it did if the next
-        number is free. Sealing is possible even after the records were moved: nothing is new."""
+        """The conditions that everything fetched is unchanged. Records are never removed, so a stream ends where it did
+        if the next number is free. Sealing is allowed even after the store was moved: it adds nothing new."""
         if not plan.sealed:
             yield _is_absent(self.keys.moved)
         for each in plan.named:
@@ -202,7 +202,7 @@ class EtcdEngine:
             else:
                 key = encoded(self.keys.document(each.name))
                 yield {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
-        for loose in plan.loose:  # its place is nearly always free, but a put would replace a record there
+        for loose in plan.loose:  # the place is nearly always free, but a put would replace a record there
             yield _is_absent(self.keys.loose_record(loose.stream, loose.place))
 
     def _writes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
@@ -254,14 +254,14 @@ class EtcdEngine:
             return Fate.MADE if made else Fate.RULED_OUT
 
     def _put_if_absent(self, key: bytes, value: bytes, *, patience: float | None = None) -> Any:
-        """Create a key, or return the existing row."""
+        """Create a key and return None, or return the existing row."""
         request = {"compare": [_is_absent(key)], "success": [_put(key, value)], "failure": [_get(key)]}
         answer = self.gateway.ask("/v3/kv/txn", request, patience=patience)
         return None if answer.get("succeeded") else answer["responses"][0]["response_range"]["kvs"][0]
 
     def _forget(self, now: float) -> None:
-        """Remove old notes of commits among some that follow a random one, in the order of their ids. Finding the
-        oldest would visit all of them; this way, a quarter of the notes are old ones in the long run."""
+        """Remove the old notes of commits in a range of ids that starts at random. Finding the oldest notes would visit
+        all of them; this way, in the long run, a quarter of the notes are old ones."""
         first, end = self.keys.commit(""), end_of(self.keys.commit(""))
         middle = self.keys.commit(f"{CHANCE.randrange(1 << 32):08x}")
         notes = self._range(middle, end, _LOOK_AT)
@@ -296,14 +296,14 @@ class EtcdEngine:
             return [(_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows]
 
     def cursor(self) -> bytes:
-        """The revision of the last commit, and what it wrote to the clock: another history has another time there."""
+        """The revision of the last commit and the time that it wrote to the clock, which differs in another history."""
         with understanding(self.address):
             (rows,) = self._ranges([_get(self.keys.clock)])
             return _cursor(rows[0]) if rows else b""
 
     def changes(self, family: str, cursor: bytes) -> ServedChanges | None:
-        """Every commit changes the clock. So if that is still the same, nothing has changed; else the history of keys
-        is read from there on, until the commit that the clock has now. None if etcd has compacted it."""
+        """Every commit changes the clock. If the clock is unchanged, nothing has changed; otherwise, read the history
+        from the cursor up to the clock's current revision. None if etcd has compacted that history."""
         with understanding(self.address):
             (rows,) = self._ranges([_get(self.keys.clock)])
             if not rows:
@@ -332,8 +332,8 @@ class EtcdEngine:
         return ServedChanges(_cursor(clocks[-1]), found, now)
 
     def _history(self, first: int, last: int) -> list[Any]:
-        """The changes of documents and of the clock from one revision to another or a later one; none if etcd does not
-        have them any more. A revision comes in one message."""
+        """The changes of documents and of the clock from `first` to `last` or a later revision; empty if etcd no longer
+        has them. All changes of one revision come in one message."""
         events: list[Any] = []
         request = {
             "key": encoded(self.keys.clock),
@@ -391,12 +391,12 @@ class EtcdStore(ServedStore):
     def __init__(
         self, url: str, *, timeout: float = served.TIMEOUT, patience: float = served.PATIENCE, create: bool = True
     ) -> None:
-        """`create` records the schema version if there is none; without it, that is `NotFound`."""
+        """`create` records the schema version if it is missing; without it, a missing store raises `NotFound`."""
         super().__init__(EtcdEngine(url, timeout=timeout, create=create), patience=patience)
 
 
 class EtcdWatch(Watch):
-    """A watch of one document, family or stream, on a connection of its own."""
+    """A watch of one document, family or stream, on a separate connection."""
 
     def __init__(self, gateway: Gateway, keys: Keys, what: Watched) -> None:
         self._gateway = gateway
@@ -462,7 +462,7 @@ class EtcdWatch(Watch):
         return changed
 
     def _start_over(self, result: Any) -> set[str]:
-        """The revisions since the last message are compacted: everything may have changed."""
+        """Continue after etcd has compacted the revisions since the last message: everything may have changed."""
         if not int(result.get("compact_revision", 0)):
             raise ConnectionError(f"etcd has ended the watch: {result.get('cancel_reason')}")
         self.close()
@@ -496,11 +496,11 @@ class Keys:
         return self._prefix + b"/s/" + stream.encode() + b"/"
 
     def stop(self, stream: str) -> bytes:
-        """A key after all records, without a number: clients that look for the last record fail here."""
+        """A key after all records, without a number: clients of version 1, which read the last record, fail here."""
         return self.records(stream) + b"~"
 
     def loose_record(self, stream: str, place: int) -> bytes:
-        """A record that is not sealed yet; after those that are, and known to watchers of the stream."""
+        """The key of a record that is not sealed yet; follows the sealed ones, and watchers of the stream see it."""
         return self.stop(stream) + b"%0*d" % (_DIGITS, place)
 
     def head(self, stream: str) -> bytes:

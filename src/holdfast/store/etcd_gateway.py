@@ -1,8 +1,8 @@
 """Requests to etcd through the gateway of its members: JSON over HTTP, with the standard library.
 
-The member that answers first is kept; if it stops answering, the next one is asked. Idempotent requests are
-repeated; a commit is not, unless it cannot have been sent. The size of an answer and the time of a whole exchange are
-limited, however slowly its bytes arrive.
+The first member that answers is used until it stops answering; then the next one is asked. Idempotent requests are
+repeated; a commit is repeated only if it cannot have been sent. The size of an answer and the time of a whole exchange
+are limited, however slowly its bytes arrive.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from holdfast.store.served import TIMEOUT, TimeLimit
 MARGIN = 5.0
 MOST_IDLE = 4
 MOST_ANSWER = 384 << 20  # bytes: more than a page of 64 records of the largest size, in base64
-MOST_MESSAGES = 64 << 20  # of a watch, that wait to be read
+MOST_MESSAGES = 64 << 20  # bytes of a watch that are received but not read yet
 _BLOCK = 1 << 20
 ALARMS = "/v3/maintenance/alarm"
 MISUNDERSTOOD = (LookupError, TypeError, AttributeError, ValueError, msgspec.DecodeError, RecursionError)
-"""The errors of parsing a response that is not etcd's."""
+"""The errors that parsing raises for a response that is not etcd's."""
 NOT_ETCD = "its response is not etcd's, or its records are damaged"
 _UNSAFE = (
     ("3.5.0", "3.5.2", "can lose acknowledged data when it is killed under load (etcd issue 13766)"),
@@ -65,11 +65,11 @@ _UNSAFE = (
 _WINDOW = 60.0  # bounds are kept for one to two of these: the clocks of two machines drift apart
 
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
-"""gRPC codes after which nothing has happened."""
+"""gRPC codes which promise that the request had no effect."""
 
 
 class ServerTime:
-    """The time of the servers: the highest bound from their answers, carried forward by our boot clock."""
+    """The servers' time: the highest bound from the dates of their answers, advanced by this machine's boot clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class ServerTime:
         return self._clock.boot() < self._window_ends + _WINDOW
 
     def now(self, last_commit_at: float = 0.0) -> float:
-        """The time; not before a commit that has been seen, nor before the last result."""
+        """The current time; never before a commit that was seen, nor before the last result."""
         with self._lock:
             known = [each for each in self._bounds if each is not None]
             found = self._clock.boot() + max(known, default=0.0)
@@ -124,7 +124,7 @@ class GatewayError(Exception):
 
 
 class NotSent(Exception):
-    """No member could be reached, so nothing was sent. `untrusted`: because of certificates."""
+    """No member could be reached, so nothing was sent. `untrusted`: the cause is a certificate."""
 
     def __init__(self, reason: str, *, untrusted: bool = False) -> None:
         super().__init__(reason)
@@ -158,7 +158,7 @@ class Gateway:
             warnings.warn(NotEncrypted(address.display), stacklevel=2)
 
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
-        """An idempotent request, repeated with other members until one answers."""
+        """Send an idempotent request, and repeat it with other members until one answers."""
         with self.deadline.within(self.timeout if patience is None else patience) as deadline:
             return self._persist(path, request, deadline)
 
@@ -191,7 +191,7 @@ class Gateway:
         return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
-        """One request to one member: its answer, `GatewayError`, `NotSent`, or an error of the network."""
+        """Send a request to one member and return its answer. Raises `GatewayError`, `NotSent` or a network error."""
         connection = self._take()
         try:
             answer = self._exchange_as_user(connection, path, request)
@@ -203,7 +203,7 @@ class Gateway:
         return answer
 
     def metric(self, name: str) -> int:
-        """One of the figures that a member publishes; 0 if it does not publish it here."""
+        """One of the metrics that a member publishes; 0 if it is not available."""
         try:
             connection = self._take()
             status, content = self._ask_member(connection, "GET", "/metrics", None)
@@ -230,7 +230,7 @@ class Gateway:
             said = content[:100].decode("ascii", "replace").strip()
             raise GatewayError(0, f"{status} {said}: this does not look like the gateway of etcd") from None
         if status == 200 and "error" not in answer:
-            # etcd's own header is in every answer; without it, the answer was cut. (3.4 has none in that about alarms.)
+            # Every answer of etcd has a header (except that about alarms, in 3.4): one without it was cut off.
             if "header" not in answer and not (content and path == ALARMS):
                 raise _incomplete(connection)
             return answer
@@ -238,7 +238,7 @@ class Gateway:
         raise GatewayError(code if isinstance(code, int) else 0, str(answer.get("message") or answer.get("error")))
 
     def _ask_member(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """The status and the content of an answer, which must be complete within the time and size limits."""
+        """The status and content of an answer. Raises unless it is complete and within the time and size limits."""
         limit = self.deadline.left(self._answer_within)
         connection.response_class = partial(_TimedResponse, time.monotonic() + limit)  # type: ignore[assignment]
         if connection.sock is not None:
@@ -260,7 +260,7 @@ class Gateway:
             raise TimeoutError(f"no answer from {connection.host}:{connection.port} within {within}") from error
         except OSError:
             raise
-        except ValueError as error:  # of `http.client`, for a length that is no number
+        except ValueError as error:  # from `http.client`, for a length that is not a number
             raise HTTPException(_reason(error)) from error
         self.time.heard(response.getheader("Date"))
         return response.status, b"".join(blocks)
@@ -272,7 +272,7 @@ class Gateway:
         return headers
 
     def failure(self, error: GatewayError) -> Failure:
-        """The failure for an answer that repeating the request does not change."""
+        """The failure to raise for an error that repeating the request would not cure."""
         display = self.address.display
         if "too large" in str(error) or "too many operations" in str(error):
             return UsageFailure(
@@ -340,7 +340,7 @@ class Gateway:
                 self._members.append(failed)
 
     def _check_version(self, connection: HTTPConnection) -> None:
-        """Refuse a member of a version that is known to lose data. Each is asked once per process, if it answers."""
+        """Refuse a member whose version is known to lose data. Asks each member once per process, if it answers."""
         member = (connection.host, connection.port)
         version = _versions.get(member)
         if version is None:
@@ -386,7 +386,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def understanding(place: str) -> Iterator[None]:
-    """Raise `StoreUnavailable` if the block cannot make sense of an answer."""
+    """Raise `StoreUnavailable` if the block cannot parse an answer."""
     try:
         yield
     except MISUNDERSTOOD as error:
@@ -423,7 +423,7 @@ class _UntilDeadline(io.RawIOBase):
 _versions: dict[tuple[str, int], str] = {}
 """The versions of the members that this process has connected to."""
 _warned: set[str] = set()
-"""The addresses that this process has warned of, because their connections are not encrypted."""
+"""The addresses whose unencrypted connections this process has already warned about."""
 
 
 def _incomplete(connection: HTTPConnection) -> HTTPException:
@@ -472,7 +472,7 @@ def _has_ended(connection: HTTPConnection) -> bool:
 
 
 def _is_untrusted(problem: Exception) -> bool:
-    """Whether one side rejects the other's certificate or does not use TLS. A cut handshake does not count."""
+    """Whether one side rejects the other's certificate or does not use TLS. An interrupted handshake does not count."""
     if isinstance(problem, NotSent):
         return problem.untrusted
     return isinstance(problem, ssl.SSLError) and not isinstance(
@@ -509,7 +509,7 @@ class Messages:
         self._in_body = False
 
     def wait(self, timeout: float) -> Iterator[Any]:
-        """The messages that arrive in time, at least one if one does; `OSError` if the response ends."""
+        """Wait for messages and yield those that arrived; none after the timeout. `OSError` if the response ends."""
         deadline, received = time.monotonic() + timeout, b""
         while b"\n" not in self._body:
             left = deadline - time.monotonic()

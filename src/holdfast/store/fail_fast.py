@@ -1,4 +1,4 @@
-"""A store for readers that report on a server that may be away: it fails once, then at once."""
+"""A store for reports about a server that may be away: after the first failure, every use fails immediately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.store.served import ServedStore
 
 
 class FailFastStore:
-    """A store that is opened at its first use. Once the server has failed, every use raises `trouble`."""
+    """A store that is opened at its first use. Once the server has failed, every use raises this failure, `trouble`."""
 
     files = None
 

@@ -1,12 +1,12 @@
 """The default store: plain files that people can read, on one machine, without a server.
 
-Readers take no lock. They list the intents first and read the file second: a commit is visible as a whole, to
-everyone, from its commit point on, even before it is applied.
+Readers take no lock. They list the intents first and then read the file, so a commit is visible as a whole to all
+readers from its commit point on, even before it is applied.
 
 A transaction takes the document locks of everything that it names, applies commits that a crash interrupted,
 reads, decides and commits:
 
-- one document: write and sync a draft, rename it (or link it, if it must not replace), sync the directory.
+- one document: write and sync a draft, rename it (or link it, if the document must be new), sync the directory.
   Commit point: the rename or link.
 - one record of a stream: append and sync a line, or give a synced draft its number.
 - several changes: publish an intent. Commit point: its link (see `intents`; `streams` for batches).
@@ -59,21 +59,21 @@ from holdfast.store.streams import LastNumbers, Planned
 
 Named = Key[Any] | Stream[Any]
 
-MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; it ends commits to this one
+MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; blocks commits to this one
 
 
 def _drop_frames(signal: BaseException) -> None:
-    """Drop what the frames of a traceback hold: a signal may end an `__exit__` before its lock is released, and the
-    cleanup that follows needs that lock."""
+    """Drop the references that the frames of a traceback hold: a signal may end an `__exit__` before its lock is
+    released, and the cleanup that follows needs that lock."""
     import traceback  # slow to load
 
     traceback.clear_frames(signal.__traceback__)
 
 
 class _Progress:
-    """How far a transaction has come.
+    """The progress of a transaction.
 
-    `perhaps_made`: it may be past its commit point, so a failure does not mean that it failed. `overtaken`: a
+    `perhaps_made`: it may be past its commit point, so it may take effect despite a failure. `overtaken`: a
     process without the lock (`ledger.lock` was broken by mistake) took its number, so it is decided again.
     """
 
@@ -114,7 +114,7 @@ class FileStore:
         return self
 
     def close(self) -> None:
-        """Close the files that are kept open for speed. Nothing is lost by not calling this."""
+        """Close the files that are kept open for speed. A store that is never closed loses no data."""
         try:
             self._locks.close()
             self._directories.close()
@@ -182,9 +182,9 @@ class FileStore:
     def _load_members(
         self, family: Family[Record], names: Iterable[str], pending: Mapping[str, tuple[Intent, Step]]
     ) -> Iterator[tuple[str, Document[Record]]]:
-        """The members that exist, in the order of their names; as they will be, if a commit is `pending`."""
+        """The existing members, in the order of their names; `pending` commits count as applied."""
         directory, start, end = self._layout.family(family.name)
-        nested = end.startswith("/")  # each member has a directory of its own
+        nested = end.startswith("/")  # each member has its own directory
         for name in sorted(names):  # perhaps thousands: keep this short
             try:
                 with OpenDirectories(self._directories) as opened:
@@ -226,13 +226,13 @@ class FileStore:
                 yield model.Entry(position, stream.codec.decode(content, where))
 
     def _hidden_from(self, location: Location, directory: Directory) -> int | None:
-        """The first number of an unfinished batch. If its author is gone, it is finished first. Other commits are seen
-        from their commit point on, so the reader waits until they are applied, or applies them."""
+        """The first number of an unfinished batch. A batch whose author is gone is finished first. Other commits are
+        visible from their commit point on, so the reader waits until they are applied, or applies them."""
         if not (found := self._intents.unfinished([location.name])):
             return None  # the usual case
         batches = [each for each in found if all(step.name == location.name for step in each.steps)]
         self._finish(each for each in found if each not in batches)
-        with contextlib.suppress(Failure):  # locked by its author or by another writer; or we may not write
+        with contextlib.suppress(Failure):  # locked by the author or another writer, or not writable for us
             self._finish(batches, wait=False)
         left = (each for each in self._intents.unfinished([location.name]) if each in batches)
         numbers = [streams.first_unfinished(directory, location, each) for each in left]
@@ -318,10 +318,10 @@ class FileStore:
             return
         make_directories(path.parent)
         durable.replace(path, f"{target}\n".encode())
-        self._locks.wait_for_holders(self._layout.existing_locks(self._root))  # they may have looked for it before
+        self._locks.wait_for_holders(self._layout.existing_locks(self._root))  # they may have checked before
 
     def _view(self, locations: dict[Named, Location], opened: OpenDirectories, contents: dict[str, bytes]) -> View:
-        """Everything named; `contents` gets the documents that other programs share, as they are."""
+        """A view of everything named. Puts the raw content of documents that other programs share into `contents`."""
 
         def document(key: Key[Any]) -> Document[Any] | None:
             location = locations[key]
@@ -333,11 +333,11 @@ class FileStore:
         return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
     def _settle(self, locations: Collection[Location], changed: list[Location]) -> None:
-        """Make the dependencies of this commit durable: a killed writer may have left it visible but not synced.
+        """Make the dependencies of this commit durable: a killed writer may have left them visible but not synced.
 
         They are the path to each directory that it writes to (once), the names it has read, and the lines of streams.
         A change of the only named document or stream of lines depends on nothing else: the sync of the change covers
-        the content before it. A numbered stream whose last number we synced ourselves is not synced again.
+        the content before it. A numbered stream whose last number this process synced is not synced again.
         """
         if len(locations) == 1 and changed[0].directory in self._settled and len(changed) == 1:
             (location,) = locations
@@ -401,7 +401,7 @@ class FileStore:
         return number
 
     def _remember(self, location: Location, number: int) -> None:
-        """Remember the last number of a stream, whose names this process has synced."""
+        """Remember the last number of a stream; this process has synced its names."""
         self._numbers.remember_durable(location, number)
         if (held := self._locks.held_ledger_lock(location)) is not None:
             held.last = number
@@ -417,7 +417,7 @@ class FileStore:
         progress.perhaps_made = True
         try:
             numbers = batch.apply()
-        except (Failure, OSError):  # perhaps because another process finishes it: our lock was broken by mistake
+        except (Failure, OSError):  # perhaps another process is finishing it, because our lock was broken by mistake
             numbers = self._intents.apply(batch.intent, opened)
         self._remember(location, numbers[-1])
         streams.write_receipts(records, zip(numbers, (each.content for each in planned), strict=True))
@@ -432,7 +432,7 @@ class FileStore:
         if location.kind is Kind.NUMBERED:
             name, often = location.numbered(planned.at), self._numbers.are_ours(location)
             draft = durable.write_draft(directory, name, content)
-            durable.publish_new(directory, draft, name, often=often)  # under this number or none
+            durable.publish_new(directory, draft, name, often=often)  # under this number or not at all
             durable.sync_names(directory, name)
             self._remember(location, planned.at)
             streams.write_receipts(directory, [(planned.at, content)])
@@ -446,7 +446,7 @@ class FileStore:
         return ()
 
     def _finish(self, intents: Iterable[Intent], *, wait: bool = True) -> None:
-        """Apply the commits of dead processes that are still unfinished, under the locks that they need."""
+        """Apply unfinished commits of dead processes, under the locks that they need."""
         from holdfast.store.recovery import Recovery  # rarely needed
 
         locks = self._locks if wait else self._locks.without_waiting()
@@ -499,7 +499,7 @@ class FileStore:
         return found
 
     def lock_statistics(self) -> LockStatistics:
-        """How often this store has taken document locks, waited for them, and how long it has held them."""
+        """How often this store has taken document locks and waited for them, and how long it has held them."""
         return self._locks.statistics()
 
     def _locate(self, what: Named) -> Location:
@@ -512,7 +512,7 @@ class FileStore:
         try:
             return durable.read_in(opened.get(directory), file)
         except NotFound:
-            return None  # perhaps not even its directory exists yet
+            return None  # or even its directory does not exist yet
         except TooLarge as failure:
             raise model.not_understood(self._root.where(f"{directory}/{file}"), failure.message) from None
 

@@ -1,15 +1,15 @@
-"""Intents: commits of several changes, committed by one file, then applied by the author or the next process.
+"""Intents: several changes committed by one file, then applied by the author or the next process.
 
-1. New content of documents is written to drafts and synced: from here on, applying a document needs no space.
-2. The *intent*, a file that contains the whole change, is published. Commit point.
-3. Everything is published: documents before those that refer to them, removals last. Each directory is synced before
-   anything is published in the next one, so that a reference leads to something even for a program that reads it after
-   a power cut and knows nothing of intents.
-4. The intent is renamed to `.done`, durably, and then removed. It must not come back once others have changed the
+1. Write the new content of documents to drafts and sync them: from here on, applying a document needs no disk space.
+2. Publish the *intent*, a file that contains the whole change. Commit point.
+3. Publish every change: documents before those that refer to them, removals last. Sync each directory before
+   publishing anything in the next one: after a power cut, even a program that knows nothing of intents finds no
+   dangling reference.
+4. Rename the intent to `.done`, durably, and then remove it. It must not come back once others have changed the
    documents: a process that finds the `.done` file syncs it before it changes anything.
 
-The document locks of everything that it touches are held from before 1 until after 4. So a process that holds one of
-these locks and finds such an intent knows that the author is gone. It finishes the intent first: see `recovery`.
+The author holds the document locks of everything that the intent touches from before 1 until after 4. So a process that
+holds one of these locks and finds the intent knows that the author is gone, and finishes it first: see `recovery`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Mark = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)]
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One change. `before` is the digest of a document's old content; `old` is that content, if other programs change
-    such documents too. `at` is where an append goes."""
+    such documents too. `at` is the position of an append."""
 
     name: str
     operation: Literal["put", "remove", "append"]
@@ -53,8 +53,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A commit that may not be applied yet. Its steps are in the order in which they are applied. `drafts` is the
-    suffix of the names of its drafts, which were written before the commit point."""
+    """A commit that may not be applied yet; its steps are in the order of applying. `drafts` is the suffix of the names
+    of its drafts, which were written before the commit point."""
 
     id: SafeName
     steps: tuple[Step, ...]
@@ -91,11 +91,11 @@ class Intents:
         self._known: dict[str, Intent] = {}
 
     def pending(self) -> list[Intent]:
-        """Intents that are not applied yet: most often none."""
+        """Intents that are not applied yet; usually none."""
         return self._listed(_PENDING)
 
     def all(self) -> list[Intent]:
-        """All intents, including those of which only the `.done` file is left."""
+        """All intents, including applied ones whose `.done` file is left."""
         return self._listed(_PENDING, _DONE)
 
     def pending_steps(self, name: str) -> list[tuple[Intent, Step]]:
@@ -103,7 +103,7 @@ class Intents:
         return [(each, step) for each in self.pending() for step in each.steps if step.name == name]
 
     def pending_members(self, family: str) -> dict[str, tuple[Intent, Step]]:
-        """The same for the members of a family."""
+        """The changes of a family that are committed but not applied yet, by member."""
         steps = ((each, step) for each in self.pending() for step in each.steps)
         return {
             step.name[len(family) + 1 :]: (each, step) for each, step in steps if step.name.startswith(f"{family}/")
@@ -147,8 +147,8 @@ class Intents:
         return intent
 
     def write_drafts(self, intent: Intent, opened: OpenDirectories) -> None:
-        """Step 1. Everything that this user may not change is refused here: a commit that is decided, and that cannot
-        be applied, would block everyone who needs its documents."""
+        """Step 1. Raises `NotWritable` if this user may not change one of the targets: an intent that cannot be applied
+        would block everyone who needs its documents."""
         for target in self.targets(intent, opened):
             target.require_writable()
         located = [(self.layout.locate(step.name), step) for step in intent.steps if step.operation == "put"]
@@ -164,7 +164,7 @@ class Intents:
             raise
 
     def publish(self, intent: Intent, opened: OpenDirectories) -> None:
-        """Step 2, the commit point: from here on, this or another process applies it."""
+        """Step 2, the commit point: from here on, this or another process applies the intent."""
         try:
             durable.create_in(opened.get(INTENTS, create=True), intent_name(intent.id), encode(intent))
         except Failure as failure:
@@ -178,10 +178,10 @@ class Intents:
         numbers: dict[str, int] = {}
         published = publish_all(_as_decided(target, numbers) for target in self.targets(intent, opened))
         self.drop(intent)
-        return [number for number in published if type(number) is int]  # other steps return none
+        return [number for number in published if type(number) is int]  # other steps return None
 
     def set_aside(self) -> list[str]:
-        """The paths of intents that were not applied completely, because another program's change stands."""
+        """The paths of intents that were not applied completely because another program's change won."""
         try:
             with self._root.beneath(INTENTS) as directory:
                 return sorted(directory.where(name) for name in directory.names() if name.endswith(_ASIDE))
@@ -189,8 +189,8 @@ class Intents:
             return []
 
     def needs_applying(self, intent: Intent) -> bool:
-        """Whether the intent of a dead author has still to be applied. Neither it nor its `.done` file can be lost from
-        here on. The caller holds the document locks."""
+        """Whether the intent of a dead author still has to be applied. Syncs the intent or its `.done` file, so that a
+        power cut cannot undo either. The caller holds the document locks."""
         with self._root.beneath(INTENTS) as directory:
             pending = directory.status(intent.id + _PENDING) is not None
             if pending or directory.status(intent.id + _DONE) is not None:
@@ -200,7 +200,7 @@ class Intents:
         return pending
 
     def targets(self, intent: Intent, opened: OpenDirectories) -> Iterator[StepTarget]:
-        """What the steps change, in their order."""
+        """The targets of the steps, in order."""
         for step in intent.steps:
             location = self.layout.locate(step.name)
             yield StepTarget(opened.get(location.directory, create=True), location, step, intent)
@@ -211,7 +211,7 @@ class Intents:
                 durable.discard(target.directory, target.draft)
 
     def drop(self, intent: Intent, *, keep: bool = False) -> None:
-        """Step 4; or set the intent aside, to keep what was not applied for a person."""
+        """Step 4. With `keep`, set the intent aside instead, so that a person can see what was not applied."""
         pending, done = intent.id + _PENDING, intent.id + (_ASIDE if keep else _DONE)
         with self._root.beneath(INTENTS) as directory:
             if all(self.layout.locate(step.name).kind is Kind.NUMBERED for step in intent.steps):
@@ -236,7 +236,7 @@ class StepTarget(NamedTuple):
         return durable.draft_name(self.location.numbered(self.step.at), self.intent.drafts)
 
     def require_writable(self) -> None:
-        """Raise `NotWritable` unless this user may apply the step. (For a document, its draft shows that.)"""
+        """Raise `NotWritable` unless this user may apply the step. (For a new content, writing the draft shows it.)"""
         directory, location, step, _ = self
         if step.operation == "put" or directory.fd is None:
             return
@@ -250,7 +250,7 @@ class StepTarget(NamedTuple):
             raise NotWritable("change", directory.where(location.file), denied, hint=hint)
 
     def was_published(self) -> bool:
-        """Whether the draft of a document has got its name. Only that, or the end of the intent, removes a draft."""
+        """Whether the draft of a document was published. Only publishing it or dropping the intent removes it."""
         if self.step.operation != "put" or not self.intent.drafts:
             return False
         status = self.directory.status(self.draft)
@@ -258,7 +258,7 @@ class StepTarget(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A step that is ready to be published or discarded. `directory` is where names change, if any do."""
+    """A step that is ready to be published or discarded. `directory` is the one whose names change, if any."""
 
     directory: Directory | None
     publish: Callable[[], object] = lambda: None
@@ -266,7 +266,7 @@ class Prepared(NamedTuple):
 
 
 def _as_decided(target: StepTarget, numbers: dict[str, int]) -> Prepared:
-    """Step 3 for one target of the author, whose locks have kept others out."""
+    """Step 3 for one target, by the author: its locks have kept others out, so nothing has changed."""
     directory, location, step, _ = target
     file = location.file
     if location.kind is Kind.LINES:
@@ -279,8 +279,8 @@ def _as_decided(target: StepTarget, numbers: dict[str, int]) -> Prepared:
 
 
 def numbered(target: StepTarget, numbers: dict[str, int]) -> Prepared:
-    """Step 3 for a record of a numbered stream: a draft, unless the step is done. (It may be done but not durable: a
-    killed process published it.) `numbers` has the last number given to a record of each stream."""
+    """Step 3 for a record of a numbered stream: writes a draft, unless a killed process has already published the
+    record (perhaps not durably). `numbers` has the last number given to a record of each stream."""
     directory, location, step, _ = target
     content = step.content.encode()
     # The intended number, or the next free one if the ledger's lock was broken by mistake.
@@ -295,7 +295,7 @@ def numbered(target: StepTarget, numbers: dict[str, int]) -> Prepared:
 
 
 def name_draft(directory: Directory, draft: str, name: str, *, is_new: bool) -> None:
-    """Give a draft its name. If that fails, the draft stays: it shows that the document was not published."""
+    """Publish a draft under its name. If that fails, the draft stays, which shows that it was not published."""
     if is_new:
         durable.publish_new(directory, draft, name, keep_if_taken=True)
     else:
@@ -310,7 +310,7 @@ def _rename(directory: Directory, source: str, target: str) -> None:
 
 
 def publish_all(preparing: Iterable[Prepared]) -> list[object]:
-    """Step 3: one after the other, each directory synced before the next one changes."""
+    """Step 3: publish in order; sync each directory before the next one changes."""
     prepared: list[Prepared] = []
     results: list[object] = []
     changed: Directory | None = None
@@ -324,7 +324,7 @@ def publish_all(preparing: Iterable[Prepared]) -> list[object]:
         if changed is not None:
             durable.sync_names(changed)
     except BaseException:
-        for each in prepared:  # no litter, however often this is retried: the disk may be full
+        for each in prepared:  # leave no drafts, however often this is retried: the disk may be full
             each.discard()
         raise
     return results
@@ -344,7 +344,7 @@ def _sync_filesystems(directories: Iterable[Directory]) -> None:
 
 
 def find_number(directory: Directory, location: Location, number: int, content: bytes) -> tuple[int, bool]:
-    """The first number from `number` on that is free or has this content, and whether it has it."""
+    """The first number from `number` on that is free or holds this content, and whether it holds it."""
     while directory.status(location.numbered(number)) is not None:
         if read_if_exists(directory, location.numbered(number)) == content:
             return number, True
@@ -353,8 +353,8 @@ def find_number(directory: Directory, location: Location, number: int, content: 
 
 
 def publish_number(directory: Directory, location: Location, draft: str, number: int, content: bytes) -> int:
-    """Give a draft the number, or the first free one after it; return it. A number that holds exactly this content was
-    given by another process that applies the same intent."""
+    """Publish a draft under the number, or the first free one after it; return the number used. If a number already
+    holds exactly this content, another process that applies the same intent has published it."""
     while True:
         name = location.numbered(number)
         try:
@@ -369,7 +369,7 @@ def publish_number(directory: Directory, location: Location, draft: str, number:
 
 
 def read_if_exists(directory: Directory, name: str) -> bytes | None:
-    """The content of a file, or None."""
+    """The content of a file, or None if it does not exist."""
     try:
         return durable.read_in(directory, name)
     except NotFound:

@@ -1,8 +1,8 @@
 """The layout of a file store: where each document and stream is, and which document lock protects it.
 
 A key names a row of `TABLE` and, if the row has a `{name}`, a member of it. The rows are in lock order: a
-transaction takes the locks of everything that it names in this order, and members of one row by name. Nothing
-else takes these locks, so no two transactions can wait for each other.
+transaction takes the locks of everything that it names in this order, and those of one row's members by name. Nothing
+else takes these locks, so transactions cannot deadlock.
 
 `{stripe}` spreads the members of a row over 64 locks, for rows whose specification names none. Lock files are
 never deleted, and one for each of a hundred thousand documents would be litter.
@@ -58,9 +58,9 @@ class Row(NamedTuple):
 # fmt: off
 _WORKTREE = ".jvs/guards/worktree-{name}.lock"  # one lock for everything that belongs to a worktree
 
-_NAMED = ".jvs/guards/named-{stripe}.lock"  # of leases without a worktree
+_NAMED = ".jvs/guards/named-{stripe}.lock"  # for leases without a worktree
 
-_ISSUE = ".jit/issues/{name}.lock"  # and one for everything that belongs to an issue
+_ISSUE = ".jit/issues/{name}.lock"  # one lock for everything that belongs to an issue
 
 TABLE: tuple[Row, ...] = (
     # The repository, its worktrees and snapshots.
@@ -93,7 +93,7 @@ TABLE: tuple[Row, ...] = (
     # The ledger, whose lock is the lock file that other programs know too.
     Row("ledger/meta",            "meta.json",                         "ledger/.meta.lock"),
     Row("ledger/events",          "ledger/event-{number}.json",        "ledger/ledger.lock", Kind.NUMBERED),
-    # Streams that every change appends to come last and are held briefly.
+    # Streams that every change appends to come last, so that their locks are held only briefly.
     Row("jit/events",             ".jit/events.jsonl",                 ".jit/.events.lock", Kind.LINES),
     Row("jvs/audit",              ".jvs/audit/audit.jsonl",            ".jvs/audit/.audit.lock", Kind.LINES),
     Row("jvs/audit-head",         ".jvs/audit/head.json",              ".jvs/audit/.audit.lock"),
@@ -122,7 +122,7 @@ class Location(NamedTuple):
         return self.file.replace("{number}", f"{number:06d}")
 
     def place_of(self, position: int) -> str:
-        """Where a record of a stream is, for people."""
+        """The location of a record of a stream, for display."""
         if self.kind is Kind.NUMBERED:
             return f"{self.directory}/{self.numbered(position)}"
         return f"{self.path}, at {position}"
@@ -185,8 +185,8 @@ _wait_ends_at: ContextVar[float | None] = ContextVar("wait_ends_at", default=Non
 
 @contextlib.contextmanager
 def document_locks_until(instant: float | None) -> Iterator[None]:
-    """Within the block, document locks are waited for until `instant` at most, by `time.monotonic`: for a wait with a
-    time limit that runs transactions."""
+    """Within the block, wait for document locks only until `instant` (of `time.monotonic`). For operations with a time
+    limit that run transactions."""
     token = _wait_ends_at.set(instant)
     try:
         yield
@@ -198,7 +198,7 @@ _LEDGER_LOCK = "/ledger.lock"
 
 
 class DocumentLocks:
-    """The document locks of one store: file locks, except for the ledger's, which has its own protocol."""
+    """The document locks of one store: file locks, except for the ledger lock, which has its own protocol."""
 
     def __init__(self, root: Directory, timeout: float | None, agent_id: str) -> None:
         self._root = root
@@ -208,7 +208,7 @@ class DocumentLocks:
         self._ledger_locks: dict[str, LedgerLock] = {}
 
     def locked(self, locations: Collection[Location], *, shared: bool = False) -> AbstractContextManager[object]:
-        """Hold the locks of all locations, or none: `LockTimeout` if one cannot be acquired in time."""
+        """Hold the locks of all locations, or none: raises `LockTimeout` if one cannot be acquired in time."""
         if len(locations) == 1:
             return self._lock(next(iter(locations)).lock, shared=shared)
         return self._lock_all(locations, shared=shared)
@@ -224,18 +224,18 @@ class DocumentLocks:
         return self._locker.statistics()
 
     def wait_for_holders(self, locks: Iterable[str]) -> None:
-        """Hold each of these locks for a moment: then whoever held it before has ended its transaction."""
+        """Take and release each of these locks: every transaction that held one of them has then ended."""
         for lock in locks:
             with self._lock(lock, shared=False):
                 pass
 
     def held_ledger_lock(self, location: Location) -> HeldLedgerLock | None:
-        """The lock of a ledger, which the caller holds."""
+        """The ledger lock of a location, which the caller holds; None if there is none."""
         lock = self._ledger_locks.get(location.directory)
         return None if lock is None else lock.held
 
     def release_interrupted(self) -> None:
-        """Release the ledger locks whose acquisition or release a signal has ended in this thread."""
+        """Release the ledger locks whose acquisition or release a signal interrupted in this thread."""
         for lock in self._ledger_locks.values():
             lock.release_interrupted()
 
@@ -264,7 +264,7 @@ class DocumentLocks:
         return self._locker.acquire(self._root.where(lock), shared=shared, wait=wait)
 
     def _limit(self) -> float | None:
-        """The time limit, if it is shorter than usual."""
+        """The time limit of `document_locks_until`, if it is shorter than the usual timeout; otherwise None."""
         if (ends_at := _wait_ends_at.get()) is None:
             return None
         left = max(0.0, ends_at - time.monotonic())
@@ -290,7 +290,7 @@ def open_directory(root: Directory, relative: str, *, create: bool = False) -> D
 
 
 class _KeptDirectory(Directory):
-    """An open directory and its device and inode, which tell whether its path still leads to it."""
+    """An open directory with its device and inode, which show whether its path still leads to it."""
 
     __slots__ = ("identity",)
 
@@ -315,7 +315,7 @@ class Directories:
         self._idle: dict[str, _KeptDirectory] = {}
 
     def take(self, relative: str, *, create: bool = False) -> _KeptDirectory:
-        """The current directory at `relative`, for the caller alone; `NotFound` unless it may be created."""
+        """The current directory at `relative`, for the caller alone; `NotFound` if it is missing, unless `create`."""
         kept = self._idle.pop(relative, None)
         if kept is not None:
             if self._is_current(relative, kept):
@@ -354,7 +354,7 @@ class OpenDirectories:
         self._taken: dict[str, _KeptDirectory] = {}
 
     def get(self, relative: str, *, create: bool = False) -> Directory:
-        """A directory; `NotFound` unless it may be created."""
+        """A directory of the store; `NotFound` if it is missing, unless `create`."""
         found = self._taken.get(relative)
         if found is None:
             found = self._taken[relative] = self._directories.take(relative, create=create)
@@ -371,8 +371,8 @@ class OpenDirectories:
 def read_checkpoint(root: Path, file: str, *, limit: int = durable.LARGEST) -> bytes | None:
     """The content of a checkpoint file; None if it cannot be read.
 
-    A checkpoint is a projection as it was at some point, so that opening it costs only what has changed since. It is a
-    cache: written without a sync, and safe to delete. Whoever reads it checks it: it may be torn, or of another store.
+    A checkpoint is a projection as of some point, so that opening it only has to apply later changes. It is a cache:
+    written without a sync, and safe to delete. The caller must check it: it may be torn or belong to another store.
     """
     try:
         with Directory.open(root / CHECKPOINTS) as directory:
@@ -382,7 +382,7 @@ def read_checkpoint(root: Path, file: str, *, limit: int = durable.LARGEST) -> b
 
 
 def write_checkpoint(root: Path, file: str, content: bytes) -> None:
-    """Replace a checkpoint file, unless it cannot be written."""
+    """Replace a checkpoint file; failures are ignored."""
     with contextlib.suppress(Failure, OSError):
         make_directories(root / CHECKPOINTS)
         with Directory.open(root / CHECKPOINTS) as directory:

@@ -1,7 +1,7 @@
-"""Streams of lines: reading them from any position, with the lines that are committed but not written yet.
+"""Streams of lines: reading them from any position, including lines that are committed but not written yet.
 
-Readers yield the published lines, then those of a pending intent. If none are pending, they check for new lines at the
-end: a commit that was pending when they got there may have been published since. So a reader that has seen one record
+Readers yield the published lines, then those of a pending intent. If none are pending, they check again for new lines:
+a commit that was pending when they reached the end may have been published since. So a reader that has seen one record
 of a commit sees all of them.
 """
 
@@ -18,7 +18,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.store.layout import Location
 
-MOVED = ".holdfast/moved"  # for each stream, the lines that went elsewhere than announced
+MOVED = ".holdfast/moved"  # for each stream, the lines that were written elsewhere than announced
 _CHUNK = 1 << 20
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
@@ -29,8 +29,8 @@ def read(
 ) -> Iterator[tuple[int, bytes]]:
     """The lines after the offset `after`; the position of a line is the offset of its end.
 
-    A pending line gets the position that it has if nobody else appends first. If another program does, a reader that
-    continues after such a position may see the line again, but misses nothing.
+    A pending line gets the position that it will have if no other program appends first. If one does, a reader that
+    continues after such a position may see the line again, but misses no line.
     """
     position = after
     if after:
@@ -55,18 +55,18 @@ def read(
         end, unended = durable.end_of_lines_in(directory, location.file)
         if end <= position:
             if end == position and waiting.lines and unended not in (b"", waiting.lines[0]):
-                position += len(unended) + 1  # it gets its newline before ours are written
+                position += len(unended) + 1  # its newline is written before our lines
                 yield position, unended
             yield from waiting.announced(position)
             return
 
 
 class Waiting(NamedTuple):
-    """Lines of an intent that are not in their stream yet: where they were to go, and where the stream ends by now.
+    """Lines of an intent that are not in their stream yet: their intended offset, and the end of the stream now.
 
-    If another program has appended in between, they go to the new end. Until they are written, readers are shown them
-    after whatever the stream has, so the position that a reader gets for such a line may turn out to lie within a line
-    of the other program, or to be the position of a line that the reader has not seen. `moved_lines` remembers this.
+    If another program has appended in between, they go to the new end. Until they are written, readers get them after
+    the current end of the stream. So the position that a reader gets for such a line may turn out to lie within a line
+    of the other program, or to be the position of a line that the reader has not seen. `moved_lines` records this.
     """
 
     start: int
@@ -75,12 +75,12 @@ class Waiting(NamedTuple):
     lines: tuple[bytes, ...] = ()
 
     def announced(self, end: int) -> list[tuple[int, bytes]]:
-        """The lines and their positions, if they go to this end."""
+        """The lines with the positions that they have if they are appended at `end`."""
         return [(end + length, line) for length, line in zip(accumulate(self.lengths), self.lines, strict=True)]
 
     def shown_after(self, directory: Directory | None, location: Location, position: int) -> tuple[int, int] | None:
-        """Where the stream ended when a reader was given this position for one of the lines, and how many lines it was
-        shown by then; None if it is no such position."""
+        """Where the stream ended when a reader got this position for one of the lines, and how many of the lines it had
+        got by then; None if the position belongs to none of the lines."""
         if directory is not None and self.start < position <= self.end + sum(self.lengths):
             sums = list(accumulate(self.lengths))
             ends = (end for end, _ in published_lines(directory, location, self.start))
@@ -92,8 +92,8 @@ class Waiting(NamedTuple):
 
 
 def find_waiting(directory: Directory | None, location: Location, pending: Sequence[tuple[int, bytes]]) -> Waiting:
-    """Those of the lines that the stream does not have. They are written in their order, from the planned place on;
-    other programs' lines may be in between. Each is recognised by its content."""
+    """The pending lines that the stream does not have yet. They are written in order, from the planned offset on;
+    other programs' lines may be in between. Each line is recognised by its content."""
     start = end = pending[0][0] if pending else 0
     left = [content for _, content in pending]
     for _, line in published_lines(directory if left else None, location, start):
@@ -103,7 +103,7 @@ def find_waiting(directory: Directory | None, location: Location, pending: Seque
             del left[0]
     if directory and left:
         whole, unended = durable.end_of_lines_in(directory, location.file)
-        if unended not in (b"", left[0]):  # a record of another program, which gets its newline first
+        if unended not in (b"", left[0]):  # another program's record, whose newline is written first
             end = max(end, whole + len(unended) + 1)
     return Waiting(start, end, tuple(len(line) + 1 for line in left), tuple(left))
 
@@ -142,7 +142,7 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
     while True:
         block = durable.read_lines_in(directory, location.file, after=after, limit=limit)
         if block:
-            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Complete
+            # A writer may just have replaced a torn tail with a whole line, and the block may mix the two. Complete
             # lines never change: read them again.
             return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
         if durable.end_of_lines_in(directory, location.file)[0] <= after:
@@ -158,7 +158,7 @@ def _check_boundary(directory: Directory | None, location: Location, after: int)
             return
         last = durable.last_line_in(directory, location.file)
         if last is not None and last[0] == after:
-            return  # it lacks its newline
+            return  # the last line, which lacks its newline
     raise not_a_position(location, after)
 
 

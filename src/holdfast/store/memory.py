@@ -1,4 +1,4 @@
-"""A store in memory: the model that the other stores are compared with, simple enough to check by reading."""
+"""A store in memory: the model that the other stores are tested against, simple enough to verify by reading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryStore:
         self._documents: dict[str, tuple[bytes, int]] = {}
         self._streams: dict[str, list[bytes]] = {}
         self._versions = 0
-        self._id = uuid.uuid4().hex  # a cursor of another store is unknown
+        self._id = uuid.uuid4().hex  # recognises cursors of other stores
         self._log: list[str] = []
         self._deciding = model.Deciding()
         self._moved_to: str | None = None

@@ -12,9 +12,9 @@ Path = tuple[str, ...]
 
 
 def merged(old: Any, ours: Any, theirs: Any, decide: Callable[[Path, Any, Any], Any], path: Path = ()) -> Any:
-    """`theirs`, with the change from `old` to `ours`. Lists are sets that keep their order: what either side added is
-    there, and what either removed is not. Where both changed one value differently, `decide` gets its path, our value
-    and theirs, and returns the one that stands."""
+    """`theirs` with the change from `old` to `ours` applied. Lists count as ordered sets: the result has the elements
+    that either side added and lacks those that either removed. If both changed a value differently, `decide` gets its
+    path, our value and theirs, and returns the value to use."""
     if ours in (old, theirs):
         return theirs
     if theirs == old:

@@ -26,8 +26,8 @@ from holdfast.fs.names import MAX_NAME, SAFE_NAME, SAFE_PATH, is_safe_name, safe
 
 MOST_BYTES = 4 << 20  # the size limit of an encoded record
 
-# Types of fields that become paths or times. Everything in a file may be forged, so a record with a name that leads
-# elsewhere, or a time that is none, is not decoded.
+# Types of fields that become paths or times. Everything in a file may be forged, so decoding refuses a record with
+# a name that leads elsewhere or an invalid time.
 SafeName = Annotated[str, msgspec.Meta(pattern=SAFE_NAME, max_length=MAX_NAME)]
 SafePath = Annotated[str, msgspec.Meta(pattern=SAFE_PATH, max_length=65_536)]
 Instant = Annotated[str, msgspec.Meta(pattern=INSTANT, max_length=64)]
@@ -67,8 +67,8 @@ class StructCodec(Generic[Record]):
         self._bounded = bounded
 
     def encode(self, record: Record) -> bytes:
-        """JSON in UTF-8 without a final newline, indented if `pretty`. A record that would not decode to itself (a NaN,
-        a field of the wrong type) is refused."""
+        """JSON in UTF-8 without a final newline, indented if `pretty`. Refuses a record that would not decode to itself
+        (a NaN, a field of the wrong type)."""
         content = self._encode_fast(record) or self._encode_strictly(record)
         if len(content) > self._limit:
             raise TooLarge(self._what, len(content), self._limit)
@@ -117,7 +117,7 @@ class StructCodec(Generic[Record]):
         return msgspec.json.format(content, indent=2) if self._pretty else content
 
     def _is_shallow(self, text: bytes) -> bool:
-        """Whether a text has too few lists and objects to be nested too deeply."""
+        """Whether a text certainly stays within the depth limit, because it has few lists and objects."""
         return self._bounded or text.count(b"[") + text.count(b"{") <= strictjson.MAX_DEPTH
 
     @property
@@ -126,8 +126,8 @@ class StructCodec(Generic[Record]):
 
 
 def is_finite(value: object, content: bytes) -> bool:
-    """Whether a value, encoded as `content`, has neither NaN nor an infinity: `msgspec` writes null for these, and
-    MessagePack tells them apart."""
+    """Whether a value, encoded as `content`, has neither NaN nor an infinity. `msgspec` writes both as null in JSON;
+    MessagePack keeps them distinct."""
     return not (b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(value)))
 
 
@@ -136,13 +136,13 @@ def not_understood(source: str, problem: str) -> Corrupt:
 
 
 class Unreadable(NamedTuple):
-    """Stands for a record that cannot be read or decoded."""
+    """The placeholder for a record that cannot be read or decoded."""
 
     failure: Failure
 
 
 class TolerantCodec(Generic[Record]):
-    """Decodes as another codec does, but returns `Unreadable` where that raises `Corrupt`. Cannot encode."""
+    """Decodes like another codec, but returns `Unreadable` instead of raising `Corrupt`. Cannot encode."""
 
     def __init__(self, codec: Codec[Record]) -> None:
         self.codec = codec
@@ -158,7 +158,7 @@ class TolerantCodec(Generic[Record]):
 
 
 class MemberCodec(Generic[Record]):
-    """Decodes as another codec does; a record that carries the id of another member is `Corrupt`."""
+    """Decodes like another codec; a record that carries the id of another member is `Corrupt`."""
 
     __slots__ = ("_codec", "_id_field", "_member")
 
@@ -183,7 +183,7 @@ def _is_key_name(name: str) -> bool:
 
 
 class _Named(Generic[Record]):
-    """A name and the codec of the records under it. Equal names are equal, whatever their codecs."""
+    """A name and the codec of the records under it. Instances with equal names are equal, whatever their codecs."""
 
     __slots__ = ("codec", "name")
 
@@ -215,8 +215,8 @@ class Key(_Named[Record]):
 
 
 class Family(_Named[Record]):
-    """All documents of one kind, such as `jit/issues`. The field `id_field` of each record, if named, repeats the name
-    of the member: a record that was moved or forged is not read under another name."""
+    """All documents of one kind, such as `jit/issues`. If `id_field` is given, that field of each record repeats the
+    member's name, so a record that was moved or forged cannot be read under another name."""
 
     __slots__ = ("id_field",)
 
@@ -244,10 +244,10 @@ class Family(_Named[Record]):
 
 class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
-    appends to it makes that document a copy of the last record, so that a loss at the end of the stream is noticed.
+    appends to it also copies the last record to that document, so that a loss at the end of the stream is noticed.
 
-    A server may keep a record *loose* first, and seal it into the stream later, so that commits which have nothing else
-    in common do not wait for each other. `chain` makes the entries of loose records; without it, none is loose."""
+    A server may keep a record *loose* first and seal it into the stream later, so that commits with nothing else in
+    common do not wait for each other. `chain` turns loose records into entries; without it, no record is loose."""
 
     __slots__ = ("chain", "head")
 
@@ -279,11 +279,11 @@ class Entry(NamedTuple, Generic[Record]):
 
 
 class Changes(NamedTuple, Generic[Record]):
-    """What changed in a family since a cursor: the members that were created or replaced, as they are now, and the
-    names of those that are gone. If `is_whole`, the store cannot tell: `changed` has every member, all others are gone.
+    """The changes in a family since a cursor: the members that were created or replaced, as they are now, and the
+    names of those that were deleted. If `is_whole`, the store cannot tell: `changed` has every member that exists.
 
-    `cursor` is where the next call continues; opaque, and worth keeping: nothing is lost by losing it, but then the
-    next call returns everything. `at` is the store's time.
+    `cursor` is an opaque value with which the next call continues. Losing it loses no changes, but then the next call
+    returns every member. `at` is the store's time.
     """
 
     cursor: bytes
@@ -294,7 +294,7 @@ class Changes(NamedTuple, Generic[Record]):
 
 
 class Tail(NamedTuple):
-    """The last record of a stream, not decoded and perhaps not read yet: appending needs neither."""
+    """The last record of a stream, still encoded and perhaps not read yet: appending needs neither."""
 
     position: int
     content: bytes | Callable[[], bytes]
@@ -332,7 +332,7 @@ Change = Create | Replace | Delete | Append
 
 
 class View:
-    """The documents and stream ends that a transaction named, as it reads them."""
+    """The documents and stream ends that a transaction named, as it read them."""
 
     __slots__ = ("_documents", "_loose", "_tails")
 
@@ -353,7 +353,7 @@ class View:
         document: Callable[[Key[Any]], Document[Any] | None],
         tail: Callable[[Stream[Any]], Tail],
     ) -> View:
-        """A view of everything named, read by these functions."""
+        """A view of everything named, read with these functions."""
         documents: dict[Key[Any], Document[Any] | None] = {}
         tails: dict[Stream[Any], Tail] = {}
         for each in named:
@@ -364,7 +364,7 @@ class View:
         return cls(documents, tails)
 
     def with_loose(self, streams: Collection[Stream[Any]]) -> View:
-        """The same view; what is appended to these streams stays loose."""
+        """The same view, except that records appended to these streams stay loose."""
         return View(self._documents, self._tails, streams)
 
     def get(self, key: Key[Record]) -> Record | None:
@@ -373,7 +373,7 @@ class View:
         return None if document is None else document.record
 
     def document(self, key: Key[Record]) -> Document[Record] | None:
-        """The record with its version."""
+        """The record with its version, or None if the document does not exist."""
         try:
             return self._documents[key]
         except KeyError:
@@ -388,7 +388,7 @@ class View:
         return Entry(tail.position, stream.codec.decode(content, tail.source))
 
     def is_loose(self, stream: Stream[Any]) -> bool:
-        """Whether what is appended to a stream stays loose, until it is sealed."""
+        """Whether records appended to a stream stay loose until they are sealed."""
         return stream in self._loose
 
     def end(self, stream: Stream[Any]) -> int:
@@ -404,7 +404,7 @@ def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:
 
 
 class Decision(NamedTuple, Generic[Result]):
-    """The return value of a decide function: changes to commit, and a result for the caller."""
+    """The return value of a decide function: the changes to commit and a result for the caller."""
 
     changes: Sequence[Change]
     result: Result
@@ -427,8 +427,8 @@ class Watch(ABC):
     """Reports changes made after the watch was created. A context manager."""
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The names of documents and streams changed since the last call; empty when the timeout ends. Waits for the
-        first change. Changes in quick succession may be reported as one; none is missed."""
+        """Wait for a change; return the names of documents and streams that changed since the last call, or an empty
+        set after the timeout. Changes in quick succession may be reported as one; no change is missed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             changed = self._next(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -437,7 +437,7 @@ class Watch(ABC):
 
     @abstractmethod
     def _next(self, left: float | None) -> Collection[str]:
-        """The next changes. Empty if there are none in the time left; `wait` calls it again if time remains."""
+        """The next changes; empty if there are none in the time left. `wait` calls this again if time remains."""
 
     def close(self) -> None:  # noqa: B027  # some watches have nothing to close
         """Stop watching."""
@@ -450,7 +450,7 @@ class Watch(ABC):
 
 
 class UnfinishedCommit(NamedTuple):
-    """A commit whose process died before applying it, and the suffix of its drafts, which it still needs."""
+    """A commit whose process died before applying it. `drafts` is the suffix of its drafts, which it still needs."""
 
     id: str
     documents: tuple[str, ...]
@@ -458,7 +458,7 @@ class UnfinishedCommit(NamedTuple):
 
 
 class StoreFiles(Protocol):
-    """The parts that only a store in plain files has: a directory, document locks, interrupted commits."""
+    """The part of the interface that only a store in plain files has: directory, document locks, unfinished commits."""
 
     path: Path
 
@@ -472,11 +472,11 @@ class StoreFiles(Protocol):
         """Apply these commits; skip any that were applied meanwhile."""
 
     def changes_set_aside(self) -> list[str]:
-        """The paths of the records of changes that were not applied, because another program's change stands."""
+        """The paths of the records of changes that were not applied because another program's change won."""
 
 
 class ServerVersion(NamedTuple):
-    """The program that keeps a store; `risk` says what is known against this version."""
+    """The server program of a store and its version; `risk` describes a known defect of this version."""
 
     program: str
     version: str  # "" if it is not known
@@ -487,7 +487,7 @@ class ServerVersion(NamedTuple):
 
 
 class ServerSpace(NamedTuple):
-    """The space that a server has left by its own limits, in bytes, and the alarms that it has raised."""
+    """The space that a server uses and its own limit, in bytes, and the alarms that it has raised."""
 
     size: int
     limit: int  # 0 if it is not known
@@ -495,11 +495,11 @@ class ServerSpace(NamedTuple):
 
 
 class Store(Protocol):
-    """Documents and streams."""
+    """The interface of every store: documents and streams, read directly and changed by transactions."""
 
     @property
     def files(self) -> StoreFiles | None:
-        """The files that hold the store; None if it is not kept in plain files."""
+        """The file operations of a store in plain files; None for other stores."""
 
     @property
     def skew(self) -> float:
@@ -511,7 +511,7 @@ class Store(Protocol):
 
     @property
     def server(self) -> ServerVersion | None:
-        """The server, once it has answered; None for a store without one."""
+        """The server's version, once it has answered; None for a store without a server."""
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         """The current document, or None if it does not exist. Takes no lock."""
@@ -520,19 +520,19 @@ class Store(Protocol):
         """Several documents as of one instant."""
 
     def read_each(self, keys: Sequence[Key[Any]]) -> View:
-        """Several documents, in one request if there is a server. Each is current; a commit made meanwhile may show in
-        some of them only. Takes no lock."""
+        """Several documents, in one request if there is a server. Each is current, but a concurrent commit may be
+        visible in only some of them. Takes no lock."""
 
     def scan(self, family: Family[Record], *, after: str = "") -> Iterator[tuple[str, Document[Record]]]:
-        """The members of a family, in the order of their names; only those that follow `after`. Takes no lock: members
+        """The members of a family whose names follow `after`, in the order of their names. Takes no lock: members
         created or deleted during the scan may or may not be included."""
 
     def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
-        """What changed in a family since an earlier call, whose `cursor` is given; without one, everything.
+        """The changes in a family since the earlier call that returned `cursor`; without a cursor, every member.
 
-        Every commit that ended before this call is included, and the cost follows the change. A cursor that is unknown,
-        of another store or too old counts as none. Takes no lock: of a commit made meanwhile, some changes may be
-        missing, unless a server keeps the store; then all members are as of one instant."""
+        Includes every commit that ended before this call; the cost is proportional to the changes. A cursor that is
+        unknown, too old or from another store counts as no cursor. Takes no lock: on a server, all members are as of
+        one instant; in other stores, some changes of a concurrent commit may be missing."""
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         """The entries of a stream after a position, up to its current end. Takes no lock."""
@@ -540,24 +540,24 @@ class Store(Protocol):
     def transact(
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
-        """Read everything named, decide, commit. Everything changed must be named.
+        """Read everything named, decide, commit. `decide` may change only what is named, and may be called repeatedly.
 
-        `decide` may be called more than once. `commit_id` is a safe name that no other commit ever uses;
-        by default, one is generated. `OutcomeUnknown` if the commit may or may not have happened.
+        `commit_id` is a safe name that no other commit ever uses; by default, one is generated. Raises
+        `OutcomeUnknown` if the commit may or may not have happened.
         """
 
     def set_moved(self, target: str | None) -> None:
-        """Refuse every later commit with `StoreMoved`, which names the address `target`; None allows them again. When
-        this returns, every commit that was not refused can be read."""
+        """Refuse every later commit with `StoreMoved`, which names the address `target`; None allows commits again.
+        When this returns, every commit that was not refused is visible to readers."""
 
     def watch(self, what: Watched) -> Watch:
-        """Watch for changes."""
+        """Report changes made from now on."""
 
     def now(self) -> float:
         """The store's time: one clock for all clients."""
 
     def close(self) -> None:
-        """Release files and connections. Nothing is lost by not calling this."""
+        """Release files and connections. A store that is never closed loses no data."""
 
 
 class Deciding(threading.local):
@@ -587,14 +587,14 @@ def checked_commit_id(commit_id: str | None) -> str:
 
 
 def with_heads(named: Iterable[Key[Any] | Stream[Any]]) -> list[Key[Any] | Stream[Any]]:
-    """The named keys and streams, each once, and the heads of the streams."""
+    """The named keys and streams without duplicates, followed by the heads of the streams."""
     found = dict.fromkeys(named)
     heads = [each.head for each in found if isinstance(each, Stream) and each.head is not None]
     return [*found, *heads]
 
 
 def with_head_changes(view: View, changes: Sequence[Change]) -> Sequence[Change]:
-    """The changes, and those of the heads of streams that they append to. Pure."""
+    """The changes, followed by updates of the heads of all streams that they append to. Pure."""
     last: dict[Key[Any], object] = {}
     for change in changes:
         if isinstance(change, Append) and change.stream.head is not None and not view.is_loose(change.stream):
@@ -605,7 +605,7 @@ def with_head_changes(view: View, changes: Sequence[Change]) -> Sequence[Change]
 
 
 def check_changes(named: Collection[Key[Any] | Stream[Any]], view: View, changes: Sequence[Change]) -> None:
-    """Refuse changes that contradict the named keys or the view; every store applies the same rules."""
+    """Refuse changes that are not named or contradict the view. Every store applies these rules."""
     touched: set[Key[Any]] = set()
     target: Key[Any] | Stream[Any] | None = None
     for change in changes:

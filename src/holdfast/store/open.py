@@ -1,8 +1,8 @@
 """Opening the store of a directory: plain files, PostgreSQL or etcd.
 
 An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
-`.holdfast/config.json`, which the user must have approved (`approvals`), then plain files. Secrets are never written
-there: they come with an explicit address or from the places that the server's own tools use (`.pgpass`, the
+`.holdfast/config.json`, which the user must have approved (`approvals`), then plain files. Secrets are never written to
+the configuration: they come with an explicit address or from the places that the server's own tools use (`.pgpass`, the
 environment, certificates).
 """
 
@@ -48,7 +48,7 @@ SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.setti
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings of a directory. Unknown keys are refused, not ignored."""
+    """The store settings of a directory. Unknown keys are refused, not ignored."""
 
     schema_version: int = 1
     store: str = FILES
@@ -59,7 +59,7 @@ _CODEC = model.StructCodec(Config)
 
 
 def read_config(root: str | os.PathLike[str]) -> Config:
-    """The settings of a directory; the defaults if there are none."""
+    """The settings of a directory; the defaults if it has none."""
     path = resolved(root) / CONFIG
     try:
         content = durable.read(path, limit=1 << 16)
@@ -72,9 +72,9 @@ def read_config(root: str | os.PathLike[str]) -> Config:
 
 
 def configure_store(root: str | os.PathLike[str], address: str, *, check: bool = True) -> str:
-    """Configure the store of a directory; return its address as written down, without secrets.
+    """Configure the store of a directory; return its address as stored, without secrets.
 
-    With `check` the store is opened first, and its tables are created; if that fails, nothing changes.
+    With `check`, the store is opened first, and its tables are created; if that fails, the configuration stays.
     The address counts as approved, and its secrets are remembered for the rest of the process.
     """
     kept = without_secrets(address)
@@ -102,13 +102,13 @@ def write_config(root: str | os.PathLike[str], config: Config) -> None:
 def open_store(
     root: str | os.PathLike[str], address: str | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store of a directory: the one at `address`, else the configured one, if it is approved. `timeout` limits
-    waits for document locks."""
+    """The store of a directory: the one at `address`, or else the configured one, which must be approved. `timeout`
+    limits waits for document locks."""
     return open_address(root, address or approved_address(root), timeout=timeout)
 
 
 def approved_address(root: str | os.PathLike[str]) -> str:
-    """The configured address; `NotApproved` if it leads elsewhere, and the user has neither named nor approved it."""
+    """The configured address. `NotApproved` if it is not `files` and the user has neither named nor approved it."""
     address = read_config(root).store
     if address != FILES and not is_remembered(address):
         from holdfast.store.approvals import require_store
@@ -120,8 +120,8 @@ def approved_address(root: str | os.PathLike[str]) -> str:
 def open_address(
     root: str | os.PathLike[str], address: str, *, create: bool = True, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store at an address; `root` is the directory that `files` refers to. Without `create`, a missing store is
-    `NotFound`, now or at its first use. Remembered secrets are added (`remember`)."""
+    """The store at an address; `root` is the directory that `files` refers to. Without `create`, a missing store raises
+    `NotFound`, now or at its first use. Adds remembered secrets (`remember`)."""
     if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
@@ -140,8 +140,8 @@ _shared: dict[str, Store] | None = None
 
 @contextlib.contextmanager
 def sharing_connections() -> Iterator[None]:
-    """Within the block, all parts of this process that open the same server share one store, and so its connections. A
-    part that closes it costs the others only a new connection."""
+    """Within the block, all parts of this process that open the same server share one store and its connections. If one
+    part closes the store, the others only have to reconnect."""
     global _shared
     before, _shared = _shared, {}
     try:
@@ -185,7 +185,7 @@ def _path_of(address: str) -> Path:
 
 
 def open_read_only(root: str | os.PathLike[str], address: str) -> Store:
-    """The store at an address, for reading only; a missing store is an empty one in memory."""
+    """The store at an address, for reading only; if it does not exist, an empty store in memory."""
     try:
         store = open_address(root, address, create=False)
         store.now()
@@ -202,7 +202,7 @@ def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
 
 
 def is_in_files(address: str) -> bool:
-    """Whether an address is that of plain files, in this directory or another."""
+    """Whether an address names a store in plain files, in this directory or another."""
     return address == FILES or address.partition(":")[0].lower() == "file"
 
 
@@ -218,7 +218,7 @@ class StoreHealth(NamedTuple):
 
 
 def check_store(store: Store, address: str, *, clock: Clock = SYSTEM_CLOCK) -> StoreHealth:
-    """Query a store: `StoreUnavailable` if it does not answer, `StoreIncompatible` for an unknown schema."""
+    """Query a store. Raises `StoreUnavailable` if it does not answer, `StoreIncompatible` for an unknown schema."""
     store.now()  # connects, and finds or creates the tables
     started = time.monotonic()
     before = clock.wall()

@@ -1,9 +1,9 @@
 """The store on PostgreSQL and databases that speak its protocol: `postgresql://host/database?schema=name`.
 
 A commit is one statement that locks its dependencies, compares versions, writes, and records its id
-(`postgres_sql.COMMIT`). Commit point: the server's. A read is one statement too, so it sees one instant; and
-since a commit keeps its locks until it is visible, these instants are in commit order. The time is the
-server's. See `served` for the protocol around it.
+(`postgres_sql.COMMIT`). Commit point: the server's commit. A read is one statement too, so it is as of one instant.
+Since a commit keeps its locks until it is visible, these instants are in commit order. The clock is the server's. See
+`served` for the protocol around these statements.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.store.served import (
 )
 
 CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it shuts itself down
-TURN = 500  # milliseconds to wait for a turn, and to use it: a client that stops meanwhile delays others by no more
+TURN = 500  # milliseconds to wait for a turn, and to use it: a client that stops delays others by at most this
 _FORGET_EVERY = 1000
 
 
@@ -53,7 +53,7 @@ class PostgresStore(ServedStore):
     def __init__(
         self, url: str, *, timeout: float = served.TIMEOUT, patience: float = served.PATIENCE, create: bool = True
     ) -> None:
-        """`create` makes missing tables; without it, they are `NotFound`."""
+        """`create` creates missing tables; without it, a missing store raises `NotFound` at its first use."""
         super().__init__(PostgresEngine(url, timeout=timeout, create=create), patience=patience)
 
 
@@ -151,12 +151,12 @@ class PostgresEngine:
         return made
 
     def _forget(self, connection: Any) -> None:
-        """Remove notes of old commits, oldest first. It may fail: the commit is made, and a later one forgets more."""
+        """Remove notes of old commits, oldest first. A failure is harmless: a later commit removes more."""
         with contextlib.suppress(psycopg.Error):  # only the owner of the tables may create an index
             if not self._has_index and connection.execute(statements.FOUND_INDEX).fetchone() is None:
                 connection.execute(statements.CREATE_INDEX)
                 connection.execute(statements.NOTE_INDEX)
-        self._has_index = True  # or it cannot be had
+        self._has_index = True  # or it cannot be created
         with contextlib.suppress(psycopg.Error):
             connection.execute(statements.FORGET)
 
@@ -191,7 +191,7 @@ class PostgresEngine:
         return [(name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows]
 
     def cursor(self) -> bytes:
-        def ask(connection: Any) -> bytes:  # the connection finds out whether there are numbers
+        def ask(connection: Any) -> bytes:  # connecting finds out whether the server numbers transactions
             return _cursor(*connection.execute(statements.NEWEST).fetchone()) if self.connections.numbers else b""
 
         return self.connections.run(ask)
@@ -235,7 +235,7 @@ class PostgresEngine:
         return float(found[0])
 
     def space(self) -> None:
-        """The disk is the only limit, and clients cannot ask for it."""
+        """None: the only limit is the disk, and clients cannot query it."""
 
     def close(self) -> None:
         self.connections.close()
@@ -247,7 +247,7 @@ def _moved_to(connection: Any) -> str | None:
 
 
 def _cursor(number: int, now: float, last: Sequence[str]) -> bytes:
-    """Where changes continue: the lowest number that may still be in use, and the last commits; empty without any."""
+    """The cursor: the lowest number that may still be in use and the last commits; empty if there are no commits."""
     return " ".join([str(number), *last]).encode() if last else b""
 
 
@@ -256,8 +256,8 @@ def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
 
 
 def _ask_in_turn(connection: Any, named: Sequence[Named]) -> Any:
-    """Lock, then fetch: a statement sees what existed when it began. The locks outlive this request, so the server
-    limits the time for them. Without a turn after a while, fetch without one."""
+    """Lock, then fetch in a second statement, which sees the latest commits. The locks outlive this request, so the
+    server limits their time. If the locks are not granted in time, fetch without them."""
     statement, (name,) = _request(named)
     limit = min(TURN, math.ceil(connection.answer_within * 500))  # before the statement times out
     together = statements.TAKE_TURN + statement.replace("%s", "%(name)s")
@@ -300,7 +300,7 @@ def _roll_back(connection: Any) -> None:
 
 
 def _is_single(plan: CommitPlan) -> bool:
-    """Whether a plan puts the only document that it names, which has a row."""
+    """Whether a plan names only one document, which has a row, and puts it."""
     if not plan.named:
         return False
     (first, *more) = plan.named
@@ -316,10 +316,10 @@ def _single(plan: CommitPlan) -> dict[str, Any]:
 
 def _parameters(plan: CommitPlan) -> dict[str, Any]:
     """The plan as arrays in text form: a statement stays prepared only if its parameters always have the same
-    types, and an empty list has none.
+    types, and an empty list has no type.
 
-    A document that is only read is not written, unless it has no row: then it gets one without content or version,
-    because an absence that the commit depends on must not end unnoticed.
+    A document that is only read is not written, unless it has no row: then it gets a row without content or version,
+    so that a document created there meanwhile is a conflict.
     """
     existing = [each.name for each in plan.named if each.name in plan.fetched.found]
     absent = [each.name for each in plan.named if each.name not in plan.fetched.found]
@@ -345,7 +345,7 @@ def _parameters(plan: CommitPlan) -> dict[str, Any]:
 
 
 def _loose(stream: str) -> bytes:
-    """Where the loose records of a stream are, among the entries: under a name that no stream has."""
+    """The name of a stream's loose records in the table of entries; no stream has such a name."""
     return stream.encode() + b"~"
 
 

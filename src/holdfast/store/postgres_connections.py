@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: opened when needed, kept for the next use, never waited for without a limit.
+"""Connections to PostgreSQL: opened when needed, kept for the next use, and every wait has a time limit.
 
 Not `psycopg_pool`: its connections do not survive a fork, and its threads hide why a connection was refused
 (see docs/decisions/0010).
@@ -42,7 +42,7 @@ MOST_IDLE = 4
 DEFAULT_SCHEMA = "holdfast"  # of the statements, too
 _PREPARE_AFTER = 2  # uses of a statement; a command with one commit saves the round trip
 _DISTRIBUTED = ("CockroachDB", "-YB-")
-"""In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
+"""Substrings of `version()` of distributed databases. Each node has its own clock, and few support notifications."""
 
 # English messages of libpq and the server for refused connections, which have no error code.
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
@@ -65,7 +65,7 @@ _LOCKED = "Another client holds locks for longer than Holdfast does: look for op
 
 
 class PostgresAddress(NamedTuple):
-    """The parameters of a connection, a schema, and the address for display, without secrets."""
+    """The parameters of a connection, the schema, and the address without secrets, for display."""
 
     parameters: dict[str, Any]
     schema: str
@@ -73,7 +73,7 @@ class PostgresAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """Parse `postgresql://…`, with parameters of libpq and `schema`. libpq looks up the rest as usual
+        """Parse `postgresql://…` with libpq's parameters and `schema`. libpq looks up everything else as usual
         (service file, `.pgpass`, `PG…` in the environment)."""
         parts = parts_of(url)
         query = query_of(parts)
@@ -92,15 +92,15 @@ class PostgresAddress(NamedTuple):
 
 
 def _encryption(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Another machine must prove its name with a certificate, unless the address, the environment or the service file
-    say otherwise."""
+    """The default TLS parameters: another machine must prove its name with a certificate, unless the address, the
+    environment or the service file says otherwise."""
     defaults = {each.keyword.decode(): each for each in psycopg.pq.Conninfo.get_defaults()}
     known = {name: _text(each.val) for name, each in defaults.items() if each.val and each.val != each.compiled}
     known |= parameters
     hosts = known.get("hostaddr") or known.get("host") or ""
     if "sslmode" in known or all(map(is_local, str(hosts).split(","))):
         return {}
-    own = os.path.expanduser("~/.postgresql/root.crt")  # which libpq takes by default
+    own = os.path.expanduser("~/.postgresql/root.crt")  # libpq's default
     return {"sslmode": "verify-full"} | (
         {} if "sslrootcert" in known or calls.exists(own) else {"sslrootcert": "system"}
     )
@@ -111,14 +111,14 @@ def _text(value: bytes) -> str:
 
 
 class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist only if it is installed
-    """A connection that does not wait forever for a server that does not answer."""
+    """A connection with a time limit for every answer of the server, and with a configurable schema."""
 
     answer_within = TIMEOUT
     deadline = TimeLimit()
     schema = DEFAULT_SCHEMA
 
     def placed(self, statement: Any) -> Any:
-        """A statement with the tables of this schema."""
+        """The statement, with its tables qualified by the schema of this connection."""
         if not isinstance(statement, str) or self.schema == DEFAULT_SCHEMA:
             return statement
         return statement.replace(f"{DEFAULT_SCHEMA}.", f'"{self.schema}".')
@@ -127,12 +127,12 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
         return super().execute(self.placed(query), *arguments, **options)
 
     def ask(self, statement: str, parameters: Any) -> Any:
-        """Execute a frequent statement; it is prepared after a few uses. It goes out with its end, in one piece: the
-        server never waits for the client between the execution of a statement and its commit."""
+        """Execute a frequent statement; it is prepared after a few uses. Statement and commit are sent together, so
+        the server never waits for the client between the two."""
         return self.execute(statement, parameters, binary=True)
 
     def ask_at_once(self, several: str, parameters: Any) -> Any:
-        """Execute several statements in one message, which the server runs only when it has received all of it."""
+        """Execute several statements in one message; the server starts only after it has received all of it."""
         cursor = psycopg.ClientCursor(self)
         return cursor.execute(self.placed(several), parameters)
 
@@ -162,7 +162,7 @@ class Connections:
         self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
         self.is_pooled = False  # whether a pooler shares the server's sessions among clients
         self.is_distributed = False
-        self.numbers = False  # whether its transactions are numbered
+        self.numbers = False  # whether the server numbers its transactions
         self.server: ServerVersion | None = None
         self.deadline = TimeLimit()
         self._pid = os.getpid()
@@ -174,7 +174,7 @@ class Connections:
         self._checking = threading.Lock()
 
     def run(self, work: Callable[[Any], Answer], *, patience: float | None = None) -> Answer:
-        """Do idempotent work on any connection."""
+        """Do idempotent work on any connection, with the retries of `persist`."""
 
         def borrow_and_work() -> Answer:
             with self.borrowed() as connection:
@@ -183,7 +183,7 @@ class Connections:
         return self.persist(borrow_and_work, patience=patience)
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
-        """Do idempotent work; repeat it for as long as `patience` if the server goes away."""
+        """Do idempotent work; repeat it for up to `patience` seconds after conflicts or if the server is away."""
         with self.deadline.within(self.timeout if patience is None else patience) as deadline:
             while True:
                 try:
@@ -197,7 +197,7 @@ class Connections:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Any]:
-        """A connection for a while. If it breaks, the idle ones are closed with it."""
+        """A connection for the duration of the block. If it breaks, all idle connections are closed too."""
         connection = self._take()
         try:
             yield connection
@@ -232,7 +232,7 @@ class Connections:
         return self.notifies and not self.is_pooled
 
     def take_listener(self) -> Any:
-        """A listener that an earlier watch has left, or None."""
+        """A listener that an earlier watch left behind, or None."""
         while self._listeners:
             with contextlib.suppress(IndexError):
                 listener = self._listeners.pop()
@@ -241,14 +241,14 @@ class Connections:
         return None
 
     def keep_listener(self, listener: Any) -> None:
-        """Keep a listener for the next watch, if it can be used."""
+        """Keep a listener for the next watch; close it if one is already kept or its connection is dead."""
         if self._listeners or listener.connection.closed or not listener.pause():
             listener.close()
         else:
             self._listeners.append(listener)
 
     def close(self) -> None:
-        """Close everything idle."""
+        """Close all idle connections and listeners."""
         for kept in (self._idle, self._listeners):
             _close_all(kept, self._pid)
 
@@ -278,8 +278,8 @@ class Connections:
         return connection
 
     def _prepare(self, connection: Any) -> None:
-        """Set up the session, unless a pooler shares it with other clients: then nothing may depend on it. It has no
-        settings, prepared statements or notifications of ours, and a commit is on disk only if the server says so."""
+        """Set up the session, unless a pooler shares it with other clients. A shared session gets no settings, prepared
+        statements or notifications, so the server's own settings must make commits durable."""
         direct, limits = self._is_direct(connection.info), self._limits(connection.info)
         answer = connection.execute(self._session(direct=direct, limits=limits))
         self.is_pooled = answer.rowcount == 0
@@ -296,7 +296,7 @@ class Connections:
                 )
 
     def _session(self, *, direct: Any, limits: Mapping[str, int]) -> Any:
-        """Session settings: limits, isolation, and that commits are on disk."""
+        """The statements that set the session's time limits, its isolation level and synchronous commits."""
         settings = {"default_transaction_isolation": "read committed", **limits}
         return sql.SQL(
             "SELECT set_config(w.name, w.value, false) FROM (VALUES {settings}) AS w (name, value) WHERE {direct};"
@@ -311,14 +311,14 @@ class Connections:
         )
 
     def _is_direct(self, server: Any) -> Any:
-        """Whether the server knows the process that this connection claims to talk to: a pooler makes one up."""
+        """The SQL condition for a direct connection: the server knows the backend pid. A pooler makes one up."""
         if server.parameter_status("crdb_version"):
             return sql.SQL("true")
         return sql.SQL("EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})").format(sql.Literal(server.backend_pid))
 
     def _limits(self, server: Any) -> dict[str, int]:
-        """Limits of the server: no statement waits forever, and what a client has left behind ends (a wait, a
-        transaction, a dead connection)."""
+        """Session settings with which the server ends statements that wait too long, and the transactions and
+        connections of clients that are gone."""
         limit = math.ceil(self.timeout * 1000)
         limits = {"statement_timeout": limit, "lock_timeout": math.ceil(limit / 2)}
         limits |= {"idle_in_transaction_session_timeout": limit}
@@ -347,7 +347,7 @@ class Connections:
         self._checked = True
 
     def _upgrade(self, connection: Any) -> None:
-        """Upgrade the tables. It waits for the commits under way; of two clients, one upgrades."""
+        """Upgrade the tables, after the commits in progress. If two clients try at once, one of them upgrades."""
         first, *rest = statements.UPGRADE
         try:
             with connection.transaction():
@@ -369,7 +369,7 @@ class Connections:
             try:
                 try:
                     connection.execute(schema)
-                except psycopg.errors.InsufficientPrivilege as error:  # it may exist, made for this user
+                except psycopg.errors.InsufficientPrivilege as error:  # the owner may have created it for this user
                     refused = error
                 for statement in statements.CREATE.split(";\n"):
                     if statement.strip():
@@ -389,7 +389,7 @@ class Connections:
                 time.sleep(CHANCE.random() * 0.1)
 
     def failure(self, error: Any) -> StoreUnavailable:
-        """The failure for an error that retrying does not cure."""
+        """The failure to raise for an error that is not retried."""
         address, reason = self.address.display, one_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return StoreAccessRefused(address, reason)
@@ -402,7 +402,7 @@ class Connections:
         return StoreUnavailable(address, reason, hint="Read the server's message and its log.")
 
     def cannot_notify(self, error: Any) -> bool:
-        """Whether a statement was refused because it notifies. If so, no later one does."""
+        """Whether a statement was refused because it notifies. If so, later statements do not notify."""
         refused = was_rejected(error) and "notify" in str(error).lower()
         if not (self.notifies and (refused or isinstance(error, psycopg.errors.FeatureNotSupported))):
             return False
@@ -411,7 +411,7 @@ class Connections:
 
 
 def _close_all(idle: list[Any], pid: int) -> None:
-    """Close connections, but not a parent's: the server would hang up on it."""
+    """Close connections, but not those inherited from a parent process: the server would disconnect the parent."""
     while idle and pid == os.getpid():
         with contextlib.suppress(IndexError):
             idle.pop().close()
@@ -426,7 +426,7 @@ def _schema_version(connection: Any) -> str | None:
 
 
 def is_conflict(error: Any) -> bool:
-    """Whether another client was faster: a changed version, a new row, a deadlock, a restart."""
+    """Whether an error is a conflict with another client: a changed version, a new row, a lock, a deadlock."""
     return isinstance(
         error,
         psycopg.errors.SerializationFailure
@@ -438,13 +438,13 @@ def is_conflict(error: Any) -> bool:
 
 
 def has_lost_its_turn(error: Any) -> bool:
-    """Whether the server has ended an open transaction, and with it the connection: nothing was committed."""
+    """Whether the server ended an open transaction and its connection by a time limit: nothing was committed."""
     return error.sqlstate in ("25P03", "25P04")
 
 
 def was_rejected(error: Any) -> bool:
     """Whether the server understood a statement and refused it (missing permission, unknown feature), so that
-    nothing has happened. Not every server promises that of other errors."""
+    nothing has happened. For other errors, not every server promises that."""
     return (error.sqlstate or "")[:2] in ("0A", "22", "23", "42", "54")
 
 
@@ -459,7 +459,7 @@ def is_away(error: Any) -> bool:
 
 
 def _is_refused(error: Any) -> bool:
-    """Whether a connection was refused for good: a wrong password, no such database, no trust."""
+    """Whether a connection was refused for good: wrong password, missing database, untrusted certificate."""
     message = str(error)
     if error.sqlstate or any(each in message for each in _TRANSIENT):
         return False

@@ -1,14 +1,14 @@
 """The SQL of the PostgreSQL store, which related distributed databases accept too.
 
-No advisory locks, procedures, triggers or collations: names are bytes, so that their order is the same everywhere.
-Every table is named with its schema, here the default one (`Connection.placed` puts another in): nothing depends on the
-session, which a pooler may share among repositories. A deleted document leaves its row, without content: its absence
-can be locked and has a version. A stream has a row with the position of its last record.
+It uses no advisory locks, procedures, triggers or collations: names are bytes, so that their order is the same on every
+server. Every table is qualified with its schema, here the default one (`Connection.placed` substitutes another):
+nothing may depend on the session, which a pooler may share among repositories. A deleted document keeps its row, with
+no content: its absence can be locked and has a version. A stream has a row with the position of its last record.
 
-The note of a commit names the documents that it changed, and has the number of its transaction. Transactions end in
-another order than they are numbered, so a cursor is not the last number seen, but the lowest that may still be in use
-(`CHANGES`): whatever ends later has this number or a higher one. Servers without such numbers work all the same
-(`unnumbered`); there, a reader cannot ask for changes.
+The note of a commit lists the documents that it changed and the number of its transaction. Transactions do not end in
+the order of their numbers, so a cursor is not the last number seen but the lowest that may still be in use (`CHANGES`):
+every transaction that ends later has this number or a higher one. Servers without such numbers work too
+(`unnumbered`), but readers cannot ask them for changes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ UPGRADE = (
     "ALTER TABLE holdfast.commits ADD CONSTRAINT this_store_needs_a_newer_holdfast CHECK (names IS NOT NULL) NOT VALID",
     "CREATE INDEX commits_number ON holdfast.commits (number)",
 )
-"""From version 1, in one transaction; of two clients, the first statement of the second changes nothing. Clients of
-version 1 that are connected go on reading; their next commit is refused, because its note has no names."""
+"""The upgrade from version 1, in one transaction. If two clients try it, the first statement of the second changes
+nothing. Connected clients of version 1 can still read; their next commit is refused, because its note has no names."""
 
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
@@ -52,12 +52,12 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 FROM (SELECT 1 AS one) AS always
 LEFT JOIN holdfast.documents AS d ON d.name = ANY(%s::bytea[])
 LEFT JOIN holdfast.entries AS e ON e.stream = d.name AND e.position = d.position"""
-"""One statement sees one instant. There is always a row, for the time."""
+"""One statement, so everything is as of one instant. The result always has a row, for the time."""
 
 FETCH_ONE = """
 SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
 FROM (SELECT 1 AS one) AS always LEFT JOIN holdfast.documents AS d ON d.name = %s"""
-"""The same for one document."""
+"""`FETCH` for a single document."""
 
 TAKE_TURN = """
 BEGIN;
@@ -65,7 +65,7 @@ SET LOCAL lock_timeout TO %(limit)s;
 SET LOCAL idle_in_transaction_session_timeout TO %(limit)s;
 SELECT name FROM holdfast.documents WHERE name = ANY(%(names)s::bytea[]) ORDER BY name FOR UPDATE;
 """
-"""Contenders queue here, in the order of names. The server ends both the wait and, if the client stops, the turn."""
+"""Contenders queue for the rows, in the order of names. The server limits both the wait and the time of a turn."""
 
 COMMIT = """
 WITH held AS (
@@ -99,10 +99,10 @@ WITH held AS (
 SELECT fits.yes FROM fits"""
 """A whole commit in one statement, which is its own transaction.
 
-`held` locks every row that the commit depends on, in the order of names, except those whose version has changed; if any
-is missing, nothing is done. A name without a row may have got one since it was fetched. Its version was not fetched
-(whoever sees one document of a commit sees all of them), so `put` sets it to null, which the column refuses, and with
-it the whole statement. (The empty version may have been fetched; but then there still is no document.)
+`held` locks the rows that the commit depends on, in the order of names, except those whose version has changed; if any
+is missing, nothing is written. A name without a row may have got one since the fetch. Its version is not among the
+fetched ones (a reader that sees one document of a commit sees all of them), so `put` sets it to null. The column
+refuses null, so the whole statement fails. (The empty version may have been fetched, but it means no document.)
 """
 
 COMMIT_ONE = """
@@ -115,12 +115,12 @@ WITH fits AS (
     SELECT %(id)s, true, clock_timestamp(), pg_current_xact_id()::text::bigint, ARRAY[%(name)s::bytea] FROM fits
 )
 SELECT fits.yes FROM fits"""
-"""The same for one document that depends on nothing else: the updated row is the compared one. Returns no row
-if its version has changed."""
+"""A commit of one document that depends on nothing else: the row that it updates is the row that it compares. Returns
+no row if the version has changed."""
 
 
 def notifying(commit: str) -> str:
-    """A commit that notifies watchers, if there are any: notifying commits wait for each other."""
+    """A commit that notifies watchers, but only if there are any: commits that notify wait for each other."""
     return commit.replace(
         "SELECT fits.yes FROM fits",
         """SELECT fits.yes, CASE
@@ -130,7 +130,7 @@ def notifying(commit: str) -> str:
 
 
 def sealing(commit: str) -> str:
-    """A commit that adds loose records to their stream; even after the records were moved, as nothing is new."""
+    """A commit that adds loose records to their stream. Allowed even after the store was moved: it adds nothing new."""
     before, _, rest = commit.partition("    INSERT INTO holdfast.entries")
     not_moved = "AND NOT EXISTS (SELECT 1 FROM holdfast.settings WHERE name = 'moved_to')"
     return (
@@ -154,8 +154,8 @@ INSERT INTO holdfast.settings (name, value) VALUES ('moved_to', %s)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
 UNSET_MOVED = "DELETE FROM holdfast.settings WHERE name = 'moved_to'"
 WAIT_FOR_COMMITS = "LOCK TABLE holdfast.commits IN SHARE ROW EXCLUSIVE MODE"
-"""Commits in progress end first, and others wait: a statement takes its snapshot after its locks on tables, so those
-see what this transaction sets. Distributed databases have no such lock; they run commits in a serial order instead."""
+"""Waits for commits in progress and makes later ones wait. A statement takes its snapshot after its table locks, so the
+later ones see what this transaction sets. Distributed databases have no such lock; they serialize commits instead."""
 
 
 @functools.cache
@@ -167,21 +167,21 @@ def unnumbered(commit: str) -> str:
 RULE_OUT = """
 INSERT INTO holdfast.commits (id, made, at, names) VALUES (%s, false, clock_timestamp(), '{}')
 ON CONFLICT (id) DO NOTHING"""
-"""Waits for a commit of this id that is under way, and then finds it or rules it out."""
+"""Waits for a commit with this id that is in progress, and rules it out unless it was made."""
 
 WAS_MADE = "SELECT made FROM holdfast.commits WHERE id = %s"
 
 FORGET = """
 DELETE FROM holdfast.commits WHERE id IN (
     SELECT id FROM holdfast.commits WHERE at < now() - interval '7 days' ORDER BY at LIMIT 2000)"""
-"""A lost answer is looked up within seconds. Twice as many as are noted meanwhile, so that a backlog shrinks. A cursor
-is unknown before a note that it needs can be gone."""
+"""A lost answer is looked up within seconds, so a week is ample. The limit is twice the number of new notes between two
+runs, so that a backlog shrinks. A cursor becomes unknown (`CHANGES`) before a note that it needs can be deleted."""
 
 NEWEST = """
 SELECT (pg_snapshot_xmin(pg_current_snapshot()))::text::bigint, extract(epoch FROM clock_timestamp())::float8,
     ARRAY(SELECT id FROM holdfast.commits WHERE made AND number IS NOT NULL ORDER BY number DESC LIMIT 4)"""
-"""The lowest number that may still be in use, and the last commits. A cursor names them, to be recognised: an older
-copy of the database, put back, has other commits under their numbers."""
+"""The lowest number that may still be in use, and the last commits. A cursor names these commits so that a database
+restored from an older copy is recognised: there, other commits have their numbers."""
 
 CHANGES = (
     """
@@ -199,14 +199,14 @@ FROM known CROSS JOIN ("""
 LEFT JOIN (since JOIN holdfast.documents AS d ON d.name = since.name AND d.name > %(start)s AND d.name < %(end)s)
     ON true"""
 )
-"""One statement sees one instant. Every transaction with a lower number than the cursor had ended when that was made,
-so its changes were seen then. There is always a row."""
+"""One statement, so everything is as of one instant. Every transaction with a number below the cursor's had ended when
+the cursor was made, so its changes were seen then. The result always has a row."""
 
 FOUND_INDEX = "SELECT value FROM holdfast.settings WHERE name = 'commits_at'"
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS commits_at ON holdfast.commits (at)"
 NOTE_INDEX = "INSERT INTO holdfast.settings (name, value) VALUES ('commits_at', 'index') ON CONFLICT (name) DO NOTHING"
-"""The index is no part of the schema's version: a store works without it. `CREATE INDEX` waits for writers even if
-there is nothing to do, so its existence is noted."""
+"""The index is not part of the schema version: a store works without it. `CREATE INDEX` waits for writers even if the
+index exists, so its existence is noted in the settings."""
 
 PAGE = """
 SELECT name, version, content FROM holdfast.documents

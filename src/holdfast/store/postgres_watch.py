@@ -1,7 +1,7 @@
-"""Watching PostgreSQL for changes: by notifications, and by polling where they may be missed.
+"""Watching PostgreSQL for changes: by notifications, and by polling where notifications may be missed.
 
-Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not have seen it,
-so the watcher polls once more shortly after. After a disconnect, versions are compared with the earlier ones.
+Watchers register in a table, and commits notify only if it has a row. A commit that began before the registration may
+not have seen it, so the watcher polls once more shortly after. After a disconnect, it compares versions.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from holdfast.store import postgres_sql as statements
 from holdfast.store.model import Family, Stream, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
-POLL_INTERVAL = 0.5  # where there are no notifications
-REFRESH_INTERVAL = 20.0  # where there are: how often to poll anyway, and to register again
+POLL_INTERVAL = 0.5  # without notifications
+REFRESH_INTERVAL = 20.0  # with notifications: how often to poll anyway, and to register again
 _LONGEST_MESSAGE = 7900
 _MANY = "*"
 
 
 def channel_of(schema: str) -> str:
-    """The channel for changes of a schema; short enough for every schema."""
+    """The notification channel of a schema; hashed, because channel names are limited in length."""
     return f"holdfast_{hashlib.sha256(schema.encode()).hexdigest()[:16]}"
 
 
 def message_of(version: str, names: Iterable[str]) -> str:
-    """A notification: the new version and the changed names; or that these are too many."""
+    """A notification: the new version and the changed names, or `*` if there are too many names."""
     message = " ".join([version, *names])
     return message if len(message.encode()) <= _LONGEST_MESSAGE else _MANY
 
 
 class Listener:
-    """A connection that receives notifications. It outlives its watch, because waiting for a lease watches
-    again and again. In between it does not listen: nothing would read the notifications."""
+    """A connection that receives notifications. It outlives its watch, because waiting for a lease creates many
+    watches. Between watches it does not listen: nothing would read the notifications."""
 
     def __init__(self, connections: Connections, channel: str) -> None:
         self.connection = connections.connect()
@@ -52,13 +52,13 @@ class Listener:
         self._channel = sql.Identifier(channel)
 
     def register(self) -> None:
-        """Register as a watcher, unless that was done recently."""
+        """Register as a watcher, unless the last registration is recent."""
         if self._connections.listens and time.monotonic() - self._registered_at >= REFRESH_INTERVAL:
             self.connection.execute(statements.REGISTER, [self._id])
             self._registered_at = time.monotonic()
 
     def listen(self) -> None:
-        """Receive notifications from now on, and none of earlier commits."""
+        """Receive notifications from now on; pending ones are discarded."""
         if not self._connections.listens:
             return
         try:
@@ -107,7 +107,7 @@ class PostgresWatch(Watch):
             self._connections.keep_listener(listener)
 
     def _next(self, left: float | None) -> set[str]:
-        """Changes that are notified within this time, or found by polling when that is due."""
+        """Changes that are notified within this time, or found by polling when a poll is due."""
         until_poll = max(0.0, self._poll_at - time.monotonic())
         try:
             self._pending |= self._notified(until_poll if left is None else min(left, until_poll))

@@ -1,16 +1,16 @@
 """Recovery: finishing the intents of dead processes, whatever other programs did meanwhile.
 
-A program that knows the document locks but not the intents may have changed something since the author died. Nothing
-of that is overwritten, and nothing blocks:
+A program that knows the document locks but not the intents may have changed something since the author died. Recovery
+does not overwrite such changes, and they do not block it:
 
-- A line goes to the end that its stream has now. Lines that are in the stream already are recognised by their content.
-- A document whose draft is gone was published before the other program changed it: that change stands.
+- A line goes to the current end of its stream. Lines that are already in the stream are recognised by their content.
+- A document whose draft is gone was published before the other program changed it: that program's change is kept.
 - Otherwise both programs changed the same old content, and neither saw the other's change. In documents that other
-  programs share, both changes are kept, field by field (`_merged`); where they clash, the other program's stands: its
-  author was told that it succeeded. A removal stands too. Any other document stays as the other program left it.
+  programs share, both changes are kept, field by field (`_merged`); where they clash, the other program's wins: its
+  author was told that it succeeded. A removal wins, too. Any other document stays as the other program left it.
 
-Each conflict is recorded with both contents as an event of the tracker. Where a commit has no such events, nothing is
-removed, and the intent is set aside, for `doctor` to report.
+Each conflict is recorded, with both contents, as an event of the tracker. If a commit has no such events, nothing is
+removed, and the intent is set aside for `doctor` to report.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from holdfast.store.merge import Path, merged
 _EVENTS = "jit/events"
 _INDEX = "jit/index"
 _LONGEST_EVENT = 2 << 20  # bytes
-_NO_LIMIT = 1 << 40  # bytes: what others wrote must not block us, however large it is
+_NO_LIMIT = 1 << 40  # bytes: another program's content must not block recovery, however large it is
 _SET_BY_EVERY_CHANGE = ("updated_at",)
 
 
 class Resolution(NamedTuple):
-    """The content of a document from now on, and the fields that two programs changed differently."""
+    """The content that a document gets, and the fields that two programs changed differently."""
 
     content: bytes | None
     clashes: Sequence[str] = ()
@@ -69,7 +69,7 @@ class Recovery:
         self._keeps_intent = False
 
     def finish(self, intent: Intent) -> None:
-        """Steps 3 and 4 of `intents`, if they are not done: what is done is synced again, the rest is done now."""
+        """Steps 3 and 4 of `intents`, unless they are done: finished parts are synced again, the rest is applied."""
         if not self._intents.needs_applying(intent):
             return
         publish_all(self._prepared(intent))
@@ -109,8 +109,8 @@ class Recovery:
         return Prepared(directory, partial(name_draft, directory, draft, file, is_new=current is None), discard)
 
     def _was_deleted(self, target: StepTarget) -> bool:
-        """Whether a document that does not exist was published, and so deleted by another program. A draft that is gone
-        does not prove that, after a power cut; but then nothing that follows in another directory is published."""
+        """Whether a document that does not exist was published and then deleted by another program. After a power cut,
+        a missing draft does not prove that; but then, no later step in another directory was published."""
         steps = self._intents.targets(target.intent, self._opened)
         following = dropwhile(lambda each: each.step is not target.step, steps)
         others = (each for each in following if each.directory is not target.directory and each.step.before)
@@ -139,7 +139,7 @@ class Recovery:
             self._keeps_intent = True
 
     def _write_lines(self, targets: Sequence[StepTarget]) -> None:
-        """Append the lines of one stream that it does not have yet, where it ends now."""
+        """Append the lines that their stream does not have yet to its current end."""
         directory, location, first, _ = targets[0]
         waiting = find_waiting(directory, location, [(each.step.at, each.step.content.encode()) for each in targets])
         if waiting.start > first.at:  # a killed process may have written but not synced them
@@ -178,7 +178,7 @@ def outcome(intents: Intents, intent: Intent, step: Step, opened: OpenDirectorie
 
 
 def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Resolution:
-    """What a document holds once the intent is applied, if it holds `current` now."""
+    """The content of a document once the intent is applied, if it holds `current` now."""
     step, clashes = target.step, list[str]()
     if current == step.document or digest(current) == step.before:
         return Resolution(step.document)
@@ -201,7 +201,7 @@ def resolve(target: StepTarget, current: bytes | None, *, published: bool) -> Re
 
 
 def _tells_of(target: StepTarget) -> bool:
-    """Whether events of the tracker can tell of a conflict: the intent holds their lock only if it appends some."""
+    """Whether the tracker's events can record a conflict: their lock is held only if the intent appends some."""
     return target.step.name.startswith("jit/") and any(step.name == _EVENTS for step in target.intent.steps)
 
 
@@ -211,7 +211,7 @@ def _deleted_ids(index: Any) -> list[Any]:
 
 
 def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str]) -> Any:
-    """Both changes. Where they clash, theirs stands, and `clashes` gets the name of the field."""
+    """Both changes. Where they clash, theirs wins, and the name of the field is added to `clashes`."""
 
     def decide(path: Path, ours: Any, theirs: Any) -> Any:
         if path != _SET_BY_EVERY_CHANGE:
@@ -222,7 +222,7 @@ def _merged(old: Any, ours: Any, theirs: Any, clashes: list[str]) -> Any:
 
 
 def _as_json(content: bytes | None) -> object:
-    """The content as a value or, if it is no JSON that fits into an event, as text."""
+    """The content as a JSON value or, if it is not JSON that fits into an event, as text."""
     try:
         value = None if content is None else strictjson.decode(content)
         strictjson.encode([value])  # not nested too deeply
@@ -232,16 +232,16 @@ def _as_json(content: bytes | None) -> object:
 
 
 def _torn(directory: Directory, location: Location, waiting: Waiting) -> int:
-    """How many bytes of the first waiting line a kill has left, to which another program has added its own line. Its
-    line is whole again once they are blank."""
+    """How many bytes of the first waiting line a killed process left before another program's line. Once they are
+    blanks, that line can be parsed again."""
     line = durable.read_lines_in(directory, location.file, after=waiting.start).partition(b"\n")[0]
     starts = (at for at in range(len(line)) if line[at : at + 1] == b"{" and waiting.lines[0].startswith(line[:at]))
     return next((at for at in starts if isinstance(_as_json(line[at:]), dict)), 0)
 
 
 def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:
-    """Write to the middle of a stream, even if that changes nothing: the sync then has something to do, and reports if
-    it cannot."""
+    """Write to the middle of a stream and sync it. The write may change nothing, but it makes the sync write the bytes
+    again and report a failure."""
     flags = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     try:
         fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)

@@ -1,14 +1,14 @@
 """Stores on servers: transactions that read, decide, and commit if nothing has changed.
 
-An *engine* knows one kind of server. It fetches documents as of one instant, and commits a plan if everything fetched
-is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks no other.
+An *engine* speaks to one kind of server. It fetches documents as of one instant, and commits a plan if everything
+fetched is unchanged; each is a single request. No lock is held in between, so a client that vanishes blocks nobody.
 
 1. Fetch everything named, with the server's time.
 2. Decide.
-3. Commit under the transaction's id, if everything fetched is unchanged. Commit point: the server's.
+3. Commit under the transaction's id, if everything fetched is unchanged. Commit point: the server's commit.
 4. On a conflict, start over, and for a while *take turns*: contenders queue, if the engine has a queue.
-5. If the answer to 3 is lost, look the id up and take it if it is free. If it is taken, the commit happened; if not, it
-   never can. Only if the server cannot be reached is the outcome unknown; `was_made` resolves it later, the same way.
+5. If the answer to 3 is lost, look up the id, and take it if it is free. If it was taken, the commit happened; if not,
+   it never will. The outcome is unknown only if the server cannot be reached; `was_made` resolves it later in this way.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _TAKE_TURNS_FOR = 1.0
 _MOST_CONFLICTS = 1000
 _SEAL_EVERY = 128  # commits, on average
 _MOST_SEALED_BYTES = 256 << 10
-_RANDOM_BITS = 12  # of the place of a loose record: two in one microsecond rarely collide, and then one is tried again
-_LEAST_TRIES = 3  # however slow this process is: the deadline alone would end a transaction at its first conflict
+_RANDOM_BITS = 12  # of the place of a loose record: two in one microsecond rarely collide, and then one is retried
+_LEAST_TRIES = 3  # however slow this process is: the deadline alone could end a transaction at its first conflict
 
 
 class StoredValue(NamedTuple):
     """The value that a server stores under a name. A document without content does not exist, but its absence may have
-    a version. Of a stream: the last record and its position, 0 if it is empty."""
+    a version. For a stream: the last record and its position, which is 0 if the stream is empty."""
 
     version: str = ""
     content: bytes | None = None
@@ -64,7 +64,7 @@ class StoredValue(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Everything named, as of one instant, and the server's time. Unknown names are missing."""
+    """The values of everything named, as of one instant, and the server's time. Unknown names are missing."""
 
     found: Mapping[str, StoredValue]
     now: float
@@ -82,8 +82,7 @@ class Addition(NamedTuple):
 
 
 class LooseRecord(NamedTuple):
-    """A record that waits to be sealed into a stream. Places increase in the order of commits that depend on each
-    other."""
+    """A record that is not sealed into its stream yet. If one commit depends on another, its places are higher."""
 
     stream: str
     place: int
@@ -91,8 +90,8 @@ class LooseRecord(NamedTuple):
 
 
 class ServedChanges(NamedTuple):
-    """The members of a family that changed since a cursor, without content if they are gone; as of one instant, with
-    the server's time and the cursor of that instant."""
+    """The members of a family that changed since a cursor, as of one instant, with the server's time and the cursor of
+    that instant. Deleted members have no content."""
 
     cursor: bytes
     found: Mapping[str, StoredValue]
@@ -100,8 +99,8 @@ class ServedChanges(NamedTuple):
 
 
 class CommitPlan(NamedTuple):
-    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds to streams, those
-    that it leaves loose, and those that were loose and are now added."""
+    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds to streams, the
+    records it leaves loose, and the loose records it seals."""
 
     id: str
     fetched: Fetched
@@ -117,7 +116,7 @@ class CommitPlan(NamedTuple):
 
 
 class AnswerLost(Exception):
-    """The server was asked to commit and did not answer: it may have committed, or may still do so."""
+    """The server did not answer a commit: it may have committed, or may still do so."""
 
 
 class IdTaken(Exception):
@@ -125,7 +124,7 @@ class IdTaken(Exception):
 
 
 class WaitedTooLong(Exception):
-    """A commit had to wait for another client for too long, and did nothing; why."""
+    """A commit waited too long for another client and did nothing; `failure` says why."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -133,13 +132,13 @@ class WaitedTooLong(Exception):
 
 
 class TimeLimit(threading.local):
-    """The end of the work that this thread does for an engine: no attempt may wait beyond it."""
+    """The deadline of the work that this thread does for an engine: no attempt may wait beyond it."""
 
     at = math.inf
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[float]:
-        """A block that must end in time; yields when."""
+        """A block that must end within this time; yields its deadline."""
         before = self.at
         self.at = min(before, time.monotonic() + seconds)
         try:
@@ -148,7 +147,7 @@ class TimeLimit(threading.local):
             self.at = before
 
     def left(self, most: float) -> float:
-        """The time that one attempt may take: at most this, and hardly more than is left."""
+        """The time that one attempt may take: at most `most`, and hardly more than remains until the deadline."""
         return max(min(0.05, most), min(most, self.at - time.monotonic()))
 
 
@@ -161,8 +160,8 @@ class Fate(Enum):
 
 
 class Attempt(NamedTuple):
-    """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
-    conflict, and raises `AnswerLost`, `WaitedTooLong`, `IdTaken` or `StoreMoved`."""
+    """One attempt: the fetched values, and a function that commits a plan based on them. The function returns False on
+    a conflict, and raises `AnswerLost`, `WaitedTooLong`, `IdTaken` or `StoreMoved`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -183,19 +182,19 @@ class ServerEngine(Protocol):
     def fetch(self, named: Sequence[Named]) -> Fetched: ...
 
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> AbstractContextManager[Attempt]:
-        """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server can do that."""
+        """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server has a queue."""
 
     def fate_of(self, commit_id: str) -> Fate:
-        """The fate of a commit. If it was not made, take its id, so that it never will be."""
+        """The fate of a commit. If it was not made, take its id, so that it never can be."""
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, in the order of their names."""
 
     def cursor(self) -> bytes:
-        """The cursor of this instant; empty if the server cannot tell changes, or nothing was ever committed."""
+        """The cursor of this instant; empty if the server cannot report changes, or nothing was ever committed."""
 
     def changes(self, family: str, cursor: bytes) -> ServedChanges | None:
-        """What has changed in a family since a cursor; None if the server cannot tell."""
+        """The changes in a family since a cursor; None if the server cannot tell."""
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
@@ -207,7 +206,7 @@ class ServerEngine(Protocol):
         """Make every later commit raise `StoreMoved`, and wait for commits in progress. None undoes this."""
 
     def moved_to(self) -> str | None:
-        """The address that the records were moved to."""
+        """The address that the records were moved to, or None."""
 
     def watch(self, what: model.Watched) -> model.Watch: ...
 
@@ -220,7 +219,7 @@ class ServerEngine(Protocol):
 
 
 class CommitStatistics(NamedTuple):
-    """Counters of a store since it was opened: transactions that took place, and attempts that met another commit."""
+    """Counters of a store since it was opened: successful transactions, and attempts that conflicted with another."""
 
     commits: int
     conflicts: int
@@ -284,7 +283,7 @@ class ServedStore:
         found = self.engine.changes(family.name, cursor) if cursor else None
         is_whole, values = found is None, dict[str, StoredValue]()
         while found is None:
-            # Pages are read one after the other. What changes meanwhile is changed since this cursor.
+            # Pages are read one after the other. Changes made meanwhile are reported as changes since this cursor.
             start = self.engine.cursor()
             values = dict(self._values(family.name, ""))
             now = None if start else self.engine.now()
@@ -322,7 +321,7 @@ class ServedStore:
                 return
 
     def end(self, stream: Stream[Any]) -> int:
-        """The position of the last record, which is their number."""
+        """The position of the last record, which is also the number of records."""
         self._check(stream)
         return self.engine.fetch([stream]).of(stream.name).position
 
@@ -330,7 +329,7 @@ class ServedStore:
         self.engine.set_moved(target)
 
     def moved_to(self) -> str | None:
-        """The address that the records were moved to, if this store was left."""
+        """The address that the records were moved to, or None if they are here."""
         return self.engine.moved_to()
 
     def watch(self, what: model.Watched) -> model.Watch:
@@ -397,27 +396,27 @@ class ServedStore:
             self._counts = CommitStatistics(commits + made, conflicts + (not made))
 
     def statistics(self) -> CommitStatistics:
-        """How often this store has committed, and had to try again."""
+        """How often this store has committed, and how often it had to retry."""
         return self._counts
 
     def seal(self, stream: Stream[Any]) -> None:
-        """Give the loose records of a stream their positions, in the order of their commits. A user who may only read
-        leaves them loose, and does not see them."""
+        """Give the loose records of a stream their positions, in the order of their commits. For a user without write
+        access they stay loose and are not visible."""
         tries = _Tries("", self.patience)
         with contextlib.suppress(StoreAccessRefused):
             while stream.chain is not None and self.engine.loose_records(stream.name, 1):
                 if not self._seal_some(stream):
-                    tries.pause()  # another client does the same
+                    tries.pause()  # another client is sealing too
 
     def _seal_now_and_then(self, named: Sequence[Named], count: int) -> None:
-        """Seal about as many records as became loose since the last time. It may fail: a later commit seals more."""
+        """Seal about as many records as became loose since the last time. If it fails, later commits seal more."""
         with contextlib.suppress(Failure):
             streams = [each for each in named if isinstance(each, Stream) and each.chain is not None]
             for each in streams * (1 + count // self.engine.most_sealed):
                 self._seal_some(each)
 
     def _seal_some(self, stream: Stream[Any]) -> bool:
-        """Seal as many records as one commit holds; False if another client was faster."""
+        """Seal as many records as fit in one commit; False if another client was faster."""
         named = model.with_heads([stream])
         with self.engine.attempt(named, in_turn=False) as attempt:
             # Read after the end of the stream: if one of these is sealed meanwhile, that end has changed.
@@ -428,7 +427,7 @@ class ServedStore:
             changes = model.with_head_changes(view, stream.chain(view, records))
             now = attempt.fetched.now
             plan, _ = _plan(model.checked_commit_id(None), attempt.fetched, named, view, changes, now)
-            with contextlib.suppress(AnswerLost, WaitedTooLong):  # the next look tells
+            with contextlib.suppress(AnswerLost, WaitedTooLong):  # the next attempt finds out
                 return not loose or attempt.commit(plan._replace(sealed=loose))
         return False
 
@@ -446,8 +445,8 @@ class ServedStore:
         return made
 
     def was_made(self, commit_id: str) -> bool:
-        """Whether a commit with an unknown outcome was made; if not, it never will be. `StoreUnavailable` as long as
-        the server cannot be reached."""
+        """Whether a commit with an unknown outcome was made; if not, it never will be. Raises `StoreUnavailable` as
+        long as the server cannot be reached."""
         number = 0
         while (fate := self.engine.fate_of(_attempt_id(commit_id, number))) is Fate.RULED_OUT:
             number += 1  # another attempt followed
@@ -478,8 +477,8 @@ class ServedStore:
 
 
 class _Tries:
-    """The attempts of one transaction: their number, the id of the next, and their deadline. An attempt that was ruled
-    out has used up its id; the next one has a suffix that no other id has."""
+    """The attempts of one transaction: their number, the id of the next one, and their deadline. A ruled-out attempt
+    has used up its id; the next attempt adds a unique suffix."""
 
     def __init__(self, commit_id: str, patience: float) -> None:
         self.commit_id = self.id = commit_id
@@ -494,7 +493,7 @@ class _Tries:
         self.failed(reason)
 
     def failed(self, reason: Failure) -> bool:
-        """Note why an attempt was not made: False."""
+        """Record why an attempt failed; returns False."""
         self._last = reason
         return False
 
@@ -513,12 +512,12 @@ def _attempt_id(commit_id: str, ruled_out: int) -> str:
 
 
 def _is_loose(what: Named) -> bool:
-    """Whether what is appended stays loose until it is sealed."""
+    """Whether records appended to `what` stay loose until they are sealed."""
     return isinstance(what, Stream) and what.chain is not None
 
 
 def _fitting(loose: Sequence[LooseRecord]) -> list[LooseRecord]:
-    """As many of these as one commit can hold, by their size; at least one."""
+    """The first records that together fit in one commit; at least one."""
     sizes = list(accumulate(len(each.content) for each in loose))
     return [each for each, size in zip(loose, sizes, strict=True) if size <= max(sizes[0], _MOST_SEALED_BYTES)]
 
@@ -526,8 +525,8 @@ def _fitting(loose: Sequence[LooseRecord]) -> list[LooseRecord]:
 def _plan(
     commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[model.Change], now: float
 ) -> tuple[CommitPlan, tuple[int, ...]]:
-    """The plan, with every record encoded and every append at its position; and these positions. What stays loose has
-    the place 0 among them, and does not depend on the end of its stream."""
+    """The plan, with every record encoded and every append at its position, and these positions. A record that stays
+    loose has the position 0, and does not depend on the end of its stream."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
     ends: dict[str, int] = {}
@@ -562,7 +561,7 @@ def _pages(
 
 
 def require_version(address: str, found: str | None, known: int, *, oldest: int | None = None) -> None:
-    """Refuse a store whose schema version is missing or not a known one."""
+    """Refuse a store whose schema version is missing (`NotFound`) or unknown (`StoreIncompatible`)."""
     if found is None:
         raise NotFound(f"there is no store at {address} yet", store=address)
     if found not in map(str, range(known if oldest is None else oldest, known + 1)):

@@ -1,15 +1,15 @@
 """The stat cache of a family in plain files: finds the members that may have changed since an earlier read.
 
 The *stamp* of a member is its inode, size, modification time and change time, taken before it was read. A member with
-an equal stamp has not changed, unless its last change was so recent that another one could leave the same times. Such a
-stamp is not kept, so the member is read again.
+an equal stamp has not changed, unless its last change was so recent that another change could leave the same times.
+Such a stamp is not kept, so the member is read again.
 
 A program that creates, replaces or removes a member changes the directory, and then all members are examined. If the
 directory has not changed, a program may still have written to a file in place. So up to `MOST_EXAMINED` members are
-examined each time. Of a larger family, a different part is examined each second, and all members if one of them has
-changed.
+examined each time. In a larger family, a different part is examined each second; if a member of that part has changed,
+all members are examined.
 
-Nothing is trusted: a cursor that is damaged, or belongs to another filesystem, is ignored. Clocks may be set: a file
+A cursor is not trusted: if it is damaged or belongs to another filesystem, it is ignored. Clocks may be set: a file
 with a time in the future counts as recent, and equal stamps have the same inode, the same size and the same two times.
 """
 
@@ -43,8 +43,8 @@ Identity = tuple[int, int, int, int]
 
 
 class FamilyLook(NamedTuple):
-    """The members of a family: those that may have changed since the look before, and those that are gone. If
-    `is_whole`, there was no look before."""
+    """The members of a family that may have changed since an earlier look, and those that are gone. If `is_whole`,
+    there was no earlier look."""
 
     changed: list[str]
     removed: frozenset[str]
@@ -53,15 +53,15 @@ class FamilyLook(NamedTuple):
 
 
 def empty_look(cursor: bytes) -> FamilyLook:
-    """The look at a family whose directory does not exist."""
+    """The result for a family whose directory does not exist."""
     earlier = _Earlier.of(cursor)
     return FamilyLook([], frozenset(() if earlier is None else earlier.names), earlier is None, b"")
 
 
 def look_at(directory: Directory, start: str, end: str, cursor: bytes, pending: Collection[str] = ()) -> FamilyLook:
     """Compare the members `<start><name><end>` of a directory with an earlier look. If `end` begins with a slash, each
-    member is a directory with a file in it. `pending` are members that a commit is about to change: the caller knows
-    how, and in the next look they count as changed."""
+    member is a directory with a file in it. `pending` has the members that a committed intent is about to change: the
+    caller reads those anyway, and in the next look they count as changed."""
     now, own = time.time_ns(), _identity(directory)
     earlier = _Earlier.of(cursor)
     if earlier is not None and earlier.directory[0] != own[0]:
@@ -85,7 +85,7 @@ def look_at(directory: Directory, start: str, end: str, cursor: bytes, pending: 
 
 
 class _Earlier(NamedTuple):
-    """An earlier look, as its cursor has it."""
+    """An earlier look, decoded from its cursor."""
 
     directory: Identity
     names: list[str]
@@ -106,7 +106,7 @@ class _Earlier(NamedTuple):
 
 def _cursor(own: Identity, names: list[str], stamps: bytes, now: int) -> bytes:
     if max(own[2:]) >= now - RECENT:
-        own = (*own[:2], 0, 0)  # a name could come or go and leave the same times: list them again
+        own = (*own[:2], 0, 0)  # another change could leave the same times: list the names again
     return b"".join((_MAGIC, _HEAD.pack(*own, len(names)), stamps, "\n".join(names).encode()))
 
 
@@ -124,7 +124,7 @@ class _Files:
         self._directory, self._start, self._end = directory, start, end
 
     def names(self, known: Collection[str]) -> list[str]:
-        """The names of all members, sorted like those that are known, which need no check."""
+        """The names of all members, sorted; those in `known` are not checked again."""
         start, suffix = self._start, "" if self._end.startswith("/") else self._end
         first, last = len(start), -len(suffix) or None
         listed = [each for each in self._directory.names() if each.endswith(suffix) and each.startswith(start)]
@@ -134,11 +134,11 @@ class _Files:
         return sorted(found.intersection(known).union(filter(is_safe_name, found.difference(known))))
 
     def seem_unchanged(self, earlier: _Earlier, now: int) -> bool:
-        """Whether the members, or a part of them, are as they were; the names are the same."""
+        """Whether the members (of a large family, a part of them) have their earlier stamps. The names are the same."""
         names, stamps = earlier.names, earlier.stamps
         if _NO_STAMP in stamps:
             return False
-        if len(names) > MOST_EXAMINED and not self._end.startswith("/"):  # else each has a directory of its own
+        if len(names) > MOST_EXAMINED and not self._end.startswith("/"):  # otherwise, each has its own directory
             at = now // 1_000_000_000 % -(-len(names) // MOST_EXAMINED) * MOST_EXAMINED
             names, stamps = names[at : at + MOST_EXAMINED], stamps[at * _STAMP : (at + MOST_EXAMINED) * _STAMP]
         return self.examine(names) == (names, stamps)

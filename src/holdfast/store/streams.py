@@ -1,7 +1,7 @@
-"""Numbered streams, and the changes of a commit: reading and finding numbers, planning, appending several records.
+"""Numbered streams (reading records, finding numbers, appending batches) and the planning of a commit's changes.
 
-A record of a numbered stream is a file with its number in the name. Readers yield only what has its number, because
-other programs may take the number that a pending record was meant for; they hide a batch until it is whole.
+A record of a numbered stream is a file with its number in the name. Readers yield only records that have their number,
+because other programs may take the number intended for a pending record. They hide a batch until it is whole.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _APPEND = _READ | os.O_WRONLY | os.O_APPEND
 
 # --- Numbered files --------------------------------------------------------------------------------------
 
-_LISTED_PER_READ = 16  # how many names can be listed, at least, in the time that reading a record takes
-_MOST_AT_ONCE = 256  # records, which are kept until it is known whether to hide them
+_LISTED_PER_READ = 16  # at least this many names can be listed in the time of reading one record
+_MOST_AT_ONCE = 256  # records held back until it is known whether to hide them
 
 
 def numbered_files(
@@ -39,10 +39,10 @@ def numbered_files(
     last: LastNumbers,
     hidden: Callable[[Directory], int | None],
 ) -> Iterator[tuple[int, bytes]]:
-    """The records with numbers after `after`. A missing number is left out if later ones exist.
+    """The records with numbers after `after`. A missing number is skipped if later ones exist.
 
-    `hidden` returns the first number that is part of an unfinished batch. It is asked after the records were read: a
-    batch whose intent is gone by then is whole, so whoever sees one of its records finds the others too.
+    `hidden` returns the first number of an unfinished batch. It is called after the records are read: a batch whose
+    intent is gone by then is whole, so a reader that sees one of its records finds the others too.
     """
     if after < 0:
         raise not_a_position(location, after)
@@ -78,8 +78,8 @@ def _existing_from(directory: Directory, location: Location, number: int, most: 
 
 
 def first_unfinished(directory: Directory, location: Location, batch: Intent) -> int | None:
-    """The number of the first record of a batch that is not whole, or the number it should have; None if it is whole.
-    After a power cut, the first may be missing while later ones exist."""
+    """The number that the first record of an unfinished batch has or should have; None if the batch is whole. After a
+    power cut, the first record may be missing while later ones exist."""
     first, number = None, batch.steps[0].at
     for step in batch.steps:
         number, exists = find_number(directory, location, number, step.content.encode())
@@ -102,10 +102,10 @@ def numbers_in(directory: Directory, location: Location) -> Iterator[int]:
 class LastNumbers:
     """Finds the last number of a stream, usually without listing it.
 
-    A writer holds the lock and knows whether another program has changed the stream: only then it lists the directory.
-    A reader gallops from the last known number, which is this process's or that of the last receipt. If that is
-    missing, or there is a number beyond the end, there is a gap: the directory is listed. A process looks far ahead
-    once, and then only just beyond the end.
+    A writer holds the lock and knows whether another program has changed the stream; only then does it list the
+    directory. A reader gallops from the last number that this process or the last receipt knows. If that number is
+    missing, or a number beyond the end exists, the stream has a gap, and the directory is listed. A process looks for
+    numbers far beyond the end once; after that, only just beyond it.
     """
 
     _AHEAD = (*range(2, 17), *(1 << power for power in range(5, 18)))
@@ -115,7 +115,7 @@ class LastNumbers:
         self._durable: dict[str, int] = {}
 
     def remember_durable(self, location: Location, number: int) -> None:
-        """Remember a number whose name, like all names before it, this process has synced."""
+        """Remember the last number; this process has synced its name and all names before it."""
         self._last[location.name] = self._durable[location.name] = number
 
     def are_ours(self, location: Location) -> bool:
@@ -128,9 +128,9 @@ class LastNumbers:
         return location.kind is Kind.NUMBERED and self._last.get(name, 0) == self._durable.get(name)
 
     def find_exactly(self, directory: Directory, location: Location, noted: int | None) -> int:
-        """The last number, for the holder of the lock. `noted` is the last number of which our processes know, if
-        nobody else has changed the directory since. A program that changed it while that was examined, which it can do
-        unseen, has added the next number."""
+        """The last number, for the holder of the lock. `noted` is the last number that Holdfast's processes know, or
+        None if another program has changed the directory since. A change during that check goes unnoticed, but it adds
+        the next number."""
         if noted is None or directory.status(location.numbered(noted + 1)) is not None:
             noted = _list_last(directory, location)
         return self._remembered(location, noted)
@@ -166,7 +166,7 @@ def _list_last(directory: Directory, location: Location) -> int:
 
 
 def publish_without_lock(directory: Directory, location: Location, content: bytes) -> int:
-    """Durably give a record the next number, without the stream's lock; return it."""
+    """Publish a record durably under the next number, without the stream's lock; return the number."""
     while True:
         number = _list_last(directory, location) + 1
         with contextlib.suppress(AlreadyExists):
@@ -176,9 +176,9 @@ def publish_without_lock(directory: Directory, location: Location, content: byte
 
 
 # --- Receipts --------------------------------------------------------------------------------------------
-# Another program that is stopped while it appends, and whose lock is taken away, may later rename its file over an
-# acknowledged record. So each acknowledged record is also a line of a file beside the stream: the record, a space, its
-# number. It is not synced: a power cut costs the last copies, not the records. A full file replaces the older one.
+# If another program stalls while it appends, and its lock is broken, it may later rename its file over an acknowledged
+# record. So each acknowledged record is also a line of a file beside the stream: the record, a space, its number. That
+# file is not synced: a power cut costs the last copies, not the records. A full file replaces the older one.
 
 RECEIPTS, OLDER_RECEIPTS = ".receipts", ".receipts.old"
 _MOST_RECEIPTS = 8 << 20
@@ -186,7 +186,7 @@ _NUMBER_AT_END = re.compile(rb" ([0-9]{1,15})\n\Z")
 
 
 def write_receipts(directory: Directory, records: Iterable[tuple[int, bytes]]) -> None:
-    """Keep copies of acknowledged records, if possible."""
+    """Append copies of acknowledged records to the receipts; failures are ignored."""
     copies = ((content.removesuffix(b"\n"), number) for number, content in records)
     lines = b"".join(b"%b %d\n" % copy for copy in copies if b"\n" not in copy[0])
     with contextlib.suppress(OSError, Failure):
@@ -201,7 +201,7 @@ def write_receipts(directory: Directory, records: Iterable[tuple[int, bytes]]) -
 
 
 def read_receipts(directory: Directory) -> Iterator[tuple[int, bytes]]:
-    """The numbers and contents of acknowledged records, as far as copies exist. A torn line may be among them."""
+    """The numbers and contents of acknowledged records for which copies exist. A torn line may be among them."""
     for name in (OLDER_RECEIPTS, RECEIPTS):
         for line in (intents.read_if_exists(directory, name) or b"").splitlines(keepends=True):
             if found := _NUMBER_AT_END.search(line):
@@ -209,7 +209,7 @@ def read_receipts(directory: Directory) -> Iterator[tuple[int, bytes]]:
 
 
 def _last_receipt(directory: Directory) -> int:
-    """The number of the last acknowledged record; 0 if that is unknown."""
+    """The number of the last acknowledged record; 0 if it is unknown."""
     try:
         fd = calls.open(directory.at(RECEIPTS), _READ, dir_fd=directory.fd)
         try:
@@ -223,8 +223,8 @@ def _last_receipt(directory: Directory) -> int:
 
 
 class Planned(NamedTuple):
-    """One change, ready to be applied. `before` is the version of a document's old content, which is `old` if other
-    programs share the document; `at` is where an append goes."""
+    """One change, ready to be applied. `before` is the version of a document's old content; `old` is that content, if
+    other programs share the document. `at` is the position of an append."""
 
     location: Location
     operation: Literal["put", "remove", "append"]
@@ -238,7 +238,7 @@ class Planned(NamedTuple):
         return Step(self.location.name, self.operation, self.content.decode(), self.before, self.at, old)
 
     def next_at(self) -> int:
-        """Where the append after this one goes; for a line, also its own position."""
+        """The `at` of the next append; for a line, also the position of its own record."""
         return self.at + (len(self.content) + 1 if self.location.kind is Kind.LINES else 1)
 
 
@@ -248,7 +248,7 @@ def plan(
     locations: Mapping[Key[Any] | Stream[Any], Location],
     contents: Mapping[str, bytes],
 ) -> list[Planned]:
-    """The changes with their records encoded, in the order in which they were decided. `contents` has the old content
+    """The changes with their records encoded, in the order in which they were decided. `contents` holds the old content
     of documents that other programs share."""
     planned: list[Planned] = []
     ends: dict[Stream[Any], int] = {}
@@ -277,9 +277,9 @@ def plan(
 def in_order(planned: list[Planned]) -> list[Planned]:
     """The changes in the order of applying: referenced documents before those that refer to them, removals last.
 
-    Documents that refer to others (an index) come early in lock order, and those they refer to later. So documents are
-    put in reverse lock order of their kinds, and those of one kind as they were decided: the parts of an issue before
-    the whole. Appends follow as they came, and removals go in lock order.
+    Documents that refer to others (an index) come early in lock order, and the documents they refer to come later. So
+    documents are put in reverse lock order of their kinds and, within one kind, in the order decided: the parts of an
+    issue before the whole. Appends follow in the order decided, then removals in lock order.
     """
     puts = sorted((each for each in planned if each.operation == "put"), key=lambda each: -each.location.rank[0])
     appends = [each for each in planned if each.operation == "append"]
@@ -299,9 +299,9 @@ class Batch:
     Such records never change, so fewer steps than those of `intents` suffice:
 
     1. Write and sync drafts of all records and of the intent.
-    2. Commit point: the intent gets its name, durably. Nothing has a number before that.
-    3. Each draft gets its number, and the directory is synced.
-    4. The intent is removed. If a power cut brings it back, everything that it asks for exists.
+    2. Publish the intent durably under its name. Commit point; no record has a number before that.
+    3. Give each draft its number, and sync the directory.
+    4. Remove the intent. If a power cut brings it back, all its records exist.
     """
 
     def __init__(self, commit_id: str, planned: Sequence[Planned], records: Directory, intents: Directory) -> None:
@@ -336,7 +336,7 @@ class Batch:
             raise
 
     def publish_intent(self) -> None:
-        """Step 2, the commit point: from here on, this or another process applies it."""
+        """Step 2, the commit point: from here on, this or another process applies the batch."""
         draft, self._draft_of_intent = self._draft_of_intent, ""  # published or discarded
         try:
             durable.publish_new(self._intents, draft, self._name, often=True)
@@ -368,7 +368,7 @@ class Batch:
         return numbers
 
     def _discard(self) -> None:
-        """Remove all drafts; those that were published have other names by now."""
+        """Remove all drafts; published records are not affected, because they have other names."""
         if self._draft_of_intent:
             durable.discard(self._intents, self._draft_of_intent)
         for draft in self._drafts:

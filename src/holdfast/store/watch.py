@@ -1,4 +1,4 @@
-"""Watching files for changes: by inotify, or by polling where it is not available."""
+"""Watching files for changes: by inotify, or by polling where inotify is not available."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EVENT = struct.Struct("iIII")
 _MASK = 0x00000FCA  # modified, closed after writing, moved, created, deleted; itself deleted or moved
 _LOST = 0x00004000 | 0x00008000 | 0x00000800 | 0x00000400  # overflow, watch removed, itself moved or deleted
 _LONGEST = (1 << 31) - 1  # milliseconds that the system call can wait
-_REPORTED = "by an event"  # the fingerprint of a file that an event reported; equals no real one
+_REPORTED = "by an event"  # the fingerprint of a file that an event reported; differs from every real one
 
 
 class DirectoryEvents:
@@ -37,7 +37,7 @@ class DirectoryEvents:
 
     @classmethod
     def open(cls) -> Self | None:
-        """Start listening, to no directory yet; None if that is impossible here."""
+        """An instance that listens to no directory yet; None if inotify is not available."""
         if sys.platform != "linux":
             return None
         from holdfast.fs import native
@@ -46,7 +46,7 @@ class DirectoryEvents:
         return None if fd < 0 else cls(fd)
 
     def add(self, directory: Directory) -> bool:
-        """Listen to a directory too, which need not stay open; False if that is impossible."""
+        """Listen to one more directory, which need not stay open; False if that is impossible."""
         if sys.platform != "linux":
             return False
         from holdfast.fs import native
@@ -57,8 +57,8 @@ class DirectoryEvents:
         return number >= 0
 
     def wait(self, timeout: float | None) -> set[tuple[Path, str]] | None:
-        """Directory and name of each change since the last call; empty when the timeout ends. None means that events
-        were lost or a directory is gone: compare everything, and listen again."""
+        """Directory and name of each change since the last call; empty after the timeout. None means that events were
+        lost or a directory is gone: compare everything, and listen again."""
         if sys.platform == "win32":
             return set()  # never opened there
         waiting = select.poll()  # `select` is limited to the first 1024 descriptors
@@ -130,7 +130,7 @@ class _Subject(NamedTuple):
         return f"{self.name}/{member}" if is_safe_name(member) else None
 
     def fingerprint(self, directory: Directory, file: str) -> object:
-        """Differs between states of a file, without reading it."""
+        """A value that differs between states of a file, determined without reading it."""
         path = directory.at(file + self.end if self.is_nested else file)
         try:
             status = calls.stat(path, dir_fd=directory.fd, follow_symlinks=False)
@@ -142,10 +142,10 @@ class _Subject(NamedTuple):
 class FileWatch(Watch):
     """A watch of one document, family or stream of a file store.
 
-    An event names the changed file. A commit of several changes counts from its intent on, so the directory
-    of intents is watched too. Without events, or after losing some, fingerprints are compared.
+    An event names the changed file. A commit of several changes takes effect with its intent, so the directory
+    of intents is watched too. Without events, or after losing some, the watch compares fingerprints.
 
-    A watch changes nothing on disk. Until a directory exists, the nearest one above it is watched.
+    A watch changes nothing on disk. Until a directory exists, it watches the nearest existing parent.
     """
 
     def __init__(self, root: Directory, layout: Layout, intents: Intents, what: Watched) -> None:
@@ -154,7 +154,7 @@ class FileWatch(Watch):
         self._subject = _Subject.of(layout, what)
         self._awaited: dict[tuple[Path, str], str] = {}  # the missing directories, by the event that can create them
         self._events = self._listen()
-        # With events, a long stream is not listed; if some are lost, it counts as changed.
+        # With events, a numbered stream, which may be long, is not listed; if events are lost, it counts as changed.
         skip = self._events is not None and self._subject.shape == "numbered"
         self._fingerprints: dict[str, object] = {} if skip else self._current()
 
@@ -219,7 +219,7 @@ class FileWatch(Watch):
 
     def _listen(self) -> DirectoryEvents | None:
         if self._subject.is_nested:
-            return None  # each member has a directory of its own, which events do not cover
+            return None  # each member is a separate directory, which events do not cover
         events = DirectoryEvents.open()
         if events is not None and not self._reach(events):
             events.close()
@@ -232,7 +232,7 @@ class FileWatch(Watch):
         try:
             return all(self._approach(events, each, each) for each in (self._subject.directory, INTENTS))
         except Failure:
-            return False  # it may not be opened: poll
+            return False  # a directory cannot be opened: poll
 
     def _approach(self, events: DirectoryEvents, relative: str, target: str) -> bool:
         with contextlib.suppress(NotFound), open_directory(self._root, relative) as directory:

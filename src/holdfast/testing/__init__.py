@@ -1,6 +1,6 @@
-"""Contract tests for authors of other stores. Needs pytest.
+"""Contract tests for authors of other stores; they need pytest.
 
-Subclass `Backend` to describe how to open, damage and disconnect your store; pytest runs the contract against it:
+Subclass `Backend` to describe how to open, damage and disconnect your store. pytest then runs the contract against it:
 
     from holdfast.testing import Backend, StoreContract
 

@@ -1,4 +1,4 @@
-"""The `Backend` that a store's author provides, and the operations that the contract's clients run."""
+"""The `Backend` class that a store's author subclasses, and the operations that the contract tests run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ONE, TWO = ISSUES.key("one"), ISSUES.key("two")
 
 
 def accounts(count: int) -> list[Key[Item]]:
-    """Documents of several kinds, so that their locks differ."""
+    """Keys of several kinds of documents, so that their locks differ."""
     return [INDEX, GATES, *(ISSUES.key(f"account-{each}") for each in range(count))][:count]
 
 
@@ -75,7 +75,7 @@ def incrementing(view: View, key: Key[Item]) -> tuple[list[Change], int]:
 
 
 def increment(store: Store, key: Key[Item], stream: Stream[Event] | None = None) -> int:
-    """Increment a document's number and append it to a stream; return it."""
+    """Increment a document's number, append it to the stream if one is given, and return it."""
 
     def decide(view: View, now: float) -> Decision[int]:
         changes, number = incrementing(view, key)
@@ -91,7 +91,7 @@ def increment_often(store: Store, key: Key[Item], stream: Stream[Event] | None, 
 
 
 def swap(store: Store, key: Key[Item], expected: int, new: Item) -> bool:
-    """Replace a document if its number is the expected one."""
+    """Replace a document if its number is the expected one; return whether it was."""
 
     def decide(view: View, now: float) -> Decision[bool]:
         item = view.get(key)
@@ -107,7 +107,7 @@ def swap_rounds(store: Store, key: Key[Item], rounds: int, name: str) -> list[in
 
 
 def transfer(store: Store, source: Key[Item], target: Key[Item], amount: int) -> bool:
-    """Move an amount from one document to another, if the balance covers it."""
+    """Move an amount from one document to another if the balance covers it; return whether it did."""
 
     def decide(view: View, now: float) -> Decision[bool]:
         one, other = view.get(source), view.get(target)
@@ -198,7 +198,7 @@ def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
 def _fresh_processes(modules: set[str]) -> Any:
     """A context for processes that share no state with this one.
 
-    Where possible, they fork from a server process that has these modules loaded, those of the first caller.
+    Where possible, they fork from a server process, which has loaded the modules that the first caller named.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
@@ -234,8 +234,8 @@ When = Literal["before", "after"]
 class Backend:
     """Access to the store under test. Subclass this for your store."""
 
-    many: ClassVar[int] = 100_000  # a number of documents that the store must hold
-    many_within: ClassVar[float] = 60.0  # seconds to create, scan, read and change that many
+    many: ClassVar[int] = 100_000  # how many documents the store must be able to hold
+    many_within: ClassVar[float] = 60.0  # seconds to create, scan, read and change that many documents
 
     def seconds(self) -> float:
         """The clock for `many_within`. A store that does all its work in this process may use CPU time."""
@@ -250,7 +250,7 @@ class Backend:
         raise NotImplementedError
 
     def process_target(self, store: Store) -> Recipe | None:
-        """How another process opens the same state. None if it cannot: the contract then uses threads."""
+        """How another process opens the same state; None if it cannot, and then the contract uses threads."""
         return None
 
     def losing_answers(self, store: Store, when: When) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""The store contract. Documents and limits are here; the modules beside this one have the rest."""
+"""The store contract: documents and limits. The other `contract_*` modules test the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.testing.contract_streams import StreamsContract, WatchingContract
 DIFFICULT = 'Grüße, 世界 \U0001f980 " \\ \n\r\t\0 \u2028 </script>'
 
 REFUSED: dict[str, tuple[model.Change, type[Failure]]] = {
-    "create what is there": (Create(ONE, Item(9)), AlreadyExists),
+    "create an existing document": (Create(ONE, Item(9)), AlreadyExists),
     "replace a missing document": (Replace(TWO, Item(9)), NotFound),
     "delete a missing document": (Delete(TWO), NotFound),
     "change a document twice": (Replace(INDEX, Item(9)), UsageFailure),

@@ -1,4 +1,4 @@
-"""Asking what changed in a family since a cursor."""
+"""The contract for the changes of a family since a cursor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITERS = 4
 
 
 class FamilyCopy:
-    """A copy of a family that is kept up to date by asking for changes."""
+    """A copy of a family, kept up to date with `Store.changes`."""
 
     def __init__(self, store: Store, family: Family[Item] = ISSUES) -> None:
         self._store, self._family = store, family
@@ -35,7 +35,7 @@ class FamilyCopy:
 
 
 def increment_members(store: Store, count: int, times: int, seed: int) -> None:
-    """Increment random members of a family, and delete one now and then."""
+    """Increment random members of a family."""
     chance = random.Random(seed)
     for _ in range(times):
         key = ISSUES.key(f"member-{chance.randrange(count)}")
@@ -43,7 +43,7 @@ def increment_members(store: Store, count: int, times: int, seed: int) -> None:
 
 
 class ChangesContract(Backend):
-    """Asking what changed in a family since a cursor."""
+    """The changes of a family since a cursor."""
 
     @pytest.mark.parametrize("family", [ISSUES, WORKTREES], ids=lambda family: str(family.name))
     def test_without_a_cursor_every_member_is_returned(self, store: Store, family: Family[Item]) -> None:

@@ -1,4 +1,4 @@
-"""Isolation (transactions and reads behave as if they ran one after the other) and lost answers."""
+"""The contract for isolation (transactions and reads behave as if run one after the other) and for lost answers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class IsolationContract(Backend):
         assert self.elsewhere(store, *tasks)[2:] == [{400}, {400}]
 
     def test_a_commit_seen_in_one_document_is_seen_in_all(self, store: Store) -> None:
-        """Single reads, too: once one document shows a commit, all later reads show it."""
+        """This holds for single reads too: once one document shows a commit, all later reads show it."""
         keys = [INDEX, ONE, GATES]
         backend.apply(store, *(Create(key, Item(0)) for key in keys))
         done = threading.Event()
@@ -187,7 +187,7 @@ NAMED: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
 
 
 class OutcomesContract(Backend):
-    """Commits whose answer is lost, and those that come after the records were moved."""
+    """Commits whose answer is lost, and commits to a store that was moved."""
 
     def test_a_store_that_was_moved_refuses_commits_and_says_where_to(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))

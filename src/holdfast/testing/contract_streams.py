@@ -1,4 +1,4 @@
-"""Streams (appending, reading from a position, order) and watching."""
+"""The contract for streams (appending, reading from a position, order) and for watching."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ OTHERS = [Create(ISSUES.key("one.json"), Item(1)), Create(ISSUES.key("on"), Item
 
 
 def reported(watch: model.Watch, *names: str) -> set[str]:
-    """Wait until all of these are reported; return everything reported."""
+    """Wait until all these names are reported; return everything reported."""
     found: set[str] = set()
     while not found.issuperset(names):
         new = watch.wait(PATIENCE)
