@@ -1,19 +1,19 @@
-"""Deadlock detection: cycles of waits, in which each participant holds what the previous one waits for.
+"""Deadlock detection: finds cycles of waits, in which each participant waits for a resource that the next one holds.
 
 Each kind of lock, lease or claim that can be waited for has its own `WaitGraph`; a cycle may lead through
 several, so they are merged. The steps are those of docs/protocols/waits.md:
 
-2. From its own wait, the waiter follows the graph: from the holder to what that holder waits for, and so on.
+2. From its own wait, the waiter follows the graph: from the holder to the resource that it waits for, and so on.
    A wait for a resource with several holders is a wait for each of them; sharers do not wait for each other. A wait
-   for a resource that the waiter itself holds is no deadlock: another thread or command may still release it.
+   for a resource that the waiter itself holds is not a deadlock: another thread or command may still release it.
 3. The youngest wait gives up: it has lost the least. All waiters in a cycle judge by the same records, so exactly one
    gives up.
 4. One reading is not a consistent snapshot, so the graph is read twice. Tickets and ids of holds are never
    reused: every wait and hold in both readings existed throughout, all at once.
 
-Identity: a participant that names itself (the owner of a claim) is known by that name, others by their
-processes: their own, and the agent's that they act for. Descendants of a process share what it holds for them
-(a lease). Agents of one process that name their actors are not taken for each other.
+Identity: a participant that names itself (the owner of a claim) is known by that name. Others are known by their
+processes: their own, and that of the agent for which they act. The descendants of a process share a hold that is for
+them (a lease). Agents in one process that name different actors are different participants.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from holdfast.locks.identity import Holder, Liveness, liveness
 
 
 class Resource(NamedTuple):
-    """Something that can be held: `kind` and `name`, as in `the lease on main`. `place` tells resources of one name
-    apart; messages leave it out."""
+    """Something that can be held: `kind` and `name`, as in `the lease on main`. `place` tells resources with the same
+    name apart; messages leave it out."""
 
     kind: str
     name: str
@@ -52,8 +52,8 @@ class Participant(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A resource that is held. `hold_id` tells this hold apart from all others, before and after it. `by_process` says
-    that only the process is known, not the agent in it."""
+    """A held resource. `hold_id` tells this hold apart from all others, earlier and later. `by_process` says that only
+    the process is known, not the agent in it."""
 
     resource: Resource
     holder: Participant
@@ -73,10 +73,10 @@ class WaitEdge(NamedTuple):
     shared: bool = False
 
     def is_of(self, hold: Hold) -> bool:
-        """Whether the waiter certainly is the holder."""
+        """Whether the waiter is certainly the holder."""
         same_process = not hold.holder.processes.isdisjoint(self.waiter.processes)
         if hold.by_process and self.waiter.actor and same_process:
-            return False  # one of the agents of this process, perhaps another one
+            return False  # perhaps another agent of this process
         return self.may_be_of(hold)
 
     def may_be_of(self, hold: Hold) -> bool:
@@ -92,7 +92,7 @@ class WaitEdge(NamedTuple):
         return not ours.isdisjoint(theirs.processes)
 
     def is_blocked_by(self, hold: Hold) -> bool:
-        """Whether this wait cannot end before another participant ends that hold."""
+        """Whether this wait can end only after another participant ends that hold."""
         return not (self.shared and hold.shared) and not self.may_be_of(hold)
 
     def age(self) -> tuple[str, str]:
@@ -115,26 +115,26 @@ class Link(NamedTuple):
 
 Cycle = tuple[Link, ...]
 
-ReadGraph = Callable[[], WaitGraph]  # reads the graph of one kind, as of now. Takes no lock.
+ReadGraph = Callable[[], WaitGraph]  # reads the current graph of one kind, without taking a lock
 
 
 def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()) -> None:
-    """Raise `Deadlock` if the wait with this ticket is part of a cycle and has to give up."""
+    """Raise `Deadlock` if the wait with this ticket is part of a cycle and must give up."""
     cycle = find_cycle(ticket, _merged(own, others))  # 2.
     if cycle and youngest(cycle).ticket == ticket and is_in(cycle, _merged(own, others)):  # 3. and 4.
         raise _deadlock(cycle)
 
 
 def find_cycle(ticket: str, graph: WaitGraph) -> Cycle:
-    """A cycle that the wait with this ticket is part of, itself first; empty if there is none. A participant may have
-    several waits: a cycle through any of them blocks that one."""
+    """A cycle that contains the wait with this ticket, beginning with that wait; empty if there is none. A participant
+    may have several waits: a cycle through any of them blocks that one."""
     holds: dict[Resource, list[Hold]] = {}
     for hold in graph.holds:
         holds.setdefault(hold.resource, []).append(hold)
     waits = sorted(graph.waits, key=WaitEdge.age)
     paths: deque[Cycle] = deque((link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds))
     visited = {ticket}
-    while paths:  # shortest first: a cycle that is found contains no smaller one
+    while paths:  # shortest first: the first cycle found contains no smaller one
         path = paths.popleft()
         for wait in waits:
             if not wait.is_of(path[-1].hold):
@@ -153,7 +153,7 @@ def youngest(cycle: Cycle) -> WaitEdge:
 
 
 def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
-    """Whether every wait and every hold of the cycle is in a later graph too."""
+    """Whether every wait and every hold of the cycle is also in a later graph."""
     waits = {(wait.ticket, wait.resource) for wait in graph.waits}
     holds = {(hold.hold_id, hold.resource) for hold in graph.holds}
     return all((wait.ticket, wait.resource) in waits and (hold.hold_id, hold.resource) in holds for wait, hold in cycle)
@@ -176,7 +176,7 @@ def proof_of(hold_id: str) -> str:
 
 
 def is_dead(holder: Holder | None) -> bool:
-    """Whether a waiter is certainly dead: then it does not wait (5.)."""
+    """Whether a waiter is certainly dead; a dead one does not wait (5.)."""
     return holder is not None and liveness(holder) is Liveness.DEAD
 
 

@@ -7,9 +7,9 @@ The steps are those of docs/protocols/waits.md:
    read *before* a renewal is requested: a holder never believes it holds longer than the store does.
 3. One thread sleeps until a renewal or the deadline is due; each renewal has its own thread. So the deadline
    is noticed even while a store does not answer.
-4. A failed renewal is retried, soon, until the deadline; a refused one is not. Then the lease or claim is
-   *lost* for good: `lost` is set and `check` raises, with the last problem as its cause.
-5. The threads have a weak reference: an unreferenced lease or claim is not renewed. A forked child holds nothing: it
+4. A failed renewal is retried soon, until the deadline; a refused one is not. After the deadline or a refusal, the
+   lease or claim is *lost* for good: `lost` is set and `check` raises, with the last problem as its cause.
+5. The threads have a weak reference, so an unreferenced lease or claim is not renewed. A forked child holds nothing: it
    has no thread that could renew, and must not release.
 """
 
@@ -27,14 +27,14 @@ from holdfast.locks.retry import CHANCE
 
 BEATS = 3  # renewals per ttl, at least
 JITTER = 0.2  # how much earlier a renewal may come, so that holders that began together drift apart
-LONGEST_SLEEP = 2.0  # between two looks: the machine may have slept meanwhile, or the holder may be gone
+LONGEST_SLEEP = 2.0  # between two checks: the machine may have slept meanwhile, or the holder may be gone
 REFUSED = (LockNotHeld, LockExpired, FencingMismatch)  # a renewal that raises one of these will never succeed
 
 Record = TypeVar("Record")
 
 
 class Subject(NamedTuple):
-    """The names of a right in messages: `the lease on main` is `renewed`."""
+    """The words for a lease or claim in messages: `the lease on main` is `renewed`."""
 
     name: str
     renewed: str
@@ -42,10 +42,10 @@ class Subject(NamedTuple):
 
 
 class Held(Generic[Record]):
-    """Something held for `ttl` seconds since `began` (by the boot clock; None: since now). As a context manager, also
-    an asynchronous one, it is renewed while its block runs. A subclass defines how it is renewed and released."""
+    """A lease or claim, held for `ttl` seconds from `began` (by the boot clock; None: from now). As a context manager
+    (`with` or `async with`), it is renewed while its block runs. A subclass defines how to renew and release it."""
 
-    ends_with_block: ClassVar[bool] = True  # whether the end of its block releases it, or only ends its renewal
+    ends_with_block: ClassVar[bool] = True  # whether the end of the block releases it, or only stops its renewal
 
     def __init__(
         self, subject: Subject, record: Record, ttl: float, *, clock: Clock, began: float | None = None
@@ -66,7 +66,7 @@ class Held(Generic[Record]):
         self._start_term(clock.boot() if began is None else began)
 
     def _renew(self, ttl: float | None) -> tuple[Record, float]:
-        """Renew it in the store, for this ttl (None: as before); the new record and its ttl."""
+        """Renew it in the store, for this ttl (None: as before); return the new record and its ttl."""
         raise NotImplementedError
 
     def _release(self) -> None:
@@ -74,7 +74,7 @@ class Held(Generic[Record]):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise if it is no longer held: call this before every piece of work."""
+        """Raise if it is no longer held. Call this before every piece of work."""
         if self._pid != os.getpid():
             raise self._not_held(f"is held by the process {self._pid}, from which this one was forked")
         if self._ended.is_set():
@@ -85,9 +85,9 @@ class Held(Generic[Record]):
             raise self._reason.with_traceback(None)
 
     def renew(self, ttl: float | None = None) -> Record:
-        """Extend it from now, for this ttl (None: as before); if that is refused, it is lost."""
+        """Renew it from now, for this ttl (None: as before); if the store refuses, it is lost."""
         self.check()
-        with self._renewing:  # so that the last record noted is the one in the store
+        with self._renewing:  # so that `record` is the latest in the store
             self.check()
             began = self._clock.boot()  # 2.
             try:
@@ -111,7 +111,7 @@ class Held(Generic[Record]):
         return self
 
     def release(self) -> None:
-        """Release it; idempotent, also after a loss."""
+        """Release it. Idempotent, and allowed after a loss."""
         if self._is_over():
             return
         self.hand_on()
@@ -126,16 +126,16 @@ class Held(Generic[Record]):
         self._woken.set()
         if self._heart is not None:
             self._heart.join()
-        with self._renewing:  # a renewal in progress comes first: it is still ours
+        with self._renewing:  # let a renewal in progress finish: it is still ours
             pass
 
     def __enter__(self) -> Self:
-        """Begin to renew it; raises as `check` does, so what was released or lost is not entered again."""
+        """Begin to renew it. Raises as `check` does: a released or lost one cannot be entered again."""
         self.check()
         try:
             return self.beat()
         except BaseException:
-            self.release()  # there is no block that could do it
+            self.release()  # no block will run that could do it
             raise
 
     def __exit__(self, *_: object) -> None:
@@ -153,7 +153,7 @@ class Held(Generic[Record]):
         await asyncio.to_thread(self.__exit__)
 
     def turn(self) -> float | None:
-        """Renew it or lose it if that is due; return how long to sleep, None at the end."""
+        """Start a renewal, or note the loss, if that is due; return how long to sleep, or None at the end."""
         if self._is_over() or self.lost.is_set():
             return None
         left = self._time_left()
@@ -178,7 +178,7 @@ class Held(Generic[Record]):
     def _try_to_renew(self) -> None:
         try:
             self.renew()
-        except Exception as problem:  # reported if the time runs out because of it
+        except Exception as problem:  # reported if it leads to the expiry
             self._failed(problem)
         finally:
             self._renewal = None
@@ -218,7 +218,7 @@ class Held(Generic[Record]):
 
 
 def began_at(clock: Clock, ttl: float, time_left: float) -> float:
-    """When a term of `ttl` began that has `time_left` left, by the boot clock."""
+    """When a term of `ttl` seconds began, by the boot clock, if `time_left` seconds are left."""
     return clock.boot() - max(0.0, ttl - time_left)
 
 

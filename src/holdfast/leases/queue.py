@@ -1,8 +1,8 @@
-"""Waiting in a queue and watching for deadlocks: shared by everything that can be waited for.
+"""Waits in a queue, with deadlock checks; shared by all kinds of leases, claims and locks.
 
-The rules of each kind choose the next waiter in their transactions. This module only passes the time until then: a wait
-is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a deadlock. Reading the wait
-graph may take long, perhaps because a server is away. So it has its own thread, and delays no waiter.
+The rules of each kind choose the next waiter in their transactions. This module only waits until then: changes wake a
+waiter, and the wait ends when it is served, at its time limit, by cancellation, or in a deadlock. Reading the wait
+graph may take long, for example if a server does not answer. So it happens in a thread, and does not delay the waiter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from holdfast.store.layout import document_locks_until
 if TYPE_CHECKING:
     from holdfast.store.model import Watch
 
-POLL = 0.1  # between two looks of a wait that may be cancelled, or during a check; how long a fork waits for checks
+POLL = 0.1  # the longest pause of a wait that can be cancelled or is being checked; how long a fork waits for checks
 FIRST_CHECK, LAST_CHECK = 0.02, 5.0
 """When a wait is first checked for a deadlock, and the longest time between checks. Each interval is twice the last:
-a short wait costs nothing, and of two waits that began together the one that has to give up finds out soon, even if it
-could not see the other one at first."""
+a short wait costs nothing, and of two waits that began together, the one that must give up soon learns it, even if it
+could not see the other at first."""
 MOST_CHECKS = 8  # how many threads of a process check at once
 THREAD_NAME = "holdfast-deadlock"
 
@@ -37,16 +37,16 @@ Got = TypeVar("Got")
 
 
 class NotYet(NamedTuple):
-    """Another participant has it, or comes first: ask again after `pause`, or after a change. `holders` is in the form
-    of `LockTimeout`."""
+    """The answer while another participant holds the resource or comes first: ask again after `pause` seconds, or after
+    a change. `holders` has the form that `LockTimeout` takes."""
 
     pause: float
     holders: list[dict[str, Any]]
 
 
 class QueueWait(NamedTuple):
-    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait at once. `began` is
-    when the caller began to wait, by the monotonic clock."""
+    """The subject of a wait and its time limit (None: no limit); setting `cancelled` ends the wait. `began` is the
+    start of the wait, by the monotonic clock."""
 
     what: str
     wait: float | None
@@ -78,8 +78,8 @@ def wait_in_queue(
 
 
 def ask_in_time(ask: Callable[[], Got], left: float) -> Got | LockTimeout:
-    """The answer, or the failure of a transaction that could not get its document locks (a process that has one may be
-    stopped). It waits for them no longer than the time `left`."""
+    """The answer, or the failure of a transaction that could not get its document locks within the time `left` (a
+    process that has one may be stopped)."""
     try:
         with document_locks_until(None if left == math.inf else time.monotonic() + left):
             return ask()
@@ -88,8 +88,8 @@ def ask_in_time(ask: Callable[[], Got], left: float) -> Got | LockTimeout:
 
 
 def leave_in_time(leave: Callable[[], object], reason: BaseException) -> None:
-    """Leave a queue after a wait has failed, without waiting for a document lock that made it fail. A ticket that is
-    left behind counts until its process ends, or its heartbeat is overdue."""
+    """Leave a queue after a failed wait. Do not wait for a document lock that made it fail: a ticket that is left
+    behind counts only until its process ends, or its heartbeat is overdue."""
     ends_at = time.monotonic() if isinstance(reason.__cause__, LockTimeout) else None
     with contextlib.suppress(Failure), document_locks_until(ends_at):
         leave()
@@ -110,12 +110,12 @@ class _QueueChecks:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Leave no thread behind, unless it hangs: the next fork would happen in the middle of its check."""
+        """Leave no thread behind, unless it hangs: the next fork could happen in the middle of its check."""
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(POLL)
 
     def wait(self, watch: Watch, pause: float) -> None:
-        """Wait for a change for at most `pause` seconds; raise what a check has found."""
+        """Wait for a change for at most `pause` seconds; raise the failure that a check has found."""
         end = time.monotonic() + pause
         while not (self._cancelled is not None and self._cancelled.is_set()):
             self._check()
@@ -153,7 +153,7 @@ class _QueueChecks:
 
 
 class ObservedWait(Protocol):
-    """A wait that others see from `post` to `take_down`; `check` raises `Deadlock` if it has to give up."""
+    """A wait that others see from `post` to `take_down`; `check` raises `Deadlock` if it must give up."""
 
     def post(self) -> None: ...
 
@@ -192,7 +192,7 @@ class DeadlockWatch:
                 self._over.set()
 
     def end(self) -> None:
-        """Hide the wait: it is over."""
+        """End the observation: the wait is over."""
         self._over.set()
         self._take_down()
 
@@ -200,7 +200,7 @@ class DeadlockWatch:
         if sys.platform != "win32":
             import signal
 
-            # Signals are for the waiter: this thread must not take one.
+            # Leave signals to the waiter.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         interval = FIRST_CHECK
         # The waiter's thread ends the wait when the time is up, unless Ctrl-C interrupts that.
@@ -217,7 +217,7 @@ class DeadlockWatch:
         self._take_down()
 
     def _check_unless_many_hang(self) -> None:
-        """Skip the check if many others hang, perhaps because a server is away: one more would not help."""
+        """Skip the check if many others hang, for example because a server does not answer: one more would not help."""
         if len(_running) < MOST_CHECKS:
             over = threading.Event()
             _running[over] = self._forks
@@ -244,12 +244,12 @@ class DeadlockWatch:
 
 
 _running: dict[threading.Event, bool] = {}
-"""For each running check: the event of its end, and whether a fork waits for it."""
+"""Maps the event that ends each running check to whether a fork waits for the check."""
 
 
 def _let_checks_end() -> None:
-    """Before a fork, wait for running checks, but not for one that hangs: a child forked in the middle of a check,
-    without an exec, might wait forever for a lock of the check."""
+    """Before a fork, wait for running checks, but not for checks that hang. A child forked in the middle of a check,
+    without an exec, might wait forever for a lock of that check."""
     end = time.monotonic() + POLL
     for over, forks in list(_running.items()):
         if forks:
@@ -258,15 +258,15 @@ def _let_checks_end() -> None:
 
 @cache
 def _register_fork_hooks() -> None:
-    """Once, with the first watch: a command that never waits forks without hooks. Hooks run from the last to the first,
-    so those of `flock`, which keep checks from opening files and so from ending, run after these."""
+    """Called with the first watch, so a command that never waits forks without hooks. Hooks run from last to first, so
+    those of `flock`, which keep checks from opening files and so from ending, run after these."""
     if sys.platform != "win32":
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 
 
 async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]) -> Got:
-    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set. If the coroutine is
-    cancelled, the event is set, and a result that comes too late is given back."""
+    """Run `wait_for_it` in a thread; it must end soon after the event that it receives is set. Cancelling the coroutine
+    sets the event, and `give_back` gets a result that arrives too late."""
     import asyncio  # slow to load, and commands do not need it
 
     cancelled = threading.Event()

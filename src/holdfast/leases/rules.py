@@ -1,13 +1,13 @@
-"""Lease rules as pure functions, from stored documents and the time to changes.
+"""Lease rules as pure functions: from stored documents and the time, they derive the changes to make.
 
-Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore, state
-by state. The time is a `Now`, which knows two clocks. It decides only when a steal is *allowed*. A stale
+Nothing here does I/O, reads a clock or draws random numbers: production runs the code that the tests explore, state
+by state. The time is a `Now`, which combines two clocks. It decides only when a steal is *allowed*. A stale
 holder is harmless because of `validate`, which every commit of protected work runs in its own transaction.
 
-1. A lease is created only if there is none, and replaced only when it has expired (a steal).
+1. A lease is created only if none exists, and replaced only when it has expired (a steal).
 2. Every grant takes the counter's next token. The counter is never lowered and never deleted.
 3. Renewing and releasing need the exact `lock_id`. An expired lease cannot be renewed.
-4. Waiters are served by priority, then in the order of asking; no request bypasses the queue.
+4. Waiters are served by priority, then in order of arrival; no request bypasses the queue.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
     purpose: str = ""
     identity: Identity = Identity()
-    detached: bool = False  # outlives the process that asked for it: the end of its process proves nothing
-    on_behalf_of: str = ""  # the agent that a server holds it for; the agent and its children act under it too
+    detached: bool = False  # outlives the process that asked for it, whose end proves nothing
+    on_behalf_of: str = ""  # the agent for which a server holds it; the agent and its children act under it too
     boot_expires_at: BootMark | None = None
     actor: str = ""  # tells agents of one process apart; empty if none was named
 
@@ -75,22 +75,22 @@ class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
         return Deadline(self.lease_expires_at, self.boot_expires_at)
 
     def holders(self) -> list[Holder]:
-        """The processes that act under it: its holder, and the agent that it is held for."""
+        """The processes that act under the lease: its holder, and the agent for which it is held."""
         named = (self.holder_id, self.on_behalf_of)
         return [holder for each in named if each and (holder := self.identity.holder(each))]
 
     def who(self) -> str:
-        """Its holder for people: the actor, if one was named, and the process."""
+        """The holder, in readable form: the actor, if one was named, and the process."""
         return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
 
     @property
     def subject(self) -> str:
-        """What is leased: the worktree, or the name of a named lease."""
+        """The leased worktree, or the name of a named lease."""
         return self.worktree_id
 
 
 class NamedLease(Lease, frozen=True, kw_only=True):
-    """A lease without a worktree, for anything that one process at a time may do. Its `worktree_id` is empty."""
+    """A lease without a worktree, for anything that only one process at a time may do. Its `worktree_id` is empty."""
 
     name: str
 
@@ -108,7 +108,7 @@ class TokenCounter(msgspec.Struct, frozen=True):
 
 
 class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiter in the queue. It sends heartbeats; without one for `WAITER_TTL` it is skipped."""
+    """A waiter in the queue. It sends heartbeats; after `WAITER_TTL` without one, it is skipped."""
 
     ticket: str
     holder_id: str
@@ -117,9 +117,9 @@ class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: Instant
     purpose: str = ""
     identity: Identity = Identity()
-    on_behalf_of: str = ""  # the future holder of the lease, if that is not the process that waits
+    on_behalf_of: str = ""  # the future holder of the lease, if that is not the waiting process
     boot_seen_at: BootMark | None = None
-    above: tuple[str, ...] = ()  # the ancestors of the process that waits: it also holds what they hold
+    above: tuple[str, ...] = ()  # the ancestors of the waiting process, which shares their leases
     actor: str = ""
 
     def unseen_for(self, now: Now) -> float:
@@ -138,7 +138,7 @@ class LeaseQueue(msgspec.Struct, frozen=True):
 
 
 class LeaseFamilies(NamedTuple):
-    """Where the leases of one kind are. `word` is the kind in messages."""
+    """The document families of one kind of lease. `word` names the kind in messages."""
 
     word: str
     leases: Family[Lease]
@@ -181,7 +181,7 @@ class LeaseKeys(NamedTuple):
         return "" if self.is_named else self.subject
 
     def facts(self) -> dict[str, str]:
-        """The subject as the fact of a failure."""
+        """The subject, as a fact for a failure."""
         return {"name" if self.is_named else "worktree": self.subject}
 
     def all(self) -> list[Key[Any] | Stream[Any]]:
@@ -189,7 +189,7 @@ class LeaseKeys(NamedTuple):
 
 
 class LeaseRequest(NamedTuple):
-    """A request for a lease; `lock_id` is the id that the lease will have, and the ticket in the queue."""
+    """A request for a lease; `lock_id` is the id of the future lease, and the ticket in the queue."""
 
     lock_id: str
     holder: Holder
@@ -197,22 +197,22 @@ class LeaseRequest(NamedTuple):
     purpose: str = ""
     priority: int = 0
     detached: bool = False
-    waiter: Holder | None = None  # the process that waits for it, if that is not the holder itself
-    client: Holder | None = None  # the agent that the holder, a server, requests it for
+    waiter: Holder | None = None  # the waiting process, if that is not the holder itself
+    client: Holder | None = None  # the agent for which the holder, a server, requests it
     actor: str = ""
-    above: tuple[str, ...] = ()  # the ancestors of the process that waits
-    seen: int = 0  # the highest token that was ever granted here, which a restored store may have forgotten
+    above: tuple[str, ...] = ()  # the ancestors of the waiting process
+    seen: int = 0  # the highest token ever granted here, which a restored store may have forgotten
 
 
 class LeaseGranted(NamedTuple):
-    """A lease was granted; `stolen_from` is the expired one that it replaces."""
+    """A granted lease; `stolen_from` is the expired lease that it replaces, if any."""
 
     lease: Lease
     stolen_from: Lease | None
 
 
 class LeaseWaiting(NamedTuple):
-    """Not yet: the `position` in the queue, from 1, and the current lease, if there is one."""
+    """The answer to a waiter: its `position` in the queue, from 1, and the current lease, if there is one."""
 
     position: int
     lease: Lease | None
@@ -223,7 +223,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class LeaseRuling(NamedTuple, Generic[Result]):
-    """The decision of a rule: the changes to make, the answer, and the audit event: its name and facts."""
+    """The decision of a rule: the changes to make, the answer, and the name and facts of the audit event."""
 
     changes: list[Change]
     result: Result
@@ -233,8 +233,8 @@ class LeaseRuling(NamedTuple, Generic[Result]):
 def acquire(
     view: View, now: Now, keys: LeaseKeys, request: LeaseRequest, *, wait: bool, gone: frozenset[str] = frozenset()
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
-    """Grant the lease if it is free and no waiter is ahead in the queue; else join the queue, or refuse. `gone` are the
-    tickets of waiters that are known to be dead."""
+    """Grant the lease if it is free and no waiter is ahead in the queue. Otherwise join the queue or, without `wait`,
+    raise `LockConflict`. `gone` has the tickets of waiters that are known to be dead."""
     lease = view.get(keys.lease)
     free = lease is None or lease.may_be_taken(now)
     queue = _waiters(view, now, keys, gone)
@@ -252,7 +252,7 @@ def acquire(
 
 
 def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> LeaseRuling[LeaseGranted]:
-    """Replace an expired lease; refuse if it has not expired."""
+    """Replace an expired lease; raise `LockConflict` if it has not expired."""
     lease = view.get(keys.lease)
     if lease is None:
         raise LockNotHeld(f"{keys.subject} is not leased: there is nothing to steal", **keys.facts())
@@ -263,7 +263,7 @@ def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> Lease
 
 
 def renew(view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None) -> LeaseRuling[Lease]:
-    """Let the lease run for another `ttl` from now (None: the same as before)."""
+    """Renew the lease for `ttl` seconds from now (None: as long as before)."""
     lease = _own(view, keys, lock_id)
     left = lease.time_left(now, for_others=False)
     if left <= 0:
@@ -278,7 +278,7 @@ def renew(view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None
 
 
 def release(view: View, now: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
-    """End the lease, even an expired one that has not been taken over."""
+    """End the lease, even if it has expired, as long as nobody has taken it over."""
     lease = _own(view, keys, lock_id)
     return LeaseRuling([Delete(keys.lease)], lease, ("lock_released", _facts(lease)))
 
@@ -290,8 +290,8 @@ def leave(view: View, now: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[Non
 
 
 def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
-    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work. A step of the
-    wall clock moves a bare number: see `LeaseService.validator`."""
+    """The lease, if this holder may commit now. Call it in the transaction that commits the holder's work. If `now` is
+    a bare number, a step of the wall clock shifts it: see `LeaseService.validator`."""
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)
@@ -368,7 +368,7 @@ def _facts(lease: Lease) -> dict[str, object]:
 
 
 def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:
-    """The waiters that still wait, in order."""
+    """The waiters with a recent heartbeat that are not `gone`, in order."""
     queue = view.get(keys.queue)
     waiters = queue.waiters if queue else ()
     alive = (each for each in waiters if each.ticket not in gone and each.unseen_for(now) < WAITER_TTL)
@@ -376,7 +376,7 @@ def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = froze
 
 
 def _own_entry(request: LeaseRequest, queue: list[LeaseWaiter], now: Now) -> LeaseWaiter:
-    """The requester's entry with a recent heartbeat: the one in the queue, or a new one at its end."""
+    """The requester's entry, with a recent heartbeat: its entry in the queue, or a new one at the end."""
     own = next((each for each in queue if each.ticket == request.lock_id), None)
     if own is not None:
         if own.unseen_for(now) < WAITER_HEARTBEAT:
@@ -400,7 +400,7 @@ def _own_entry(request: LeaseRequest, queue: list[LeaseWaiter], now: Now) -> Lea
 
 
 def _queue_changes(view: View, keys: LeaseKeys, waiters: list[LeaseWaiter]) -> list[Change]:
-    """The change that stores these waiters; none if they are already stored."""
+    """The change that stores these waiters; empty if they are already stored."""
     stored = view.get(keys.queue)
     queue = LeaseQueue(keys.worktree, tuple(waiters))
     if stored == queue or (stored is None and not waiters):

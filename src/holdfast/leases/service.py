@@ -1,4 +1,4 @@
-"""Lease operations, each one transaction with its audit entry; and held leases, which renew themselves."""
+"""Lease operations, each one transaction with its audit entry; and held leases, which a heartbeat renews."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
 OWN_TTL = 10.0
-"""Of a lease that a command acquires for its own duration. After a kill, others wait for it this long at most. The
-heartbeat renews it about every 3 s, so a holder loses it only if three renewals in a row are late or fail."""
+"""The ttl of a lease that a command holds while it runs. If the command is killed, others wait at most this long. The
+heartbeat renews the lease about every 3 s, so a holder loses it only if three renewals in a row are late or fail."""
 COMMAND_TTL = 15.0
-"""Of a lease or claim under which the command of a user or the agent of an MCP client works, renewed by a heartbeat. It
-is longer than `OWN_TTL`, because losing it costs the work of that command."""
+"""The ttl of a lease or claim under which a user's command or the agent of an MCP client works, renewed by a heartbeat.
+It is longer than `OWN_TTL`, because losing such a lease costs the work of that command."""
 HIGHEST_PRIORITY = 1_000_000
 
 Result = TypeVar("Result")
@@ -63,13 +63,13 @@ class LeaseState(NamedTuple):
 
 
 class LeaseSite(Protocol):
-    """The files that leases are about, if the records are on a server."""
+    """The leased files, if the records are on a server."""
 
     def before_grant(self, keys: LeaseKeys) -> int:
-        """Raise if this machine gets no lease; return the highest token that was granted here."""
+        """Raise if this machine may not get a lease; return the highest token ever granted here."""
 
     def after_grant(self, keys: LeaseKeys, token: int) -> None:
-        """Note a token."""
+        """Record a granted token."""
 
 
 class LeaseService:
@@ -77,9 +77,9 @@ class LeaseService:
 
     `also_named` and `precondition` let the layer above take part in every grant: documents that the transaction reads
     too, and a pure function that may refuse (the worktree does not exist). `skew` is the largest difference between the
-    clocks of the processes that share the store: 0 if the store has its own clock. `other_graphs` are the wait graphs
-    that a deadlock may lead through, read only during a wait. With a `reserve`, leases can be renewed and released on a
-    full disk. The `site` takes part in grants if the records are apart from the files.
+    clocks of the processes that share the store: 0 if the store has its own clock. `other_graphs` are the other wait
+    graphs that a deadlock may lead through, read only during a wait. With a `reserve`, leases can be renewed and
+    released on a full disk. The `site` takes part in grants if the records are on a server.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LeaseService:
 
     @property
     def holder(self) -> Holder:
-        """The holder of new leases: this process, unless another was given."""
+        """The holder of new leases: by default, this process."""
         return self._holder or current_holder()
 
     def request(
@@ -134,11 +134,11 @@ class LeaseService:
         behalf_of: Holder | None = None,
         client: Holder | None = None,
     ) -> LeaseRequest:
-        """A request of this holder, with a new id.
+        """A request by this holder, with a new id.
 
         `behalf_of` is the future holder if that is not this process: an agent that runs each command
         as a new process. Such a lease outlives those processes; it ends by release or expiry. `client` is the agent
-        that this process, a server, holds it for; the server releases it when that agent is gone.
+        for which this process, a server, holds the lease; the server releases it when that agent is gone.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
@@ -152,25 +152,25 @@ class LeaseService:
         return request._replace(holder=behalf_of, detached=True, waiter=self.holder)
 
     def reading(self) -> ClockReading:
-        """The boot clock, read before a transaction that judges a lease."""
+        """A reading of the boot clock; take it before a transaction that judges a lease."""
         return ClockReading(identity.boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
-        """`rules.validate` for one holder, by the clocks as of now. For the decide function of the transaction that
-        commits the holder's work; it must name the lease's documents."""
+        """`rules.validate` for one holder, with the boot clock read now. Call it in the decide function of the
+        transaction that commits the holder's work; that transaction must name the lease's documents."""
         reading, keys = self.reading(), self.keys(worktree)
         return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 
     # --- Operations --------------------------------------------------------------------------------
 
     def acquire(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
-        """Grant the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
+        """Grant the lease now, or raise `LockConflict`. An expired lease is taken over, which is a steal."""
         result = self._grant(worktree, request, wait=False)
         assert isinstance(result, LeaseGranted)
         return result
 
     def join_queue(self, worktree: str, request: LeaseRequest) -> LeaseGranted | LeaseWaiting:
-        """Grant the lease, or give a position in the queue; call again to move up, every few seconds."""
+        """Grant the lease, or join the queue. Call it again every few seconds to keep the position and move up."""
         return self._grant(worktree, request, wait=True)
 
     def leave(self, worktree: str, ticket: str) -> None:
@@ -178,16 +178,16 @@ class LeaseService:
         self._transact(worktree, lambda view, now, keys: rules.leave(view, now, keys, ticket))
 
     def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
-        """Take over an expired lease; `LockConflict` if it has not expired."""
+        """Take over an expired lease; raise `LockConflict` if it has not expired."""
         return self._granting(worktree, request, rules.steal)
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
-        """Extend the lease from now. After `LockNotHeld` or `LockExpired`, stop writing."""
+        """Renew the lease from now. After `LockNotHeld` or `LockExpired`, stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
         return self._relieved(worktree, lambda view, now, keys: rules.renew(view, now, keys, lock_id, ttl))
 
     def release(self, worktree: str, lock_id: str) -> Lease:
-        """End the lease; `LockNotHeld` if this is not the current one, and then nothing is touched."""
+        """End the lease; raise `LockNotHeld`, and change nothing, if `lock_id` is not the current one."""
         return self._relieved(worktree, lambda view, now, keys: rules.release(view, now, keys, lock_id))
 
     def state(self, worktree: str) -> LeaseState | None:
@@ -202,13 +202,13 @@ class LeaseService:
         return LeaseState(lease, lease.may_be_taken(now), lease.time_left(now, for_others=True), alive, waiters)
 
     def states(self) -> Iterator[LeaseState]:
-        """The state of each lease that exists, by name. Takes no lock."""
+        """The state of each existing lease, by name. Takes no lock."""
         for subject, _ in self.store.scan(self.families.leases):
             if (state := self.state(subject)) is not None:
                 yield state
 
     def wait_graph(self) -> WaitGraph:
-        """The current leases and waiters, of worktrees and of names. Takes no lock."""
+        """The current holds and waits for worktree leases and named leases. Takes no lock."""
         now = self.reading().at(self.store.now())
         holds: list[Hold] = []
         waits: list[WaitEdge] = []
@@ -224,13 +224,13 @@ class LeaseService:
         return WaitGraph(tuple(holds), tuple(waits))
 
     def check_deadlock(self, ticket: str) -> None:
-        """Raise `Deadlock` if the wait with this ticket is part of a deadlock and has to give up."""
+        """Raise `Deadlock` if the wait with this ticket is part of a deadlock and must give up."""
         deadlock.check_deadlock(ticket, self.wait_graph, self._other_graphs())
 
     # --- Transactions ------------------------------------------------------------------------------
 
     def _grant(self, worktree: str, request: LeaseRequest, *, wait: bool) -> LeaseGranted | LeaseWaiting:
-        """Ask at once; only if that is refused, find out which waiters are dead, and ask again."""
+        """Ask at once. Only if that fails, find out which waiters are dead, and ask again."""
 
         def ask(gone: frozenset[str]) -> LeaseGranted | LeaseWaiting:
             return self._granting(worktree, request, partial(rules.acquire, wait=wait, gone=gone))
@@ -259,7 +259,7 @@ class LeaseService:
         return answer
 
     def _relieved(self, worktree: str, rule: Rule[Result]) -> Result:
-        """Apply a rule that must succeed on a full disk too; a failure over a full disk has changed nothing."""
+        """Apply a rule that must succeed even on a full disk; if a full disk makes it fail, nothing has changed."""
         if self._reserve is None:
             return self._transact(worktree, rule)
         return self._reserve.relieve(lambda: self._transact(worktree, rule))
@@ -288,7 +288,7 @@ class LeaseService:
             raise self._with_liveness(conflict, worktree) from None
 
     def _with_liveness(self, conflict: LockConflict, worktree: str) -> LockConflict:
-        """Add whether the holder is alive, which a pure function cannot find out."""
+        """Add the liveness of the holder, which a pure function cannot find out."""
         state = self.state(worktree)
         if state is None or state.lease.lock_id != conflict.facts.get("lock_id"):
             return conflict
@@ -311,7 +311,7 @@ def checked_ttl(ttl: float) -> float:
 
 
 def host_of(lease: Lease) -> str | None:
-    """The host of a lease's holder."""
+    """The host of a lease's holder; None if its id is malformed."""
     holder = lease.identity.holder(lease.holder_id)
     return holder.host if holder else None
 
@@ -342,13 +342,13 @@ def _participant(record: Lease | LeaseWaiter, processes: Iterable[str], above: I
 
 
 class HeldLease(Held[Lease]):
-    """A lease on a worktree, or a named one. As a context manager (`with` or `async with`), it is released at the end
-    of the block."""
+    """A held lease on a worktree, or a held named lease. As a context manager (`with` or `async with`), it is released
+    at the end of the block."""
 
     def __init__(
         self, service: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
     ) -> None:
-        """`began` is the boot clock before the lease was requested."""
+        """`began` is the time by the boot clock just before the lease was requested."""
         facts = service.keys(lease.subject).facts()
         subject = Subject(f"the lease on {lease.subject}", "renewed", facts)
         super().__init__(subject, lease, lease.ttl, clock=clock, began=began)
@@ -366,7 +366,7 @@ class HeldLease(Held[Lease]):
 
     @property
     def name(self) -> str:
-        """The name of a named lease; empty for that of a worktree."""
+        """The name of a named lease; empty for the lease of a worktree."""
         return self.lease.name if isinstance(self.lease, NamedLease) else ""
 
     @property
@@ -376,7 +376,7 @@ class HeldLease(Held[Lease]):
 
     @property
     def token(self) -> int:
-        """The fencing token: it grows with every grant, so that a later holder's is greater."""
+        """The fencing token: it grows with every grant, so a later holder has a greater one."""
         return self.lease.fencing_token
 
     def _renew(self, ttl: float | None) -> tuple[Lease, float]:
@@ -397,11 +397,11 @@ def acquire(
     cancelled: threading.Event | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HeldLease:
-    """Acquire a lease: at once, or by waiting in the queue for at most `wait` seconds (None: no limit). They count from
-    `began`, by the monotonic clock (None: from now).
+    """Acquire a lease: at once, or by waiting in the queue for at most `wait` seconds (None: no limit). The wait counts
+    from `began`, by the monotonic clock (None: from now).
 
-    Raises `LockConflict`, which names the holder, if there is no time to wait; `LockTimeout` when the time is
-    up or `cancelled` is set; `Deadlock` if the holder in turn waits for something that the requester holds.
+    Raises `LockConflict`, which names the holder, if `wait` is 0 and the lease is not free; `LockTimeout` when the time
+    is up or `cancelled` is set; `Deadlock` if the holder in turn waits for something that the requester holds.
     """
 
     def ask() -> HeldLease | LeaseWaiting:
@@ -419,7 +419,7 @@ def acquire(
     try:
         ends_at = None if wait is None else time.monotonic() + start + wait - clock.monotonic()
         with document_locks_until(ends_at), contextlib.suppress(LockTimeout):
-            answer = ask()  # usually it is free, and the module and the watch for waiting are not needed
+            answer = ask()  # usually the lease is free; then neither the queue module nor a watch is needed
             if isinstance(answer, HeldLease):
                 return answer
         from holdfast.leases.queue import QueueWait, wait_in_queue
@@ -437,13 +437,13 @@ def acquire(
 
 
 def _or_not_yet(answer: HeldLease | LeaseWaiting) -> HeldLease | NotYet:
-    """The pause lasts until the lease may expire, or the next heartbeat is due."""
+    """The held lease, or a pause until the lease may expire or the next heartbeat is due."""
     from holdfast.leases.queue import NotYet
 
     if isinstance(answer, HeldLease):
         return answer
     lease = answer.lease
-    if lease is None:  # free, but others come first: they are about to take it, or have died
+    if lease is None:  # free, but waiters ahead are about to take it, or have died
         return NotYet(0.05 if answer.position > 1 else rules.WAITER_HEARTBEAT, [])
     shown = lease.holder_id + (f" ({lease.purpose})" if lease.purpose else "")
     if _is_dead(lease):

@@ -1,16 +1,16 @@
 """Wait notes: files that record the waiters of file locks and repository locks.
 
-A note is in a directory that is read by all processes that could be in a deadlock with its writer. No lock depends on
-it. Its writer keeps it locked while it waits, so neither pids nor ages decide whether a note counts (step 3 of the wait
-notes in docs/protocols/waits.md):
+All processes that could be in a deadlock with the writer of a note read its directory. No lock depends on a note. Its
+writer keeps it locked during the wait, so neither pids nor ages decide whether it counts (step 3 of the wait notes in
+docs/protocols/waits.md):
 
-- The writer creates the file under a new ticket and locks it, again if it was removed in between. Then it writes.
+- The writer creates the file under a new ticket and locks it; if the file was removed in between, it starts again. Then
+  it writes the note.
 - A reader tries the lock in shared mode. If that succeeds, the waiter is gone, and the reader removes the note. Tickets
   are never reused, so no reader removes a newer note.
 - The writer removes the note when its wait ends. A killed writer leaves that to the next reader.
 
-If a note cannot be written (a full disk, another user's directory), others do not see the wait. At worst, that costs
-time.
+If a note cannot be written (a full disk, another user's directory), others do not see the wait, and may wait longer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TEXTS = ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose
 
 
 class WaitNote(NamedTuple):
-    """A wait for a lock. `agent` is the process it waits for, if not itself; `above` are its ancestors. `proof` is that
-    of the lease that it works under, if it knows one."""
+    """A wait for a lock. `agent` is the process on whose behalf the holder waits, if any; `above` are its ancestors.
+    `proof` is the proof of the lease that it works under, if it knows one."""
 
     ticket: str
     thing: Resource
@@ -67,14 +67,14 @@ class WaitNote(NamedTuple):
         return WaitEdge(self.thing, waiter, self.since, self.ticket, self.shared)
 
     def as_record(self) -> dict[str, object]:
-        """The note as it is written."""
+        """The fields of the note, as they are written."""
         fields = self._asdict()
         thing, holder = fields.pop("thing"), fields.pop("holder")
         return {**fields, **thing._asdict(), **holder.as_record(), "above": list(self.above)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> WaitNote | None:
-        """The note that was written; None if the record is not one."""
+        """The note in a record; None if the record is not a note."""
         texts: dict[str, Any] = {name: record.get(name) for name in _TEXTS}
         above, holder = record.get("above"), Holder.from_record(record)
         if holder is None or not isinstance(above, list) or not all(isinstance(each, str) for each in texts.values()):
@@ -89,7 +89,7 @@ class WaitNote(NamedTuple):
 
 
 class Posted:
-    """A note in one directory or several, until it is taken down."""
+    """A note that was written to one or more directories."""
 
     def __init__(self, locker: FileLocker, guards: Sequence[LockGuard]) -> None:
         self._locker = locker
@@ -107,8 +107,8 @@ class Posted:
 
 
 class WaitNotes:
-    """The notes of one directory, or of several that are read as one. A missing directory is created when it is needed,
-    if its parent exists. On Windows, where a locked file cannot be read, there are no notes."""
+    """The notes of one directory, or of several that are read as one. `post` creates a missing directory if its parent
+    exists. On Windows, where a locked file cannot be read, there are no notes."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = () if sys.platform == "win32" else tuple(dict.fromkeys(directories))
@@ -135,7 +135,7 @@ class WaitNotes:
         return posted
 
     def notes(self, *, sweep: bool = True) -> list[WaitNote]:
-        """The notes of all current waiters, the oldest first. `sweep` removes the others."""
+        """The notes of all current waiters, oldest first. `sweep` removes the notes of former waiters."""
         found = {note.ticket: note for each in self._directories for note in _notes_in(each, sweep=sweep)}
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
 
@@ -155,8 +155,8 @@ def _notes_in(path: Path, *, sweep: bool) -> Iterator[WaitNote]:
 
 
 def _read(directory: Directory, name: str, *, sweep: bool) -> WaitNote | None:
-    """The note of a name, if its writer waits; if it does not, the note may be removed."""
-    with flock.without_forks():  # a child's copy of this descriptor would keep the writer from locking its note
+    """The note in a file, or None if its writer no longer waits. With `sweep`, remove such a note."""
+    with flock.without_forks():  # a forked child's copy of this descriptor would keep the writer from locking its note
         try:
             with opened(directory.at(name), _READ, dir_fd=directory.fd) as descriptor:
                 over = flock.try_lock(descriptor, True)
@@ -169,7 +169,7 @@ def _read(directory: Directory, name: str, *, sweep: bool) -> WaitNote | None:
 
 
 def _may_be_swept(note: WaitNote | None) -> bool:
-    """Whether the lock proves anything: machines that share a filesystem may not share its locks."""
+    """Whether a free lock proves that the waiter is gone: machines that share a filesystem may not share its locks."""
     return note is None or note.holder.boot_id == current_vantage().boot_id or is_dead(note.holder)
 
 

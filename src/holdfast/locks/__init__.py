@@ -1,1 +1,1 @@
-"""Locks that need only a filesystem, their holders, and whether those are still alive."""
+"""Locks that need only a filesystem, and the identity and liveness of their holders."""

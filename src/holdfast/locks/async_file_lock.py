@@ -1,4 +1,4 @@
-"""Waiting for a file lock in a coroutine, without blocking the event loop."""
+"""Waits for a file lock in a coroutine, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AsyncAcquisition:
-    """A lock to acquire: `async with` it, or `await` it for the guard. A free lock is taken at once; otherwise a
+    """A pending acquisition: `async with` it, or `await` it for the guard. A free lock is taken at once; otherwise a
     separate thread waits. Cancelling the coroutine ends the wait, and releases a lock that is granted at the same
     time."""
 
@@ -71,7 +71,7 @@ class _Handover:
     def grant(self, guard: LockGuard) -> None:
         try:
             self._loop.call_soon_threadsafe(self._settle, guard)
-        except RuntimeError:  # the loop is closed: nothing can use the lock
+        except RuntimeError:  # the loop is closed: the coroutine can no longer use the lock
             guard.release()
 
     def fail(self, error: BaseException) -> None:
@@ -79,7 +79,7 @@ class _Handover:
             self._loop.call_soon_threadsafe(self._settle_failure, error)
 
     def abandon(self) -> None:
-        """Give up; release a lock that was granted meanwhile."""
+        """Give up the wait; release the lock if it was granted meanwhile."""
         granted = self.granted
         with contextlib.suppress(RuntimeError):  # the loop is closed
             granted.cancel()

@@ -6,9 +6,9 @@ is ever written into the file, and it is never deleted, because others may be wa
 Promise: per file there is one exclusive holder or any number of shared ones at a time, across processes and
 threads. When a holder ends, however it ends, its lock is free.
 
-A free lock is taken with one system call and little code. The modules needed to wait and those needed by coroutines are
-imported on first use, because most programs never wait. The imports happen without forks: a child forked during one
-would wait for it forever.
+Taking a free lock needs one system call and little code. The modules for waiting and for coroutines are imported on
+first use, because most programs never wait. The process cannot fork during these imports: a child forked in the middle
+of an import would wait for it forever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ StrPath = str | os.PathLike[str]
 
 
 class _Thread(threading.local):
-    """An identity of the calling thread that no later thread has: thread numbers are reused."""
+    """An identity of the calling thread that no later thread gets, unlike thread numbers, which are reused."""
 
     def __init__(self) -> None:
         self.itself = object()
@@ -44,7 +44,7 @@ _this_thread = _Thread()
 
 
 class LockStatistics(NamedTuple):
-    """Counters of a `FileLocker` since it was made; times in seconds."""
+    """Counters of a `FileLocker` since its creation; times are in seconds."""
 
     acquired: int
     contended: int
@@ -56,8 +56,8 @@ class LockStatistics(NamedTuple):
 
 
 class HeldLock:
-    """A base for held locks, which a `with` block releases. Once released, a lock cannot be entered again: its block
-    would run without the lock."""
+    """Base class of held locks. A `with` block releases the lock at its end. A released lock cannot be entered again:
+    its block would run without the lock."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class HeldLock:
 
 
 class LockGuard(HeldLock):
-    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected. In a forked
+    """A held lock, released by `release`, at the end of its `with` block, or on garbage collection. In a forked
     child the guard is a copy without effect: the parent keeps the lock."""
 
     __slots__ = ("_held", "_release", "path", "shared")
@@ -102,7 +102,7 @@ class LockGuard(HeldLock):
         raise LockNotHeld(f"this process does not hold the lock on {self.path}: it was released", path=self.path)
 
     def __del__(self) -> None:
-        if getattr(self, "_held", None):  # missing if a signal ended the constructor
+        if getattr(self, "_held", None):  # missing if a signal interrupted the constructor
             self.release()
 
     def __repr__(self) -> str:
@@ -114,9 +114,9 @@ class FileLocker:
     """Locks files. Each wait ends after `timeout` seconds (None: no limit).
 
     With `fair=True`, no process overtakes the next waiter, and competitors get about equal shares, though in no strict
-    order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time. An `observer` sees
-    each wait that does not end at once, and may end it: see `Repository.file_locker`. With `follow_links=False`, no
-    part of a path may be a symbolic link, instead of only the last: for files in a directory that others may change.
+    order; all of them must be fair. A fair lock needs a second lock file, `<path>.queue`, and twice the time. An
+    `observer` sees each wait that does not end at once, and may end it: see `Repository.file_locker`. A path may not
+    end in a symbolic link; `follow_links=False`, for directories that others may change, refuses links anywhere in it.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class FileLocker:
         return self._guard(description, key, shared, owner)
 
     def try_acquire(self, path: StrPath, *, shared: bool, owner: object = None) -> LockGuard | None:
-        """Lock the file at `path`, or return None at once."""
+        """Lock the file at `path`, or return None at once if it is locked."""
         key = path if isinstance(path, str) else os.fspath(path)
         description = self._try_key(key, shared)
         return None if description is None else self._guard(description, key, shared, owner or _this_thread.itself)
@@ -245,7 +245,7 @@ class FileLocker:
         raise kernel_locks.timeout(key, wait.timeout or 0.0)
 
     def _wait_in_turn(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription | None:
-        """Wait for the turn, then for the lock. A holder of the lock would wait there for itself."""
+        """Wait for the turn, then for the lock. A holder of the lock skips the turn: it would wait for itself."""
         if self._is_held_by(owner, key):
             again = self._try_description(key, shared)
             if again is None:
@@ -306,14 +306,14 @@ class FileLocker:
 
 
 def _import_for_waiting() -> None:
-    """Import everything that a wait or its time-out imports where it needs it."""
+    """Import in advance the modules that a wait or its timeout imports inside functions."""
     with without_forks():
         for module in ("datetime", "signal", "holdfast.fs.native", "holdfast.locks.kernel_locks"):
             __import__(module)
 
 
 def _queue(key: str) -> str:
-    """The second lock file of a fair lock; its holder is next."""
+    """The second lock file of a fair lock; its holder is served next."""
     return key + ".queue"
 
 

@@ -1,11 +1,11 @@
 """flock(2) on open file descriptions that are kept between uses and are safe across fork.
 
 Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of the same
-path. One description serves one holder at a time: so the threads of a process exclude each other.
+path. One description serves one holder at a time, so the threads of a process exclude each other.
 
 A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and never
 unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on. An executed
-program inherits none, unless it is to keep them locked until it has ended too (`descriptors_of_held`).
+program inherits no descriptions, unless they are to stay locked until it has ended too (`descriptors_of_held`).
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ else:
         calls.flock(fd, LOCK_UN)
 
 
-MOST_IDLE = 64  # how many free descriptions a pool keeps; one more, and the oldest is closed
+MOST_IDLE = 64  # how many free descriptions a pool keeps; beyond that, the oldest is closed
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 _forking = threading.RLock()
-"""Held across a fork, and while a description is opened or closed: so a child knows all its copies."""
+"""Held across a fork, and while a description is opened or closed, so that a child knows all its copies."""
 
 
 def without_forks() -> AbstractContextManager[object]:
@@ -137,8 +137,8 @@ class WaitStatistics:
 
 
 class OpenFileDescription(UseStatistics):
-    """One open file description of a lock file. `owner` is the thread or task that holds a lock on it. It counts its
-    uses without a lock, because it has one user at a time, and adds them to the pool's when it is closed."""
+    """One open file description of a lock file. `owner` is the thread or task that holds a lock on it. It has one user
+    at a time, so it counts its uses without a lock. `close` adds them to the pool's count."""
 
     __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
 
@@ -172,11 +172,11 @@ class OpenFileDescription(UseStatistics):
             if self.fd < 0:
                 return
             with contextlib.suppress(OSError):
-                unlock(self.fd)  # closing does not release while a child between fork and exec has a copy
+                unlock(self.fd)  # closing alone would not release it while a child between fork and exec has a copy
             self.owner = None
             self._retired.uses += self.uses
             self._retired.held_seconds += self.held_seconds
-            fd, self.fd = self.fd, -1  # last: after a Ctrl-C in between, close() still does all of it
+            fd, self.fd = self.fd, -1  # last: after a Ctrl-C above, the next close() still does all of it
             close_quietly(fd)
 
     def forget_after_fork(self) -> None:
@@ -195,7 +195,7 @@ _all: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
 
 
 class DescriptionPool:
-    """The descriptions of one locker, in use or free for the next use."""
+    """The descriptions of one locker, both in use and free."""
 
     def __init__(self, *, follow_links: bool = True) -> None:
         self._open_file = _open if follow_links else _open_without_links
@@ -205,7 +205,7 @@ class DescriptionPool:
         self.waits = WaitStatistics()
 
     def take(self, key: str) -> OpenFileDescription:
-        """A description of the file at `key` for the caller alone, a free one or a new one."""
+        """Take a free description of the file at `key`, or open a new one. The caller has it to itself."""
         description = self._idle.pop(key, None)
         if description is not None and description.fd >= 0:
             return description
@@ -257,7 +257,7 @@ _copies: set[int] = set()
 def descriptors_of_held(directory: str) -> Iterator[list[int]]:
     """Copies of the descriptors of all locks that this process holds below a directory, for a program to inherit.
 
-    Such a lock is free when we release it; or, if we are killed first, when the program has ended too.
+    Such a lock is free when this process releases it or, if it is killed first, when the program has ended too.
     """
     with _forking:
         held = [each for each in _all if each.owner is not None and each.key.startswith(directory + os.sep)]
@@ -273,7 +273,7 @@ def descriptors_of_held(directory: str) -> Iterator[list[int]]:
 
 
 def _open_without_links(key: str) -> int:
-    """Open a lock file, creating a missing one. Its path may have no symbolic link at all."""
+    """Open a lock file, creating it if it is missing. No part of its path may be a symbolic link."""
     above, name = os.path.split(key)
     try:
         with Directory.open(above) as directory:
@@ -286,8 +286,8 @@ _CONTROL = re.compile(r"(?:\A|(?<=/))\.(?:jvs|jit|holdfast)(?=/|\Z)", re.IGNOREC
 
 
 def _open(key: str) -> int:
-    """Open a lock file that the user named, creating a missing one. Its last part may not be a link, nor anything below
-    a control directory: that is the choice of whoever made the repository, not the user's."""
+    """Open a lock file that the user named, creating it if it is missing. Neither the last part of its path nor any
+    part below a control directory may be a link: whoever made the repository chose that link, not the user."""
     above, name = os.path.split(key)
     try:
         if control := _CONTROL.search(above):
@@ -308,7 +308,7 @@ def _open_in(directory: Directory, name: str, key: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             return _open_existing(directory.at(name), directory.fd, key)
         return directory.open_or_create(name, os.O_RDWR | _FLAGS)
-    except FileNotFoundError:  # the directory has been removed
+    except FileNotFoundError:  # the directory was removed
         raise _no_directory(key) from None
     except OSError as error:
         raise io_failure("open the lock file", key, error) from None
@@ -323,7 +323,7 @@ def _open_existing(name: str, directory: int | None, key: str) -> int:
         raise
     except OSError as error:
         if error.errno in _DENIED:
-            # A directory can be locked too, and a lock needs no right to write into an existing file.
+            # A directory can be locked too, and locking an existing file needs no write permission.
             with contextlib.suppress(OSError):
                 return calls.open(name, os.O_RDONLY | _FLAGS, dir_fd=directory)
         if error.errno == errno.ELOOP:

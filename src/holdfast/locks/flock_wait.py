@@ -1,12 +1,12 @@
-"""Waiting for a lock in the kernel, with a time limit.
+"""Waits for a file lock inside the kernel, with a time limit.
 
 The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free. flock has
-no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the waiting thread a
-signal that only interrupts the call. Then the wait is over: it leaves no waiting thread, no descriptor, and no lock
+no time limit, so one watcher thread per process keeps the deadlines. At a deadline, it sends the waiting thread a
+signal whose only effect is to interrupt the call. The wait ends without leaving a thread, a descriptor, or a lock
 without a holder. Another thread can cancel a wait in the same way.
 
-The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock is polled
-instead if no signal is free, on Windows, and on network filesystems, whose waits the kernel polls itself.
+The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG. If no signal is free, on
+Windows, and on network filesystems, where the kernel polls anyway, the lock is polled instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Protocol
 
 from holdfast.locks import flock
 
-_TICK = 0.1  # the watcher's longest sleep, and so how long it outlives the last wait
-_REPEAT = 0.001  # a signal just before the call interrupts nothing, so it is sent again after this
+_TICK = 0.1  # the watcher's longest sleep, and so the longest time it outlives the last wait
+_REPEAT = 0.001  # a signal that arrives just before the call interrupts nothing, so it is sent again after this time
 _POLL_FIRST, _POLL_MOST = 0.001, 0.02
 
 
@@ -42,7 +42,7 @@ class LockWait:
         return self.cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, at least 0; None without a limit."""
+        """Seconds until the deadline, at least 0; None if there is no limit."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def cancel(self) -> None:
@@ -51,7 +51,7 @@ class LockWait:
         _watcher.hurry(self)
 
     def acquire(self, fd: int, *, shared: bool, poll: bool = False) -> bool:
-        """Wait for the lock on `fd`; False, without the lock, if the wait is over first."""
+        """Wait for the lock on `fd`; return False, without the lock, if the wait ends first."""
         if sys.platform != "win32" and not poll:
             if self.deadline is None and not self._cancellable:
                 flock.lock(fd, shared)
@@ -113,7 +113,7 @@ class Observer(Protocol):
 
 
 class _Watcher:
-    """Interrupts the threads whose wait is over. Its own thread lives while there are waits."""
+    """Interrupts threads whose wait is over. Its own thread runs only while there are waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # entered directly, not through `_changed`: Ctrl-C cannot leave it locked
@@ -123,7 +123,7 @@ class _Watcher:
         self._wakes_at = 0.0
 
     def watch(self, wait: LockWait) -> bool:
-        """Interrupt `wait` when it is due; False if no thread can be started for that."""
+        """Interrupt `wait` when it is due; return False if the watcher thread cannot be started."""
         with self._lock:
             self._waits.add(wait)
             if self._runner is None:
@@ -138,7 +138,7 @@ class _Watcher:
         try:
             self._runner.start()
         except BaseException as error:
-            self._runner = None  # if a Ctrl-C came after its start, it sees this and ends
+            self._runner = None  # a thread that started before a Ctrl-C sees this and ends
             if isinstance(error, RuntimeError):
                 return False
             raise
@@ -158,7 +158,7 @@ class _Watcher:
         if sys.platform != "win32":
             import signal
 
-            # The program's signals are for its own threads.
+            # Leave signals to the program's own threads.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with self._lock:
             if self._runner is not threading.current_thread():
@@ -180,7 +180,7 @@ class _Watcher:
                 if thread == 0:
                     self._waits.discard(wait)  # over; a Ctrl-C prevented `forget`
                 elif wait.due <= now:
-                    # Chosen again: a signal that the program has begun to ignore interrupts nothing.
+                    # Choose again: the program may have begun to ignore the signal, which then interrupts nothing.
                     number = _interrupting_signal()
                     signal.pthread_kill(thread, signal.SIGURG if number is None else number)
                     wait.due = now + _REPEAT
@@ -193,8 +193,8 @@ _watcher = _Watcher()
 if sys.platform != "win32":
 
     def _interrupting_signal() -> int | None:
-        """The signal to interrupt waits with, its handler installed; None if every candidate is in use. Chosen for each
-        wait, because the program may have started to use the signal. A signal with a Python handler is left alone."""
+        """Prepare a signal that interrupts waits, and return its number; None if every candidate is in use. Each wait
+        chooses again, because the program may begin to use a signal. A signal with a Python handler is left alone."""
         import signal
 
         from holdfast.fs import native

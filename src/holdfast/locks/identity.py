@@ -1,10 +1,10 @@
-"""Holders as processes: their identity, whether they are still alive, and on whose behalf a command runs.
+"""Identity of holders: which process holds something, whether it is still alive, and for whom a command runs.
 
-A pid alone says little: it is reused after the process has ended and after a reboot, and it means another process in
-another pid namespace or on another host. So a holder is identified by all of these together, and the question whether
-it is alive has three answers. Only "dead" ever allows anything; every doubt is "unknown".
+A pid alone does not identify a process: it is reused after the process has ended and after a reboot, and it means
+another process in another pid namespace or on another host. So a holder is identified by all of these together. Its
+liveness is alive, dead or unknown. Only "dead" ever permits a takeover; every doubt is "unknown".
 
-On Linux everything comes from /proc. Elsewhere psutil is needed, and imported on first use because it is slow to load.
+On Linux, all facts come from /proc. Elsewhere psutil is needed; it is slow to load, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_COMMAND = 1 << 16
 
 
 class Process(NamedTuple):
-    """A process that exists. `start_time` tells it apart from all others that ever had its pid."""
+    """An existing process. `start_time` tells it apart from all others that ever had its pid."""
 
     pid: int
     start_time: str
@@ -51,14 +51,14 @@ if sys.platform == "linux":
         return Process(pid, fields[19], zombie, int(fields[1]))
 
     def _proc_shows_our_namespace() -> bool:
-        """Whether /proc has our pids; in a new pid namespace that still has the old /proc, it does not."""
+        """Whether /proc shows our pids; it does not in a new pid namespace that still has the old /proc mounted."""
         try:
             return calls.readlink("/proc/self") == str(os.getpid())
         except OSError:
             return False
 
     def _has_live_threads(pid: int) -> bool:
-        """Whether other threads still run; a process whose first thread has ended looks like a zombie."""
+        """Whether other threads still run: a process whose first thread has ended looks like a zombie."""
         try:
             with calls.scandir(f"/proc/{pid}/task") as tasks:
                 return sum(1 for _ in tasks) > 1
@@ -153,8 +153,8 @@ class Liveness(Enum):
 
 
 class Holder(NamedTuple):
-    """A process, identified beyond its lifetime and its machine. `start_time` is the kernel's own count (on Linux clock
-    ticks since boot), so setting the wall clock does not change it. Unknown fields are empty."""
+    """A process, identified even after its end and on other machines. `start_time` is the kernel's count (on Linux,
+    clock ticks since boot), so setting the wall clock does not change it. Unknown fields are empty."""
 
     host: str
     user: str
@@ -178,7 +178,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Holder | None:
-        """The holder of a stored record; None if the record has none."""
+        """The holder in a stored record; None if the record has none."""
         parts = str(record.get("holder_id", "")).split(":")
         if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 12):
             return None
@@ -188,7 +188,7 @@ class Holder(NamedTuple):
 
 
 class Vantage(NamedTuple):
-    """Where a pid is valid: in the same vantage, the same pid means the same process."""
+    """The scope in which a pid is valid: in one vantage, a pid means the same process to everyone."""
 
     host: str
     boot_id: str
@@ -205,7 +205,7 @@ def current_vantage() -> Vantage:
 
 
 def holder_with_pid(pid: int) -> Holder | None:
-    """Another process of this machine and namespace as a holder; None if it is not visible."""
+    """The holder for a pid on this machine and in this namespace; None if the process is not visible or is a zombie."""
     found = find_process(pid)
     if found is None or found.is_zombie:
         return None
@@ -214,8 +214,8 @@ def holder_with_pid(pid: int) -> Holder | None:
 
 @functools.lru_cache(maxsize=1)
 def boot_clock_id() -> str:
-    """The id of the boot clock of this process: processes with the same id read the same clock. Empty where that is
-    unknown (everywhere but on Linux), so that nothing relies on it."""
+    """The id of this process's boot clock: processes with the same id read the same clock. It is empty if unknown
+    (always, except on Linux); then the boot clock must not be compared."""
     boot_id = read_small(_BOOT_ID) if sys.platform == "linux" else ""
     return boot_id + _time_namespace() if boot_id else ""
 
@@ -227,8 +227,8 @@ def _holder_of(pid: int) -> Holder:  # cached by pid: a forked child is not its 
 
 
 def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
-    """Whether `holder` still exists, judged from `here` (by default this process). Another host or pid namespace:
-    unknown. The same machine, rebooted since: dead."""
+    """Whether `holder` still exists, judged from `here` (by default this process). A holder on another host or in
+    another pid namespace is unknown. A holder on the same machine before a reboot is dead."""
     vantage = here.vantage if here else current_vantage()
     if holder.host != vantage.host:
         return Liveness.UNKNOWN
@@ -243,30 +243,30 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
 
 
 def liveness_behind(holder: Holder | None, *, detached: bool) -> Liveness:
-    """Whether a holder still exists; None is an unknown one. A detached lease outlives its process: the end of that
-    process does not make its holder dead."""
+    """Whether a holder still exists; unknown for None. A detached lease outlives the process that asked for it, so the
+    end of that process does not count as dead."""
     found = Liveness.UNKNOWN if holder is None else liveness(holder)
     return Liveness.UNKNOWN if detached and found is Liveness.DEAD else found
 
 
 def described(holder: Holder, *, detached: bool = False) -> dict[str, str]:
-    """A holder as texts, for the record of what it holds; see `described_liveness`."""
+    """The fields of a holder as texts, to store with a lease or claim; `described_liveness` reads them."""
     texts = {name: str(value) for name, value in holder.as_record().items()}
     return {**texts, "detached": "true"} if detached else texts
 
 
 def described_liveness(record: Mapping[str, object]) -> Liveness:
-    """Whether the holder in a record of `described` still exists; unknown without a record."""
+    """Whether the holder in a record written by `described` still exists; unknown if the record has none."""
     return liveness_behind(Holder.from_record(record), detached=record.get("detached") == "true")
 
 
 def process_liveness(pid: int, *, start_time: str = "") -> Liveness:
-    """Whether the process `pid` of this machine and namespace exists, and started at `start_time`."""
+    """Whether the process `pid` exists on this machine and in this namespace, and started at `start_time`, if given."""
     if not 0 < pid < 1 << 31:
         return Liveness.UNKNOWN
     process = find_process(pid)
     if process is None:
-        # Gone, or hidden from this user: a signal tells which.
+        # Gone, or hidden from this user: sending signal 0 tells which.
         return Liveness.ALIVE if process_exists(pid) else Liveness.DEAD
     if process.is_zombie:
         return Liveness.DEAD
@@ -305,7 +305,7 @@ def _machine_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """Where pids and start times are valid; a time namespace shifts the latter."""
+    """The namespace in which pids and start times are valid: a time namespace shifts start times."""
     if sys.platform != "linux":
         return ""
     try:
@@ -325,12 +325,12 @@ def _time_namespace() -> str:
 
 
 if sys.platform != "win32":
-    # A child may get the pid of an ancestor, and be in another pid or time namespace.
+    # A child may have the pid of an ancestor, or be in another pid or time namespace.
     for _cached in (_holder_of, current_vantage, boot_clock_id):
         os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
-MOST_ABOVE = 16  # how many ancestors count as those on whose behalf a command runs
+MOST_ABOVE = 16  # how many ancestors count as processes on whose behalf a command runs
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
 
@@ -353,20 +353,20 @@ def _above(pid: int) -> tuple[str, ...]:  # cached by pid: a forked child has an
 
 
 def processes_above() -> tuple[str, ...]:
-    """The holder ids of the ancestors of this process, the nearest first."""
+    """The holder ids of the ancestors of this process, nearest first."""
     return _above(os.getpid())
 
 
 def is_ours(holder: Holder) -> bool:
-    """Whether this command runs on behalf of `holder`: this process or an ancestor."""
+    """Whether this command runs on behalf of `holder`: whether that is this process or an ancestor."""
     if holder.pid <= 1 or holder.vantage != current_vantage():
         return False
     return any((each.pid, each.start_time) == (holder.pid, holder.start_time) for each in ancestors(os.getpid()))
 
 
 def acts_under(holders: Iterable[Holder | None], named: str | None, actor: str | None) -> bool:
-    """Whether this command, run in the name of `actor`, acts under what `holders` hold: it runs on behalf of one of
-    them, and not in another name than theirs (`named`), because several agents may share one process."""
+    """Whether this command, run in the name of `actor`, acts under a lease or claim of `holders`. It must run on behalf
+    of one of them, and not under a name other than theirs (`named`): several agents may share one process."""
     if named and actor and named != actor:
         return False
     return any(holder is not None and is_ours(holder) for holder in holders)

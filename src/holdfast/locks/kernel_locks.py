@@ -1,7 +1,7 @@
 """The holders and waiters of file locks, as the kernel lists them.
 
-The lock file itself, which may be any file, records nothing. The kernel knows its holders, other programs included.
-Only Linux lists locks (/proc/locks); elsewhere the answer is None.
+A locked file, which may be any file, does not record its holders. The kernel knows them, even those in other programs.
+Only Linux lists locks (/proc/locks); on other systems the holders are unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FileLockHolder(NamedTuple):
     waiting: bool
 
     def as_record(self) -> dict[str, object]:
-        """Values for JSON, with a line for people under `shown`."""
+        """The fields as JSON values, with a readable description under `shown`."""
         return {**self._asdict(), "shown": str(self)}
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class FileLockHolder(NamedTuple):
 
 
 def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
-    """The holders and waiters of the lock on the file at `path`; None where they are unknown."""
+    """The holders and waiters of the lock on the file at `path`; None if they are unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -59,7 +59,7 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
 
 
 class HeldFlock(NamedTuple):
-    """A lock on a file, and the processes that have it: several, if the open file was passed on."""
+    """A lock on a file, and the processes that hold it: several, if the open file was inherited."""
 
     inode: str
     shared: bool
@@ -81,15 +81,15 @@ def _inode(status: os.stat_result) -> str:
 def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
     """The locks on these files (see `inode_of`) whose holders are certain.
 
-    The kernel lists the process that took a lock. It may have passed the open file on and ended (shells lock files that
-    way), and its pid may have been reused. So the processes that have the file open count. Locks without a visible
-    holder are left out.
+    The kernel lists the process that took a lock. That process may have passed the open file on and ended (shells lock
+    files that way), and its pid may have been reused. So the holders are the processes that have the locked file
+    description open. Locks without a visible holder are left out.
     """
     if sys.platform != "linux":
         return []
     try:
         flocks = [fields for fields in _flocks() if fields[4] in inodes and fields[-1] != "waiting"]
-        flocks = [*dict.fromkeys(flocks)]  # read page by page: one may come twice while others come and go
+        flocks = [*dict.fromkeys(flocks)]  # read page by page: a lock may appear twice if others come and go
     except OSError:
         return []
     found = []
@@ -110,7 +110,7 @@ def _all_with_lock(inode: str) -> list[int]:
 
 
 def _has_lock(pid: int, inode: str) -> bool:
-    """Whether a process has the description with the lock, not merely another one of the same file."""
+    """Whether a process has the locked file description open, not merely another description of the same file."""
     for name in _descriptors(pid, {int(inode.rpartition(":")[2])}):
         with suppress(OSError):  # closed in the meantime
             text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
@@ -122,14 +122,14 @@ def _has_lock(pid: int, inode: str) -> bool:
 
 
 def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
-    """The waiters of a lock, then those in the queue of a fair one."""
+    """The `waiting` processes, followed by those in the queue of a fair lock."""
     known = {each.pid for each in waiting}
     return waiting + [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
-    """The locked files below `root`, which is a real path, sorted: those among the open files of lock holders that this
-    user may see, and all those in `directories`."""
+    """The locked files, sorted: those in `directories`, and those below `root` (a real path) that a lock holder visible
+    to this user has open."""
     if sys.platform != "linux":
         return []
     try:
@@ -144,7 +144,7 @@ def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
 
 
 def is_holding(group: int) -> bool:
-    """Whether a process of a process group is known to hold a file lock."""
+    """Whether any process in a process group is known to hold a file lock."""
     if sys.platform == "win32":
         return False
     try:
@@ -159,8 +159,8 @@ def is_holding(group: int) -> bool:
 
 
 def _flocks() -> list[tuple[str, ...]]:
-    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter. `1: FLOCK ADVISORY
-    WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter."""
+    """The fields of each flock, from its kind on, then "waiting" for a waiter or "". A line of the kernel's list is
+    `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`; a waiter has `->` before the kind."""
     found = []
     for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
@@ -177,7 +177,7 @@ def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
 
 
 def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
-    """The open files of a process that may have these inodes, if this user may see them."""
+    """The open files of a process that may have these inodes, as far as this user may see them."""
     for name in _descriptors(pid, inodes):
         with suppress(OSError):  # closed in the meantime
             yield calls.readlink(f"/proc/{pid}/fd/{name}")

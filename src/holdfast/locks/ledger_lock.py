@@ -1,13 +1,13 @@
 """The write lock of a ledger: the lock file `ledger.lock`, which other programs use too, behind a fair queue.
 
-To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and all others try
+Other programs follow a simple protocol: the creator of `<ledger>/ledger.lock` may write, and all others try
 again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair file lock, and only the
 first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not safety: a process that cannot pass
-it in half the time, because another one in the queue is stopped, tries for `ledger.lock` directly.
+it within half its timeout, because another process in the queue is stopped, tries for `ledger.lock` directly.
 
-A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may wake up: it is
-reported, and breaking such a lock takes its exact identity. Even if a lock is broken by mistake, we must overwrite no
-event, so events are published by a link that never replaces. Other programs may: see `OpenLedger.break_lock`.
+A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may wake up: an
+old lock is only reported, and breaking it requires its exact identity. Even if a lock is broken by mistake, we must not
+overwrite an event, so events are published by a link that never replaces. Others may: see `OpenLedger.break_lock`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUSPECT_AFTER = 30.0  # a lock older than this was probably left behind
 
 
 class LedgerLockState(NamedTuple):
-    """A ledger lock that is held. A directory is a shell tool's lock, made by `mkdir`."""
+    """A held ledger lock. A directory is the lock of a shell tool, made by `mkdir`."""
 
     path: Path
     identity: str
@@ -54,7 +54,7 @@ class LedgerLockState(NamedTuple):
         return self.age > SUSPECT_AFTER
 
     def as_record(self) -> dict[str, object]:
-        """Values for JSON, with a line for people under `shown`."""
+        """The fields as JSON values, with a readable description under `shown`."""
         holder_id = self.holder.holder_id if self.holder else None
         record = {"identity": self.identity, "agent_id": self.agent_id, "holder_id": holder_id, "age": self.age}
         return {**record, "liveness": self.liveness.value, "suspect": self.suspect, "shown": str(self)}
@@ -77,8 +77,8 @@ class EndNote:
     """The last number of a ledger, noted with the state of its directory right after a holder released the lock.
 
     As long as the directory has that state, nobody has added or removed an event. Every use of the lock changes the
-    state, so only a process at the turnstile reads or writes the note. It is not synced: a power cut may leave the note
-    of another state, which counts for nothing.
+    state, so only a process at the turnstile reads or writes the note. The note is not synced: after a power cut it may
+    name another state, and is then ignored.
     """
 
     def __init__(self, file: LockFile) -> None:
@@ -87,7 +87,7 @@ class EndNote:
         self._written: tuple[int, tuple[int, ...]] | None = None
 
     def read(self) -> int | None:
-        """The number, or None if the directory has changed since."""
+        """The last number, or None if the directory has changed since it was noted."""
         with contextlib.suppress(OSError, Failure, ValueError):
             if self._written is not None and self._written[1] == _state(calls.stat(self._path, follow_symlinks=False)):
                 return self._written[0]
@@ -97,7 +97,7 @@ class EndNote:
         return None
 
     def write(self, number: int) -> None:
-        """Note the number, if possible: without a note, the next process lists the directory."""
+        """Note the last number, if possible; without a note, the next process lists the directory."""
         with contextlib.suppress(OSError, Failure):
             if (kept := self._file.kept_directory) is not None:
                 self._write(kept, number)
@@ -109,19 +109,19 @@ class EndNote:
         fd = directory.open_or_create(_END, _WRITE)
         try:
             if calls.fstat(fd).st_nlink > 1:
-                return  # not only ours
+                return  # another name leads to this file
             state = _mark(directory)
             line = b"%d %d %d %d %d" % (number, *state)
-            calls.write(fd, line.ljust(120) + b"\n")  # of one length: it replaces the previous one in place
+            calls.write(fd, line.ljust(120) + b"\n")  # a fixed length: each line replaces the previous one in place
         finally:
             close_quietly(fd)
         self._written = number, state
 
 
 def _mark(directory: Directory) -> tuple[int, ...]:
-    """Give the directory a state that no later change can give it; return it. Two changes within one tick of the clock,
-    often 4 ms, have the same time, so the time is set back a little. Only the owner can do that; for others, a change
-    within that tick is not seen."""
+    """Give the directory a state that no later change can give it, and return that state. Two changes within one clock
+    tick, often 4 ms, get the same time, so set the time back a little. Only the owner can do that; other users miss a
+    change within the tick."""
     status = _status(directory)
     with contextlib.suppress(OSError):
         times = status.st_atime_ns, status.st_mtime_ns - 1000
@@ -139,7 +139,7 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 class LedgerLock:
-    """The write lock of the ledger in one directory, for one agent."""
+    """The write lock of the ledger in one directory, acquired in the name of one agent."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class LedgerLock:
         return held
 
     def release_interrupted(self) -> None:
-        """Release the lock if a signal has ended this thread's acquisition or release of it before that was done."""
+        """Release the lock if a signal interrupted its acquisition or release by this thread."""
         if (held := self.held) is not None and held.thread == threading.get_ident():
             with contextlib.suppress(Failure):
                 held.release()
@@ -190,9 +190,9 @@ class LedgerLock:
         return None if found is None else self._judge(found)
 
     def close(self) -> None:
-        """Remove the kept draft; the lock itself is not touched."""
+        """Remove the kept draft; do not touch the lock itself."""
         turn = noted = None
-        if self._file.kept_directory is not None:  # removing the draft changes it: keep the note true without waiting
+        if self._file.kept_directory is not None:  # removing the draft changes it: note its new state, without waiting
             with contextlib.suppress(Failure):
                 turn = self._turnstile.try_lock_exclusive(self._turnstile_path)
                 noted = None if turn is None else self._end.read()
@@ -208,7 +208,7 @@ class LedgerLock:
         """Remove the lock with exactly this `identity`. Call it only at a person's request."""
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
-        # A stopped holder may keep the turnstile forever: let the others make a new one.
+        # A stopped holder may keep the turnstile forever: let the others create a new one.
         with Directory.open(self.path.parent) as directory:
             durable.remove_in(directory, _TURNSTILE, durable=False)
 
@@ -241,7 +241,7 @@ class LedgerLock:
         return self._file.take_over(found, record, synced=False)
 
     def _record(self, lock_id: str) -> EncodedRecord:
-        """The record, encoded once: only the id and the time differ, and they need no escaping."""
+        """The encoded record. Only the id and the time change between calls, and need no escaping."""
         acquired_at = format_instant(self._clock.wall())
         new = f'{acquired_at}","lock_id":"{lock_id}'
         holder, frame = current_holder(), self._frame
@@ -278,8 +278,8 @@ class LedgerLock:
 class HeldLedgerLock(HeldLock):
     """The held write lock of a ledger. In a forked child it is a copy without effect.
 
-    `noted` is the last number of the ledger as far as only our processes have changed it, and None otherwise. The
-    holder sets `last`, once it knows the last number, for the next process.
+    `noted` is the last number of the ledger if only our processes have changed it, and None otherwise. Once the holder
+    knows the last number, it sets `last`, for the next process.
     """
 
     def __init__(self, file: LockFile, turn: LockGuard | None, end: EndNote) -> None:
@@ -299,7 +299,7 @@ class HeldLedgerLock(HeldLock):
         return self
 
     def release(self) -> bool:
-        """Remove the lock file if it is still ours; False if it was broken. Idempotent."""
+        """Remove the lock file if it is still ours; return False if the lock was broken. Idempotent."""
         if self._pid != os.getpid():
             return True
         try:

@@ -1,17 +1,17 @@
-"""A lock that *is* a file: its creator holds it, and it is removed only after a second check.
+"""A lock that *is* a file: the process that creates it holds the lock, and it is removed only after a second check.
 
 The kernel does not release such a lock when its holder dies, so another process must judge and remove it.
 This has a classic race: two processes judge the same stale lock, the first removes it and takes a new one, and the
 second removes that one. Two rules prevent it:
 
-1. Creating needs no permission: the file appears complete, by a link that never replaces.
-2. Removing is done under a second lock, a file lock on a sidecar that is never deleted, and only after
-   checking that the file is still the one that was judged.
+1. Any process may create the file: it appears complete, by a link that never replaces.
+2. A process removes the file only under a second lock, a file lock on a sidecar that is never deleted, and only after
+   checking that the file is still the one that it judged.
 
 A failed attempt to take the lock leaves no lock behind, whichever step failed.
 
-Programs that follow the simple create-and-delete protocol take part in rule 1. They do not know the
-sidecar, so their wrong removals cannot be prevented here.
+Programs that follow the simple create-and-delete protocol obey rule 1. They do not know the
+sidecar, so we cannot prevent them from removing the wrong lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FoundLock(NamedTuple):
-    """A lock file as it was read once. `record` is None if its content is not readable."""
+    """A lock file as read at one time. `record` is None if its content is not readable."""
 
     identity: str
     record: Mapping[str, object] | None
@@ -61,7 +61,7 @@ class LockFile:
     """The lock file `name` in a directory, with a lock on the sidecar `.<name>.guard`."""
 
     def __init__(self, root: Path, relative: str, name: str, *, often: bool = False) -> None:
-        """The directory is `relative` (or empty) below `root`; links in `relative` are refused. A lock that is taken
+        """The directory is `root`, or `relative` below it; links in `relative` are refused. A lock that is taken
         `often` keeps its draft: see `KeptDraft`."""
         self.path = root / relative / name
         self.directory = functools.partial(_open_directory, root, relative)
@@ -73,7 +73,7 @@ class LockFile:
         self._has_sidecar = False
 
     def create(self, record: Record, *, synced: bool) -> bool:
-        """Take the lock if it is free. Commit point: the link of the finished record."""
+        """Take the lock if it is free; return whether it was. Commit point: the link to the complete record."""
         encoded = _encoded(record)
         try:
             made = self._create_often(encoded) if self._draft is not None and not synced else None
@@ -91,8 +91,8 @@ class LockFile:
             return self._read(directory)
 
     def take_over(self, found: FoundLock, record: Record, *, synced: bool) -> bool:
-        """Replace the lock that was `found` by ours; False if another process was faster. Never waits: a holder of the
-        sidecar lock is deciding about this lock, or was stopped while doing so."""
+        """Replace the lock that was `found` with ours; return False if another process was faster. Never waits: the
+        holder of the sidecar lock is deciding about this lock, or was stopped while doing so."""
         encoded = _encoded(record)
         guard = self._locker.try_lock_exclusive(self._sidecar_path)
         if guard is None:
@@ -107,13 +107,13 @@ class LockFile:
             raise
 
     def remove(self, identity: str) -> bool:
-        """Remove the lock if it still has this identity."""
+        """Remove the lock if it still has this identity; return whether it did."""
         with suppress(NotFound), self._locker.lock_exclusive(self._sidecar_path), self.directory() as directory:
             return self._remove_if(directory, identity)
         return False
 
     def remove_own(self, field: str, value: str) -> bool:
-        """Remove the lock if its record says that it is ours; False if it is gone or another one."""
+        """Remove the lock if its record says that it is ours; return False if the lock is gone or not ours."""
         if self._draft is not None and self._draft.is_for(value):
             with self._locker.lock_exclusive(self._sidecar_path):
                 removed = self._draft.remove(value)
@@ -152,12 +152,12 @@ class LockFile:
         self._has_sidecar = True
 
     def _withdraw(self, record: EncodedRecord) -> None:
-        """Remove a lock that was made before a failure: its holder would never know of it."""
+        """Remove a lock that was created before a failure: the caller does not know that it holds it."""
         with suppress(Failure, OSError):
             self.remove_own("lock_id", record.lock_id)
 
     def _create_often(self, record: EncodedRecord) -> bool | None:
-        """`create` from the kept draft; None if it is not worth keeping, or cannot be used."""
+        """`create` from the kept draft; None if a draft is not worth keeping, or cannot be used."""
         if self._draft is None or not self._draft.is_worth_it():
             return None
         if not self._has_sidecar:
@@ -167,7 +167,7 @@ class LockFile:
 
     def _create(self, directory: Directory, record: EncodedRecord, *, synced: bool) -> bool:
         if directory.status(self._name) is not None:
-            return False  # saves the draft; the link decides
+            return False  # saves writing a draft; the link decides
         self._make_sidecar(directory)
         try:
             durable.create_in(directory, self._name, record.content, mode=_mode_in(directory), durable=synced)
@@ -190,7 +190,7 @@ class LockFile:
         return FoundLock(_lock_file_identity(status, content), _record(content), status.st_mtime, False)
 
     def _says(self, directory: Directory, field: str, value: str) -> bool:
-        """Whether the record has this value; raises if it cannot be read at the moment."""
+        """Whether the record has this value; raises if the record cannot be read at the moment."""
         try:
             record = _record(durable.read_in(directory, self._name, limit=MOST_BYTES))
         except (NotFound, NotWritable, Refused, TooLarge):
@@ -220,7 +220,7 @@ def _open_directory(root: Path, relative: str) -> Directory:
 
 
 def _lock_file_identity(status: os.stat_result, content: bytes) -> str:
-    """A short name for exactly this lock: another file, time or content has another name."""
+    """A short digest that identifies this lock: another file, time or content gives another digest."""
     text = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:".encode() + content
     return hashlib.blake2s(text, digest_size=8).hexdigest()
 
@@ -232,7 +232,7 @@ def _encoded(record: Record) -> EncodedRecord:
 
 
 def content_of(record: Mapping[str, object]) -> bytes:
-    """The stored form of a record, never too large to be read again."""
+    """The stored form of a record, refused if it would be too large to be read again."""
     return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True) + b"\n"
 
 
@@ -262,7 +262,7 @@ class _File:
         self.size = len(content)
 
     def remove(self) -> None:
-        """Close and remove it; a forked child leaves its parent's file alone."""
+        """Close and remove the file; a forked child leaves its parent's file alone."""
         if self.pid == os.getpid():
             durable.discard(self.directory, self.name)
         self.directory.close()
@@ -270,7 +270,7 @@ class _File:
 
 
 class KeptDraft:
-    """The draft of the lock `name` in the directory at `path`: one file per process, linked again for each use."""
+    """A reusable draft of the lock `name` in the directory at `path`: one file per process, linked for each use."""
 
     def __init__(self, path: str, name: str, open_directory: Callable[[], Directory]) -> None:
         self._path = path
@@ -289,8 +289,8 @@ class KeptDraft:
         return self._uses >= KEPT_FROM
 
     def publish(self, content: bytes, lock_id: str) -> bool | None:
-        """Create a lock with this content if it is free; None if the caller must do it without the draft. Commit point:
-        the link. `remove` takes the same `lock_id`."""
+        """Create the lock with this content if it is free; None if the caller must create it without the draft. Commit
+        point: the link. `remove` takes the same `lock_id`."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -309,16 +309,16 @@ class KeptDraft:
 
     @property
     def directory(self) -> Directory | None:
-        """The directory of the draft, open as long as there is one."""
+        """The open directory of the draft; None if this process keeps no draft."""
         file = self._file
         return None if file is None or file.pid != os.getpid() else file.directory
 
     def is_for(self, lock_id: str) -> bool:
-        """Whether this process made this lock from the draft."""
+        """Whether this process created this lock from the draft."""
         return self._lock_id == lock_id and self._file is not None and self._file.pid == os.getpid()
 
     def remove(self, lock_id: str) -> bool | None:
-        """Remove the lock if it is this draft, published as this lock; None if the record must decide."""
+        """Remove the lock if it is this draft, published under this id; None if the record must decide."""
         if not self.is_for(lock_id):  # in a forked child, `_lock` may be held forever
             return None
         with self._lock:  # another thread may be about to close the directory
@@ -331,7 +331,7 @@ class KeptDraft:
             return durable.remove_in(file.directory, self._name, durable=False)
 
     def discard(self) -> None:
-        """Remove the draft; a lock that it is linked to stays."""
+        """Remove the draft; a lock that is linked to it stays."""
         file = self._file
         if file is not None and file.pid == os.getpid():
             with self._lock:
@@ -344,7 +344,7 @@ class KeptDraft:
             if file is None:
                 return None
         if self._was_taken and file.directory.status(self._name) is not None:
-            return False  # saves the write while others hold it; the link decides
+            return False  # saves the write while others hold the lock; the link decides
         file.write(content)
         self._lock_id = lock_id
         self._was_taken = True
@@ -360,7 +360,7 @@ class KeptDraft:
         """Whether the file is ours, at its path, and not linked to a held lock."""
         if file.pid != os.getpid():
             return False
-        status = file.directory.status(file.name)  # by name: the remaining one may be the lock's
+        status = file.directory.status(file.name)  # by name: the one link that is left may be the lock's
         return (
             status is not None
             and status.st_nlink == 1
@@ -397,7 +397,7 @@ class KeptDraft:
 
 
 def _mode_in(directory: Directory) -> int:
-    """0600; a group that shares the directory may read who holds the lock, and so whether that process is dead."""
+    """0600, or 0640 in a shared directory: the group must be able to judge whether the holder is dead."""
     return 0o640 if directory.is_shared() else 0o600
 
 

@@ -1,5 +1,5 @@
-"""Process trees: ending a command with its descendants, also those that have left its tree. Loads psutil late: that
-takes time."""
+"""Process trees: ends a command and its descendants, even those that have left its tree. psutil is slow to load, so it
+is imported on first use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Mark(NamedTuple):
 
 
 class ProcessTree:
-    """A command and its descendants, as far as they can be found; without a command, those that carry the mark."""
+    """A command and its descendants, as far as they can be found; without a command, the processes with the mark."""
 
     _PAUSE = 0.05
     _GRACE_AFTER_KILL = 1.0
-    _CLEAN_SCANS = 2  # a scan is no snapshot: it can miss a process that is just being started
+    _CLEAN_SCANS = 2  # a scan is not a snapshot: it can miss a process that is just starting
 
     def __init__(self, child: subprocess.Popen[bytes] | None, mark: Mark | None = None) -> None:
         self._child = child
@@ -38,7 +38,7 @@ class ProcessTree:
         self._known: dict[int, psutil.Process] = {}
 
     def end(self, grace: float) -> None:
-        """Terminate all of them; kill those that are left after `grace` seconds."""
+        """Terminate all processes; kill those that are left after `grace` seconds."""
         self._find()
         with contextlib.suppress(OSError):
             if self._child is not None:
@@ -47,7 +47,7 @@ class ProcessTree:
             self._kill()
 
     def kill(self) -> None:
-        """Kill all of them at once."""
+        """Kill all processes at once."""
         self._find()
         if self._is_running() or self._alive():
             self._kill()
@@ -63,7 +63,7 @@ class ProcessTree:
         return self._child is not None and self._child.poll() is None
 
     def _signal_until_gone(self, signal_it: Callable[[psutil.Process], None], grace: float) -> bool:
-        """Signal each process that is found, once. True when several scans in a row have found none alive."""
+        """Signal each process once. True when several scans in a row find none alive, False after `grace` seconds."""
         import psutil
 
         deadline = time.monotonic() + grace
@@ -71,7 +71,7 @@ class ProcessTree:
         clean = 0
         while clean < self._CLEAN_SCANS:
             for each in self._alive() - signalled:
-                with contextlib.suppress(psutil.Error):  # it has ended, or has privileges that we lack
+                with contextlib.suppress(psutil.Error):  # the process has ended, or has privileges that we lack
                     signal_it(each)
                 signalled.add(each)
             if time.monotonic() >= deadline:
@@ -82,12 +82,12 @@ class ProcessTree:
         return True
 
     def _find(self) -> None:
-        """Add the descendants of the processes that are known, and the processes that carry the mark."""
+        """Add the descendants of known processes, and the processes that carry the mark."""
         import psutil
 
         found = [each for each in psutil.process_iter() if self._is_marked(each)] if self._mark else []
         with contextlib.suppress(psutil.Error):
-            if self._child is not None and self._child.returncode is None:  # else its number may be another's by now
+            if self._child is not None and self._child.returncode is None:  # otherwise its pid may have been reused
                 found += psutil.Process(self._child.pid).children(recursive=True)
         for each in self._known.values():
             with contextlib.suppress(psutil.Error):

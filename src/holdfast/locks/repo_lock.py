@@ -1,8 +1,8 @@
 """The lock of a repository: a lock file with race-free stale detection.
 
 The lock is the file `<data_dir>/repos/<repo_id>/.lock`. Taking it never blocks: it succeeds at once, or
-raises `RepoLocked` with the holder. Of all processes that find a lock whose holder is dead, or that is
-older than `stale_after`, exactly one takes it over.
+raises `RepoLocked` with the holder. Of all processes that find a stale lock (its holder is
+dead, or it is older than `stale_after`), exactly one takes it over.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MOST_TRIES = 3
 
 
 class RepoLockInfo(NamedTuple):
-    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`, which tells
-    this lock apart from all others, is empty."""
+    """A lock file's record of its holder. `lock_id` tells the lock apart from all others. If another program made the
+    lock, `holder` is None and `lock_id` is empty."""
 
     pid: int | None
     created_at: float | None
@@ -36,7 +36,7 @@ class RepoLockInfo(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RepoLockInfo:
-        """The valid fields of a record."""
+        """Read the valid fields of a record."""
         pid, cmd, lock_id = record.get("pid"), record.get("cmd"), record.get("lock_id")
         return cls(
             pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
@@ -47,14 +47,14 @@ class RepoLockInfo(NamedTuple):
         )
 
     def as_record(self) -> dict[str, object]:
-        """Values for JSON."""
+        """The fields as JSON values."""
         created_at = None if self.created_at is None else format_instant(self.created_at)
         holder_id = self.holder.holder_id if self.holder else None
         return {"pid": self.pid, "created_at": created_at, "cmd": self.cmd, "holder_id": holder_id}
 
 
 class RepoLockState(NamedTuple):
-    """A lock that is held. `info` is None if its content cannot be read."""
+    """A held lock. `info` is None if the content of its file cannot be read."""
 
     path: Path
     identity: str
@@ -68,7 +68,7 @@ LivenessCheck = Callable[[RepoLockInfo], Liveness]
 
 
 def is_holder_alive(info: RepoLockInfo) -> Liveness:
-    """Whether the holder of a lock exists, by its whole identity or, without one, by its pid."""
+    """Whether the holder of a lock exists, judged by its full identity or, if that is missing, by its pid."""
     if info.holder is not None:
         return liveness(info.holder)
     return Liveness.UNKNOWN if info.pid is None else process_liveness(info.pid)
@@ -118,7 +118,7 @@ class RepoLock:
         return None if found is None else self._judge(file, found)
 
     def states(self) -> dict[str, RepoLockState | None]:
-        """The `state` of every repository that was ever locked here, by sorted id."""
+        """The `state` of every repository that was ever locked here, sorted by id."""
         try:
             with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
                 return {name: self.state(name) for name in repos.directories() if is_safe_name(name)}
@@ -179,7 +179,7 @@ class HeldRepoLock:
             self._released = True
 
     def refresh(self) -> None:
-        """Renew the lock's time, so that long work does not look stale; `LockNotHeld` if it was lost."""
+        """Renew the lock's time, so that long work does not look stale; raise `LockNotHeld` if the lock was lost."""
         ours = not self._released and self._pid == os.getpid()
         if not ours or not self._file.replace_own("lock_id", self.lock_id, self._new_record()):
             message = f"cannot refresh the lock of {self.repo_id}: this process no longer holds it"
@@ -195,7 +195,7 @@ class HeldRepoLock:
 
 
 def _instant(value: object) -> float | None:
-    """The instant in a text; None if it cannot be parsed, or not be formatted again."""
+    """The instant in a text; None if it cannot be parsed, or cannot be formatted again."""
     try:
         instant = parse_instant(value) if isinstance(value, str) else None
         return instant if instant is not None and format_instant(instant) else None

@@ -1,4 +1,4 @@
-"""Retries after contention, with growing and randomised pauses."""
+"""Retries after contention, with exponential backoff and jitter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHANCE = random.Random()  # not the shared generator, which the program may have
 
 
 class RetryConfig(NamedTuple):
-    """The number of attempts and the delays between them: from `initial_delay`, multiplied by `backoff_factor` each
-    time, up to `max_delay`. Each delay is shortened at random by up to half."""
+    """The number of attempts and the delays between them. The first delay is `initial_delay`; each later one is
+    `backoff_factor` times longer, up to `max_delay`. Each is shortened at random by up to half."""
 
     max_attempts: int = 3
     initial_delay: float = 0.05
@@ -52,7 +52,7 @@ def retry_with_backoff(
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = CHANCE.random,
 ) -> Result:
-    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`. After the last attempt,
+    """Call `operation` until it succeeds, or raises a failure that is not `retryable`. After the last attempt,
     raise `TooManyRetries` with the last failure as its cause."""
     config.checked()
     for attempt in range(1, config.max_attempts + 1):
@@ -80,7 +80,7 @@ def lock_timeout(environment: Mapping[str, str]) -> float:
 
 
 def retry_config(environment: Mapping[str, str]) -> RetryConfig:
-    """`JIT_RETRY_MAX_ATTEMPTS` and `JIT_RETRY_INITIAL_DELAY_MS`, or the defaults."""
+    """The configuration in `JIT_RETRY_MAX_ATTEMPTS` and `JIT_RETRY_INITIAL_DELAY_MS`, or the defaults."""
     default = RetryConfig()
     attempts = environment.get(MAX_ATTEMPTS, str(default.max_attempts)).strip()
     if not (attempts.isascii() and attempts.isdigit() and len(attempts) < 10 and 1 <= int(attempts) <= 10_000):
