@@ -1,6 +1,6 @@
 """Every filesystem call of the package.
 
-All other modules write `calls.open(...)`, never `os.open(...)`, which a test of the source enforces. So a test can
+All other modules write `calls.open(...)`, never `os.open(...)`; a test of the source enforces this. So a test can
 replace any name here to kill, fail, delay, shorten or record exactly that call everywhere.
 """
 
@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 
-TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ utime = os.utime
 
 
 def _unsupported(*_: object, **__: object) -> Any:
-    """Stands in for calls that a system does not have."""
+    """A stand-in for calls that this system does not have."""
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
@@ -105,7 +105,7 @@ else:
     def write_mapped(descriptor: int) -> None:
         """Read the first byte of an open file through a shared mapping, then set it to 0 there.
 
-        The system writes it: if it cannot (the disk is full), that raises instead of ending this process by a signal.
+        The kernel does the writing: if it cannot (the disk is full), this raises, and no signal kills the process.
         """
         import mmap
 
@@ -121,11 +121,11 @@ else:
 if sys.platform == "linux":
 
     def chmod(path: int | str | os.PathLike[str], mode: int, *, dir_fd: int | None = None) -> None:
-        """Change a mode, of an open file too; refuse a link with ELOOP."""
+        """Change the mode of a path or an open file; refuse a link with ELOOP."""
         if isinstance(path, int):
             os.chmod(path, mode)
             return
-        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)  # needs no right to read
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)  # needs no read access
         try:
             if (os.fstat(descriptor).st_mode & _KIND) == _LINK:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
@@ -139,7 +139,7 @@ if sys.platform == "linux":
     _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
     def enlarge_pipe(descriptor: int, size: int) -> None:
-        """Let a pipe hold more, if the system allows it; never raises."""
+        """Enlarge the buffer of a pipe, if the system allows it; never raises."""
         try:
             fcntl.fcntl(descriptor, _SET_PIPE_SIZE, size)
         except OSError:
@@ -174,9 +174,9 @@ def sync_filesystem(descriptor: int) -> None:
 
 
 def start_writing(descriptor: int, offset: int, length: int) -> None:
-    """Start writing back a part of a file, or all of it (0, 0), and wait only for what was started before.
+    """Start writing back a part of a file, or all of it (0, 0), and wait only for writes already under way.
 
-    Each page that is dirty now is clean at some time after the call began.
+    Each page that is dirty when the call begins is clean at some time after that.
     """
     from holdfast.fs import native
 
@@ -207,7 +207,7 @@ def flock_interruptible(descriptor: int, operation: int) -> int:
 if sys.platform == "win32":
 
     def open_without_links(path: str) -> int:
-        """Refuse: a directory has no descriptor here."""
+        """Always raise: directories have no descriptors on Windows."""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
 elif sys.platform == "darwin":
@@ -217,13 +217,13 @@ elif sys.platform == "darwin":
 
 else:
     _INTO = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    _THROUGH = _INTO | getattr(os, "O_PATH", os.O_RDONLY)  # needs no right to list the directory
+    _THROUGH = _INTO | getattr(os, "O_PATH", os.O_RDONLY)  # needs no right to list it
 
     def open_without_links(path: str) -> int:
-        """Open the directory at an absolute path. If a part of it is a symbolic link, raise ELOOP that names the part.
+        """Open the directory at an absolute path. If a part of it is a symbolic link, raise ELOOP with that part.
 
-        Each part is opened in the one before it, so exchanging a directory for a link while this runs gains nothing.
-        (`openat2` does it in one system call, but loading `ctypes` takes longer than the other ones.)
+        Each part is opened in the one before it, so replacing a directory with a link while this runs has no effect.
+        (`openat2` needs only one system call, but loading `ctypes` takes longer than the calls that it saves.)
         """
         names = path.strip("/").split("/")
         here = os.open("/", _THROUGH)
@@ -261,7 +261,7 @@ READING = (
 
 
 # --- Questions about one path -------------------------------------------------------------------------
-# The guard asks them before every write, and loads no other module of this package for it.
+# The guard asks these before every write, so they need no other module of this package.
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -316,5 +316,5 @@ def may_be_repository(path: str | os.PathLike[str]) -> bool:
 
 
 def is_repository(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory has `.jvs/`, which is not a symbolic link."""
+    """Whether a directory has a `.jvs/` that is not a symbolic link."""
     return is_directory(os.path.join(path, ".jvs"))

@@ -35,7 +35,7 @@ _PRIVATE = frozenset([".jvs", ".holdfast"])
 
 
 def io_failure(action: str, path: object, error: OSError) -> IoFailure:
-    """The failure that fits the system's refusal of `action` on `path`."""
+    """The `Failure` for an `OSError` of `action` on `path`."""
     if error.errno in _DENIED:
         return NotWritable(action, path, error)
     return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
@@ -49,7 +49,7 @@ def not_a_path(path: object) -> PathEscape:
 
 @contextlib.contextmanager
 def failing_to(action: str, path: object) -> Iterator[None]:
-    """Raise the `io_failure` of `action` on `path` for an `OSError` of the block."""
+    """Turn an `OSError` in the block into the `io_failure` of `action` on `path`."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, dir_f
 
 
 def status_at(path: str | os.PathLike[str]) -> os.stat_result | None:
-    """The status of a path, of a link itself and not its target; None if it is missing. A link above it is refused."""
+    """The status of a path (a link is not followed); None if it does not exist. A link above it is refused."""
     above, name = os.path.split(path)
     try:
         with Directory.open(above) as parent:
@@ -101,7 +101,7 @@ def close_quietly(fd: int) -> None:
 
 
 class Closing:
-    """Base of classes that a `with` block closes."""
+    """Base class of objects that a `with` block closes."""
 
     __slots__ = ()
 
@@ -140,7 +140,7 @@ def parent_of(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 witness: Callable[[Directory], object] | None = None
-"""Receives each directory that is opened: for tests that simulate a death inside a living process."""
+"""Called with each directory that is opened, for tests that simulate the death of a process inside a living one."""
 
 
 class Directory(Closing):
@@ -184,7 +184,7 @@ class Directory(Closing):
 
     @classmethod
     def follow(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the directory at a path that the user chose, and whose links are the user's choice too."""
+        """Open the directory at a path that the user chose, following links, which the user chose too."""
         return cls.open(resolved(path))
 
     def beneath(self, relative: str, *, create: bool = False, mode: int | None = None) -> Directory:
@@ -227,8 +227,8 @@ class Directory(Closing):
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int | None = None, durable: bool = True) -> bool:
-        """Make the directory `name` durably; False if it already exists. Without a `mode`, it is at most as open as
-        this one.
+        """Make the directory `name` durably; False if it already exists. Without a `mode`, it grants no more rights
+        than this one.
 
         The process that made an existing directory may have died before its name was durable: a caller that relies on
         it syncs this directory too.
@@ -252,19 +252,19 @@ class Directory(Closing):
         return True
 
     # --- Owner, group and mode of what is made here
-    # A directory is *shared* by a group if it is setgid and the group may write to it. Then the group may do the same
-    # with everything that we make in it, whatever the umask of whoever makes it. Elsewhere the umask counts, and nobody
-    # gets rights that the directory does not give. What root makes belongs to the owner of the directory, who would
-    # otherwise be unable to change it.
+    # A directory is *shared* by a group if it is setgid and the group may write to it. Then the group gets the rights
+    # of the owner to everything that we make in it, whatever the umask. Elsewhere the umask counts, and nobody gets
+    # rights that the directory does not give. Files that root makes belong to the owner of the directory, who would
+    # otherwise be unable to change them.
 
     def mode_of_new(self, mode: int) -> int:
-        """The mode of a new file or directory here, for which `mode` would be right in an open place."""
+        """The mode of a new file or directory here: `mode`, without rights that this directory does not give."""
         here = self.own_status()
         return mode if here is None else self._widened(mode) & (here.st_mode | stat.S_IRWXU)
 
     def _widened(self, mode: int) -> int:
-        """The mode with the rights of the owner for the group too, and for others those that they have here, if a group
-        shares this directory: then no umask applies."""
+        """If a group shares this directory, `mode` with the owner's rights for the group too, and for others no more
+        rights than they have here; no umask applies then. Else `mode`."""
         here = self.own_status()
         if here is None or here.st_mode & _SHARED != _SHARED:
             return mode
@@ -293,7 +293,7 @@ class Directory(Closing):
             calls.chmod(made, mode | (stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0))
 
     def create(self, name: str, flags: int, mode: int | None = None) -> int:
-        """Open a new file; without a `mode`, see `mode_of_new`. Raises `OSError`."""
+        """Create and open a file; for the default mode, see `mode_of_new`. Raises `OSError`."""
         wanted = self.mode_of_new(0o666) if mode is None else mode
         adopts = self.adopts()  # asks for the status, which may fail, before the file exists
         fd = calls.open(self.at(name), flags | os.O_CREAT | os.O_EXCL, wanted, dir_fd=self.fd)
@@ -316,14 +316,14 @@ class Directory(Closing):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(name))
 
     def own_status(self) -> os.stat_result | None:
-        """The status of this directory, asked for once; None on Windows."""
+        """The status of this directory, as first read; None on Windows."""
         if self._own_status is None and self.fd is not None:
             with failing_to("examine", self.shown):
                 self._own_status = calls.fstat(self.fd)
         return self._own_status
 
     def at(self, name: str) -> str:
-        """The first argument of a system call on `name` with `dir_fd=self.fd`."""
+        """The path to pass to a system call on `name` together with `dir_fd=self.fd`."""
         return name if self.fd is not None else self.where(name)
 
     def status(self, name: str) -> os.stat_result | None:
@@ -351,7 +351,7 @@ class Directory(Closing):
 
     def directories(self) -> list[str]:
         """The sorted names of the subdirectories, without links to directories."""
-        with failing_to("examine the entries of", self.shown):  # some filesystems are asked about each of them
+        with failing_to("examine the entries of", self.shown):  # on some filesystems, each entry needs a stat
             return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
@@ -381,7 +381,7 @@ class Directory(Closing):
         fd = getattr(self, "fd", None)
         if fd is not None and fd >= 0:
             with contextlib.suppress(OSError):
-                os.close(fd)  # not through `calls`: this happens at any time
+                os.close(fd)  # not through `calls`: this can run at any time
 
     def __repr__(self) -> str:
         return f"Directory({self.shown!r})"
@@ -404,7 +404,7 @@ def _is_a_link(path: str) -> PathEscape:
 
 
 def _refuse_links(path: str, depth: int | None = None) -> None:
-    """Refuse a path of which one of the last `depth` parts (all, if None) is a link or a junction."""
+    """Raise `PathEscape` if one of the last `depth` parts of a path (all, if None) is a link or a junction."""
     full = Path(os.path.abspath(path))
     for each in (full, *full.parents)[:depth]:
         with contextlib.suppress(OSError):
@@ -435,7 +435,7 @@ def _no_directory(path: str) -> NotFound:
 def move(source: Path, target: Path) -> None:
     """Rename `source` to `target` on the same filesystem, unless `target` exists.
 
-    Commit point: the rename. Durable when this returns; `NotDurable` means that it was made.
+    Commit point: the rename. Durable when this returns; `NotDurable` means that the rename took place.
     """
     try:
         although_read_only(lambda: _rename(source, target), {source: target})
@@ -452,7 +452,7 @@ def move(source: Path, target: Path) -> None:
 def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path]) -> None:
     """Rename directories, making read-only ones writable meanwhile: a rename writes the new parent into them.
 
-    `going` maps each directory to its target. At worst, a crash leaves one writable.
+    `going` maps each directory to its target. A crash may leave one writable.
     """
     try:
         rename()
@@ -472,7 +472,7 @@ def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path])
 
 
 def _read_only_mode(path: Path) -> int | None:
-    """The mode of a directory that its owner may not write; None for everything else."""
+    """The mode of a directory that its owner may not write to; None for anything else."""
     status = status_at(path)
     is_read_only = status is not None and stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR
     return stat.S_IMODE(status.st_mode) if status is not None and is_read_only else None
@@ -505,7 +505,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def rename(source: Path, target: Path, how: Callable[..., None] | None = None) -> None:
-    """Rename by one of the three calls, `calls.rename` by default; a link above either path is refused. Not durable.
+    """Rename with one of the three calls, `calls.rename` by default; a link above either path is refused. Not durable.
 
     Raises the system's own `OSError`, and `NotFound` if a directory above is missing.
     """
@@ -515,12 +515,12 @@ def rename(source: Path, target: Path, how: Callable[..., None] | None = None) -
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """The absolute path without links of a root, which need not exist. From here on, no link is followed."""
+    """The absolute path of a root, its links resolved; it need not exist. From here on, no link is followed."""
     with failing_to("resolve", path):
         return Path(calls.realpath(path))
 
 
 def chosen(path: str | os.PathLike[str]) -> Path:
-    """A path that the user chose, without links above its last part: `Directory.open` accepts its parent."""
+    """A path that the user chose, links above its last part resolved: `Directory.open` accepts its parent."""
     above, name = os.path.split(os.path.abspath(path))
     return resolved(above) / name

@@ -38,17 +38,17 @@ _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _NOATIME = getattr(os, "O_NOATIME", 0)
-"""Otherwise reading changes the access time, which the next sync then has to write."""
+"""Without it, reading changes the access time, which the next sync then has to write."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
-"""How reading an open file fails after another machine has replaced it: NFS and JuiceFS answer differently."""
+"""Errors from reading an open file that another machine has replaced: NFS and JuiceFS report different ones."""
 _MOST_LOOKUPS = 100
 _CHUNK = 1 << 20
 LARGEST = 257 << 20
-"""What is read whole has at most this many bytes: the largest is an index of some millions of issues."""
+"""The most bytes that are read as a whole: enough for an index of some millions of issues."""
 LONGEST_LINE = 16 << 20
-"""A log may have any size; one line of it, not more bytes than this."""
+"""The most bytes in one line of a log; the log itself may have any size."""
 
 T = TypeVar("T")
 
@@ -85,8 +85,8 @@ def replace(path: Path, content: bytes, *, mode: int | None = None) -> None:
 
 
 def replace_in(directory: Directory, name: str, content: bytes, *, mode: int | None = None) -> None:
-    """Make `name` hold `content`; a crash leaves the old content or the new, never a mixture. Without a `mode`, mode
-    and owner stay (see `write_draft`).
+    """Make `name` hold `content`; a crash leaves the old content or the new, never a mixture. Without a `mode`, the
+    file keeps its mode and owner (see `write_draft`).
 
     Commit point: the rename. Durable when this returns.
     """
@@ -157,8 +157,8 @@ def read_in(directory: Directory, name: str, *, limit: int = LARGEST) -> bytes:
 
 
 def _read_found(directory: Directory, name: str, read_open: Callable[[int, int], T], *, flags: int = 0) -> T:
-    """The result of `read_open` on the descriptor and the size of the regular file `name`, which is looked up again
-    while it vanishes. Opening anything else does not wait, and it is not read."""
+    """Call `read_open` with the descriptor and size of the regular file `name`, and return its result. If the file
+    vanishes, look it up again. Anything else, such as a pipe, is refused without waiting for it."""
     for _ in range(_MOST_LOOKUPS):
         fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK | flags, action="read")
         try:
@@ -190,7 +190,7 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
 
 def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
     """The offset at which the complete lines of the file `name` end, 0 if there is none; and the record after it that
-    lacks only its newline, most often b""."""
+    lacks only its newline, usually b""."""
     try:
         end, tail = _read_found(directory, name, lambda fd, size: _end_of_lines(fd, directory.where(name)))
     except NotFound:
@@ -257,9 +257,9 @@ def write_draft(
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 
-    In the same directory, because a rename cannot cross filesystems. One writer's drafts share a `mark`. Without a
-    `mode`, the draft of an existing file gets its mode and, as far as the system allows, its owner and group; in a
-    directory that a group shares, the mode of a new one.
+    It is in the same directory, because a rename cannot cross filesystems. All drafts of one writer share a `mark`.
+    Without a `mode`, the draft of an existing file gets that file's mode and, as far as the system allows, its owner
+    and group; in a directory that a group shares, it gets the mode of a new file.
     """
     draft = draft_name(name, mark or new_mark())
     replaced = directory.status(name) if mode is None else None
@@ -285,7 +285,7 @@ def write_draft(
 
 
 def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], mark: str) -> list[str]:
-    """Write many drafts without syncing them, and return their names; on failure none is left.
+    """Write many drafts without syncing them, and return their names; on failure, remove them all.
 
     There may be thousands, so each costs only its system calls.
     """
@@ -329,10 +329,10 @@ def publish(directory: Directory, draft: str, name: str) -> None:
 def publish_new(
     directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False, often: bool = False
 ) -> None:
-    """Give the draft its name unless that is taken: by a link or, without links, by a rename.
+    """Publish the draft as `name` unless that exists, with a link or, where links are not supported, a rename.
 
-    A draft that cannot be published is discarded, except with `keep_if_taken` if its name is taken. A caller that does
-    this `often` prefers the rename, which changes fewer blocks than a link and an unlink, but takes time to load.
+    A draft that cannot be published is discarded; `keep_if_taken` keeps it if the name is taken. Callers that publish
+    `often` use the rename first: it changes fewer blocks than a link and an unlink, but takes time to load.
     """
     try:
         if not (often and rename_new(directory, draft, name)):
@@ -425,7 +425,7 @@ def _open(directory: Directory, name: str, flags: int, mode: int | None = None, 
 
 
 def _require_regular(fd: int, where: str) -> int:
-    """The size of an open file, if it is a regular one."""
+    """The size of an open regular file; `Refused` for anything else."""
     status = calls.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         hint = "Name a regular file, not a directory, pipe or device."
@@ -434,12 +434,12 @@ def _require_regular(fd: int, where: str) -> int:
 
 
 def line_too_long(where: str) -> Corrupt:
-    """The failure for a log of which one line is longer than any record."""
+    """The failure for a log with a line that is longer than any record."""
     return Corrupt(f"{where} has a line of more than {format_size(LONGEST_LINE)}", path=where)
 
 
 def _read_all(fd: int, limit: int, where: str, *, expected: int = 0) -> bytes:
-    """Read to the end; with the `expected` size right, in one call."""
+    """Read to the end, in one call if the `expected` size is right."""
     chunks: list[bytes] = []
     size, most = 0, min(expected, _CHUNK) + 1
     while chunk := calls.read(fd, most):
@@ -484,7 +484,7 @@ def _cut_back(fd: int, end: int, where: str) -> None:
         calls.ftruncate(fd, end)
         calls.fsync(fd)
     except OSError as error:
-        raise NotDurable("take back a failed append to", where, error) from error
+        raise NotDurable("undo a failed append to", where, error) from error
 
 
 def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:

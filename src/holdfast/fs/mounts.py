@@ -80,7 +80,7 @@ def _kind_of(device: int, path: str) -> str:
 
 
 def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
-    """The kind of the mount nearest above `path`; of equals the last, which covers the others."""
+    """The kind of the mount nearest above `path`; of several at one point, the last, which covers the others."""
     best, kind = -1, ""
     for point, candidate in mounted:
         inside = path == point or path.startswith(point.rstrip("/\\") + os.sep)
@@ -90,7 +90,7 @@ def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
 
 
 def _mounts() -> list[_Mount]:
-    """The kernel's table of mounts; empty if it has none."""
+    """The kernel's table of mounts; empty if it cannot be read."""
     try:
         text = calls.read_small(_MOUNTINFO, _MOST_BYTES).decode("utf-8", "surrogateescape")
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of names, relative paths and texts: what is safe to pass to a filesystem, to keep and to print."""
+"""Checks that names, relative paths and texts are safe to pass to a filesystem, to store and to print."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_draft_name(text: str) -> bool:
 
 
 def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
-    """Return a text for others to read if it can be kept: not too long, and valid UTF-8.
+    """Return `text` if it can be stored, else raise `TooLarge` or, if it is not valid UTF-8, `UsageFailure`.
 
     Control characters are allowed, because they are escaped when a text is printed.
     """
@@ -121,7 +121,7 @@ def unique_id() -> str:
 
 
 def in_utf_8(value: object) -> object:
-    """The value as JSON can hold it, every string encodable as UTF-8."""
+    """The value as JSON can represent it, with every string encodable as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def in_utf_8(value: object) -> object:
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is not a visible character or a space."""
+    """The text with everything escaped except visible characters and spaces."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer, through the C library; loaded when `calls` first needs one."""
+"""System calls that Python lacks, made through the C library; loaded when `calls` first needs one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CURRENT_DIRECTORY = -100 if sys.platform == "linux" else -2  # AT_FDCWD
 
 
 def _unsupported(*_: object) -> NoReturn:
-    """Stands in for calls that a system does not have."""
+    """A stand-in for calls that this system does not have."""
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
@@ -115,7 +115,7 @@ else:
             return inotify_watch(descriptor, b"/proc/self/fd/%d" % directory, _ANY_CHANGE)
 
         def inotify_watch_here(descriptor: int) -> int:
-            """Watch the current directory for every change, in half the time."""
+            """Watch the current directory for any change, in half the time of `inotify_watch_directory`."""
             return inotify_watch(descriptor, b".", _ANY_CHANGE)
 
         _PR_SET_PDEATHSIG, _SIGKILL = 1, 9

@@ -27,7 +27,7 @@ JUICEFS_UNKNOWN = (
     "it is a JuiceFS whose settings cannot be read (only root may): if this mount caches names, as it "
     f"does by default, machines may read stale records in spite of locks (mount with {SAFE_OPTIONS})"
 )
-"""The problem of a JuiceFS mount that does not report its settings."""
+"""The problem to report for a JuiceFS mount whose settings are unknown."""
 
 _CONFIGS = (".config", ".jfs.config")
 _OWN_INODES = 0x7FFFFFFF00000000
@@ -94,7 +94,7 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
 
 
 class Capabilities(NamedTuple):
-    """What a filesystem can do. `flock`: locks exclude other processes, and are free again afterwards."""
+    """What a filesystem can do. `flock`: a lock excludes other processes, and they get it after its release."""
 
     kind: str
     network: bool
@@ -142,7 +142,7 @@ def find_capabilities(directory: Path) -> Capabilities:
 
 
 def require_safe(directory: Path, *, records_elsewhere: bool = False) -> Capabilities:
-    """Probe the filesystem of `directory`; raise `FilesystemUnsafe` if it breaks a promise."""
+    """Probe the filesystem of `directory`; raise `FilesystemUnsafe` if shared state is not safe there."""
     found = find_capabilities(directory)
     if problems := found.troubles(records_elsewhere=records_elsewhere):
         message = f"the filesystem of {directory} is not safe: {'; '.join(problems)}"
@@ -217,12 +217,12 @@ except OSError:
 
 
 def _excludes_processes(scratch: Directory) -> bool:
-    """Whether a lock keeps another process out, and lets it in once it is released."""
+    """Whether a lock keeps another process out, and that process gets it after its release."""
     path = scratch.path / "a"
     with opened(scratch.at("a"), os.O_RDWR, dir_fd=scratch.fd) as fd:
         if not _works(lambda: _lock(fd)) or _other_process_gets(path):
             return False
-        _unlock(fd)  # closing is not enough: a process that another thread is starting has the descriptor too
+        _unlock(fd)  # closing is not enough: a process that another thread is starting may have the descriptor too
     return _other_process_gets(path)
 
 

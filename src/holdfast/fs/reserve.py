@@ -1,9 +1,9 @@
 """Disk space set aside for commands that must work on a full disk.
 
 Collecting garbage, releasing a lease and renewing one all write a little. On a full disk they would fail, and nothing
-could free it. So a reserve of files with random bytes exists to be deleted. Such a command first tries without; if the
-disk, the quota or the inodes are used up, it deletes the files and tries once more. Another writer may be faster: then
-the second attempt fails too.
+could free space. So Holdfast keeps a reserve of files that such a command may delete. The command first tries without;
+if the disk, the quota or the inodes are used up, it deletes the files and tries once more. Another writer may take the
+space first: then the second attempt fails too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import NO_SPACE, Directory, close_quietly, write_all
 
 FILES = 64
-"""For a disk without free inodes: twice what a collection needs at once."""
+"""Each frees an inode; a collection needs half as many at once."""
 LARGE = 8
 LARGE_BYTES = 256 << 10
 """The large files hold 2 MiB together, several times what the largest commit of a collection writes. The
@@ -31,13 +31,13 @@ Result = TypeVar("Result")
 
 
 def is_full(failure: Failure) -> bool:
-    """Whether only space was missing; a sync that failed leaves doubt and is never repeated."""
+    """Whether only space was missing. A failed sync does not count: it leaves doubt and is never repeated."""
     is_certain = isinstance(failure, IoFailure) and not isinstance(failure, NotDurable)
     return is_certain and failure.facts.get("errno") in NO_SPACE
 
 
 class Reserve:
-    """The spare files in one directory; after them, `caches` can be deleted, which costs only time."""
+    """The spare files in one directory. When they are used up, `caches` can be deleted, which costs only time."""
 
     def __init__(self, directory: Path, *, caches: Path | None = None) -> None:
         self.directory = directory
@@ -63,7 +63,7 @@ class Reserve:
             self.fill()
 
     def release(self) -> bool:
-        """Delete the spare files or, without any, the caches; return whether anything was deleted."""
+        """Delete the spare files or, if there are none, the caches; return whether anything was deleted."""
         caches = self.caches
         return _delete(self.directory, map(str, range(FILES))) or (
             caches is not None and _delete(caches, _names(caches) or ())
@@ -97,7 +97,7 @@ def _fill(directory: Directory, name: str, content: bytes) -> None:
 
 
 def _names(directory: Path) -> list[str] | None:
-    """The names in a directory; None if there is none, or it cannot be listed."""
+    """The names in a directory; None if it does not exist or cannot be listed."""
     with contextlib.suppress(Failure), Directory.open(directory) as opened:
         return opened.names()
     return None

@@ -73,7 +73,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 
 def _check(value: Any, source: str) -> None:
     """Refuse excessive depth, infinite numbers (1e999), lone surrogates, and keys that are not strings."""
-    level, depth = [value], 0  # all values inside of `depth` lists and objects
+    level, depth = [value], 0  # all values inside `depth` lists and objects
     while level:
         below: list[Any] = []
         for each in level:

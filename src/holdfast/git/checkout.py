@@ -1,7 +1,7 @@
-"""Checkouts of git repositories, found as git finds them, but without starting it.
+"""Checkouts of git repositories, found as git finds them, but without starting git.
 
-The guard asks before every write, so this module loads nothing but `holdfast.fs.calls`. Unlike git, it takes no
-variable of the environment into account: callers pass `GIT_DIR`.
+The guard asks before every write, so this module loads nothing but `holdfast.fs.calls`. Unlike git, it ignores the
+environment: callers pass `GIT_DIR`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 
 from holdfast.fs import calls
 
-TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
 if TYPE_CHECKING:
     from typing import NamedTuple
 
     class Checkout(NamedTuple):
         """The work tree at `top` (None: a bare repository, or a place inside a git directory), its own git directory,
-        and the one that all worktrees of the repository have in common. All are absolute, without symbolic links."""
+        and the one that all worktrees of the repository share. All paths are absolute, without symbolic links."""
 
         top: str | None
         git_dir: str
@@ -32,7 +32,7 @@ _MOST_OF_A_PATH = 1 << 16
 _MOST_OF_A_CONFIG = 1 << 20
 _NAME = "holdfast"
 MAIN_CHECKOUT = ("holdfast", "checkout")
-"""The file below the common directory that has the path of a main checkout that git itself could not tell."""
+"""The file below the common directory with the path of a main checkout, if git itself does not record it."""
 CLONE = ("holdfast", "clone")
 """The file below the common directory of a clone that has joined: the name of its checkout as a worktree, and on a
 second line the identity of the clone."""
@@ -41,7 +41,7 @@ CLONE_OF = "holdfast"
 
 
 def find_checkout(start: str, git_dir: str | None = None) -> Checkout | None:
-    """The checkout that `start` is in, which need not exist, or the one that `git_dir` (`GIT_DIR`) names."""
+    """The checkout that contains `start`, which need not exist, or the one that `git_dir` (`GIT_DIR`) names."""
     if git_dir is not None:
         found = _git_directory(os.path.join(os.path.abspath(start), git_dir))
         return found and _with_top(*found)
@@ -58,15 +58,15 @@ def find_checkout(start: str, git_dir: str | None = None) -> Checkout | None:
 
 
 def is_confirmed(checkout: Checkout) -> bool:
-    """Whether the git directory of a checkout knows it: it is in it, or leads back to it. Any directory can have a file
-    `.git` that leads to somebody else's repository."""
+    """Whether the git directory of a checkout is inside it, or leads back to it: any directory can have a `.git` file
+    that leads to somebody else's repository."""
     if checkout.git_dir == checkout.common == os.path.join(checkout.top or "", ".git"):
-        return True  # by far the most frequent
+        return True  # by far the most frequent case
     return checkout.top is not None and _with_top(checkout.git_dir, checkout.common).top == checkout.top
 
 
 def name_in(git_dir: str) -> str | None:
-    """The worktree's name that is written in git's own directory of a linked worktree; None if it is not ours, or if no
+    """The worktree's name that is recorded in the git directory of a linked worktree; None if there is none, or if no
     worktree can have that name."""
     try:
         name = calls.read_small(os.path.join(git_dir, _NAME), _MOST_OF_A_PATH, follow=False).decode().removesuffix("\n")
@@ -81,7 +81,7 @@ def checkout_name(common: str) -> str:
 
 
 def clone_in(common: str) -> tuple[str, str]:
-    """The name and the identity of a clone that has joined; of another one, `main` and nothing."""
+    """The name and the identity of a clone that has joined; for any other, `main` and an empty string."""
     try:
         content = calls.read_small(os.path.join(common, *CLONE), _MOST_OF_A_PATH, follow=False).decode()
     except (OSError, UnicodeDecodeError):
@@ -92,8 +92,8 @@ def clone_in(common: str) -> tuple[str, str]:
 
 
 def main_checkout(common: str) -> str | None:
-    """The directory of the main checkout; None if the repository is bare, if nothing says where it is, or if the
-    directory that is named does not lead back."""
+    """The directory of the main checkout; None if the repository is bare, if the directory is not recorded, or if the
+    recorded one does not lead back."""
     settings = _core_settings(os.path.join(common, "config"))
     if settings.get("worktreeconfig") == "true":
         settings |= _core_settings(os.path.join(common, "config.worktree"))
@@ -108,8 +108,8 @@ def main_checkout(common: str) -> str | None:
 
 
 def _leading_back(path: str, common: str) -> str | None:
-    """A directory that the repository names as its checkout; None unless the `.git` in it leads to the repository: it
-    could name any directory."""
+    """The directory that a repository names as its checkout; None unless the `.git` in it leads to the repository,
+    which could name any directory."""
     top = calls.realpath(path)
     found = _git_directory(os.path.join(top, ".git"))
     return top if found is not None and found[0] == calls.realpath(common) else None
@@ -117,7 +117,7 @@ def _leading_back(path: str, common: str) -> str | None:
 
 def is_worktree_of(path: str, common: str) -> Checkout | None:
     """The checkout at `path` if it belongs to this repository in both directions: the `.git` in it leads to the
-    repository, whose registration of it leads back. Else None. `path` itself may not be a link."""
+    repository, and the registration there leads back. Else None. `path` itself must not be a link."""
     found = _git_directory(os.path.join(path, ".git")) if calls.is_directory(path) else None
     if found is None or found[1] != calls.realpath(common):
         return None
@@ -126,8 +126,8 @@ def is_worktree_of(path: str, common: str) -> Checkout | None:
 
 
 def leads_back(clone: str, registered: str) -> str | None:
-    """The registration that the `.git` directory `clone` of an isolated worktree names, if it leads to `registered`.
-    A link to such a directory is none."""
+    """The registration that the `.git` directory `clone` of an isolated worktree names, if that leads to `registered`;
+    else None. A link to such a directory does not count."""
     if not calls.is_directory(clone):
         return None
     try:
@@ -143,7 +143,7 @@ def leads_back(clone: str, registered: str) -> str | None:
 
 
 def _with_top(git_dir: str, common: str) -> Checkout:
-    """The checkout that a git directory says is its own."""
+    """The checkout that a git directory records as its own."""
     if git_dir == common:
         return Checkout(main_checkout(common), git_dir, common)
     if os.path.dirname(git_dir) != os.path.join(common, "worktrees"):
@@ -155,9 +155,9 @@ def _with_top(git_dir: str, common: str) -> Checkout:
 
 
 def _git_directory(path: str, *, may_be_file: bool = True) -> tuple[str, str] | None:
-    """The git directory and the common one that `path` is, or that the file `path` names; None if neither."""
+    """The git directory at `path`, or the one that the file `path` names, and its common directory; else None."""
     if may_be_file and not calls.exists(path):
-        return None  # by far the most frequent
+        return None  # by far the most frequent case
     if may_be_file and (named := _first_line(path)) is not None:
         if not named.startswith("gitdir: "):
             return None
@@ -172,7 +172,7 @@ def _git_directory(path: str, *, may_be_file: bool = True) -> tuple[str, str] | 
 
 
 def _first_line(path: str) -> str | None:
-    """The content of a file that has one line: a path, which may have any bytes. None if there is no such file."""
+    """The path, of any bytes, that a file has as its only line; None if the file cannot be read or has a NUL."""
     try:
         content = calls.read_small(path, _MOST_OF_A_PATH)
     except OSError:

@@ -1,12 +1,12 @@
 """Programs that the configuration of a repository names, and that git would start: filters, merge drivers, helpers.
 
 The user's own configuration, global or of the system, is trusted. `config` and `config.worktree` in the git directory,
-and the files that these include, come with the repository: what they name needs the user's approval, as a command in
-our own records does (`docs/decisions/0012`). What Holdfast never needs is switched off instead (`git/program.py`).
+and the files that these include, come with the repository: programs that they name need the user's approval, as
+commands in our own records do (`docs/decisions/0012`). Those that Holdfast never needs are off (`git/program.py`).
 
 Nearly every configuration names no such program, and a search of its bytes shows that: names of settings are always
-written out. Only if a suspicious word is found is git asked. Conditions of includes are ignored: a branch that Holdfast
-creates can make one true.
+written out. git is asked only if a suspicious word is found. Conditions of includes are assumed to hold: a branch that
+Holdfast creates can make one true.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MERGE_DRIVER = (
 merges it and writes conflict markers."""
 
 List = Callable[[Path], bytes]
-"""What `git config --list -z` says about one file, includes left out."""
+"""Returns the output of `git config --list -z` for one file, without its includes."""
 
 
 class ConfiguredProgram(NamedTuple):
@@ -68,7 +68,7 @@ class ConfiguredProgram(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is approved."""
+        """The text that the user approves."""
         return f"git configuration {self.key}={self.value}"
 
     @property
@@ -78,7 +78,7 @@ class ConfiguredProgram(NamedTuple):
 
 Stamp = tuple[int, int, int, int] | None
 _known: dict[tuple[Path, ...], list[tuple[Path, Stamp]]] = {}
-"""The files behind the configurations that this process has found approved, as they were then."""
+"""The files of the configurations that this process has found approved, with their stamps at that time."""
 
 
 def require_approved(common: Path, git_dir: Path, listed: List) -> None:
@@ -100,7 +100,7 @@ def require_approved(common: Path, git_dir: Path, listed: List) -> None:
 
 
 def programs_of(common: Path, listed: List) -> list[ConfiguredProgram]:
-    """All programs that the configuration of a repository, and of its worktrees, names."""
+    """All programs that the configuration of a repository and those of its worktrees name."""
     places = [common]
     with contextlib.suppress(NotFound), Directory.open(common / "worktrees") as directory:
         places += [common / "worktrees" / name for name in sorted(directory.directories())]

@@ -70,7 +70,7 @@ def differences_in(raw: bytes) -> Iterator[Difference]:
 
 
 def sizes(git: Git, oids: Iterable[str], *, objects: Path | None = None) -> dict[str, int]:
-    """The size of each of these objects; a missing one has none."""
+    """The size of each of these objects, without missing ones."""
     wanted = sorted({oid for oid in oids if oid.strip("0?")})
     if not wanted:
         return {}
@@ -119,7 +119,7 @@ def read_file(git: Git, commit: str, path: bytes, limit: int) -> bytes:
 
 
 def _entry_at(git: Git, commit: str, path: bytes) -> TreeEntry | None:
-    """What a commit has at exactly this path, a directory (`kind` d) too."""
+    """The entry of a commit at exactly this path, which may be a directory (`kind` d); None if there is none."""
     found = git.run("--literal-pathspecs", "ls-tree", "-l", "-z", "--full-tree", commit, "--", os.fsdecode(path))
     for record in found.split(b"\0"):
         facts, _, name = record.partition(b"\t")
@@ -135,7 +135,7 @@ def _no_path(path: bytes) -> NotFound:
 
 
 def commit_tree(git: Git, tree: str, parents: Iterable[str], *, objects: Path | None = None) -> str:
-    """A commit of a tree that nothing refers to. With `objects`, the repository has no trace of it."""
+    """Make a commit of a tree, without a reference. With `objects`, it leaves no trace in the repository."""
     after = [option for parent in parents for option in ("-p", parent)]
     settings = ("core.fsync=none",) if objects else ()
     return git.run("commit-tree", tree, *after, "-m", "a tree", objects=objects, settings=settings).decode().strip()
@@ -147,7 +147,7 @@ def commit_tree(git: Git, tree: str, parents: Iterable[str], *, objects: Path | 
 def export(git: Git, commit: str, destination: Path, only: bytes | None = None) -> Materialised:
     """Create `destination` with the content of a commit, or of the one path `only` of it, as a checkout would have it.
 
-    Line endings and filters are those of the commit's own attributes. It appears complete or not at all; not synced.
+    Line endings and filters follow the commit's own attributes. `destination` appears whole or not at all; not synced.
     """
     only = only or None
     if entry_exists(destination):
@@ -179,7 +179,7 @@ def _check_out(git: Git, commit: str, wanted: list[TreeEntry], top: Path, index:
 
 
 def _above(path: bytes, only: bytes | None) -> Iterator[bytes]:
-    """The directories of a path, down from `only`, or from the top, which is one too."""
+    """The directories above a path, down from `only` or from the top, which is included."""
     names = path.split(b"/")
     first = 0 if only is None else only.count(b"/") + 1
     for depth in range(first, len(names)):
@@ -190,8 +190,8 @@ def _above(path: bytes, only: bytes | None) -> Iterator[bytes]:
 
 
 def verify(git: Git, commit: str) -> Iterator[Problem]:
-    """Read every object of a commit's tree and yield the problems: none if all have the content that they are named
-    for. `what` is `missing`, `content` or `manifest` (the commit or one of its trees)."""
+    """Read every object of a commit's tree and yield the problems; none if the content of each matches its name.
+    `what` is `missing`, `content` or `manifest` (the commit or one of its trees)."""
     try:
         tree = git.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
         git.run("rev-list", "--objects", "--quiet", "--verify-objects", tree)
@@ -225,7 +225,7 @@ def _examine(git: Git, entry: TreeEntry) -> Problem | None:
         return Problem(where, "missing", f"git cannot read it: {failure.message}")
     digest: Callable[[bytes], hashlib._Hash] = hashlib.sha256 if len(entry.oid) == 64 else hashlib.sha1
     if digest(b"blob %d\0" % len(content) + content).hexdigest() != entry.oid:
-        return Problem(where, "content", "its content is not what its name says")
+        return Problem(where, "content", "its content does not match its name")
     return None
 
 
@@ -236,18 +236,18 @@ def reclaimable(git: Git, deleted: Iterable[str], kept: Iterable[str]) -> int:
         return 0
     lines += [f"^{SNAPSHOTS}{each}" for each in kept]
     content = "".join(f"{line}\n" for line in lines).encode()
-    # Otherwise git leaves out what parents have, but not what other commits have; then it also lists these, first.
+    # By default, git leaves out objects of parents, but not of other commits. With this option, it lists these first.
     exact = "--objects-edge-aggressive"
     options = (exact, "--disk-usage", "--stdin", "--not", f"--exclude={SNAPSHOTS}*", "--all")
     return int(git.run("rev-list", *options, content=content).split()[-1])
 
 
 def reclaimable_sizes(git: Git, deleted: Sequence[str], kept: Iterable[str]) -> list[int]:
-    """The reclaimable sizes of the first 0, 1, 2, ... snapshots to delete: exact for up to 64 of them; of more, exact
-    at 64 points, and in proportion between. Each is a run of git."""
+    """The reclaimable sizes of the first 0, 1, 2, ... snapshots to delete: exact for up to 64 of them; for more, exact
+    at 64 points and interpolated between. Each point is a run of git."""
     step = -(-len(deleted) // _MOST_RUNS) or 1
     still, sizes = list(kept), list[int]()
-    for first in reversed(range(0, len(deleted), step)):  # what several of them need is freed with the last
+    for first in reversed(range(0, len(deleted), step)):  # an object that several need is freed with the last
         group = deleted[first : first + step]
         size, number = reclaimable(git, group, still), len(group)
         parts = [size * (each + 1) // number - size * each // number for each in range(number)]

@@ -1,7 +1,7 @@
-"""The tree of a work tree as its files are now, uncommitted work included, without a trace in the repository.
+"""The git tree of a work tree's current files, uncommitted work included, without a trace in the repository.
 
-An index of its own remembers what was read, so that a tree in which nothing changed costs one look. It is a cache:
-deleting it costs only time.
+A separate index records which files were read, so an unchanged work tree costs only one look. It is a cache: deleting
+it costs only time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from holdfast.git.snapshots import GitSource, Sums, git_dir_of, known_sums, publ
 
 
 def known_tree(git: Git, top: Path, index: Path) -> str | None:
-    """The tree, if nothing has changed since it was last read; else None. Writes nothing.
+    """The current tree, if nothing has changed since it was last read; else None. Writes nothing.
 
-    Objects of files that are not committed need not exist.
+    Objects of uncommitted files may not exist.
     """
     known = known_sums(git, top, index)
     return known.tree if known is not None and WorkTree(git, top, index).look().is_clean else None
@@ -32,8 +32,8 @@ class CurrentTree(NamedTuple):
 
 
 def read_tree(source: GitSource, room: Path) -> CurrentTree:
-    """The tree. New objects are in `source.objects`, but not those of files that were read earlier. `room` is a
-    directory for the working copy of the index."""
+    """Read the current tree. New objects go to `source.objects`, but not those of files that were read earlier. `room`
+    is a directory for the working copy of the index."""
     working, known = _started(source, room)
     take_changes(working, working.look(keep=True))
     tree = working.write_tree()
@@ -42,7 +42,7 @@ def read_tree(source: GitSource, room: Path) -> CurrentTree:
 
 
 def read_again(source: GitSource, room: Path, head: str) -> str:
-    """The complete tree: everything that is not as in the commit `head` is read and written again."""
+    """The current tree with all of its objects: every file that differs from `head` is read and written again."""
     working, _ = _started(source, room)
     take_changes(working, working.look(keep=True))
     differing = working.run("diff-index", "--cached", "-z", "--name-only", "--no-renames", head, "--")

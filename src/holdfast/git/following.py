@@ -1,14 +1,14 @@
-"""The checkout that has a branch checked out follows when the branch moves, as with git's own fast-forward.
+"""Updates the checkout of a branch when the branch moves, like git's own fast-forward.
 
 The steps have the numbers of docs/decisions/0014:
 
-3. Take git's `index.lock`; the caller holds a flock for the checkout, so one of ours that exists is a dead process's.
+3. Take git's `index.lock`; the caller holds a flock for the checkout, so an existing lock of ours is a dead process's.
 4. HEAD names the branch, no operation of git is in progress, and no untracked file is in the way.
 5. `git read-tree -m -u` through a private copy of the index. git checks every file before it writes one.
 6. The caller moves the branch. **Commit point.**
 7. The private index replaces the user's; or, if HEAD names another branch by now, the files go back.
 
-If anything is in the way, `CheckoutInTheWay` is raised, and nothing was touched. After a kill, the same steps go on
+If anything is in the way, `CheckoutInTheWay` is raised and nothing is touched. After a kill, the same steps continue
 from what they find: files that are as in the new tip count as done.
 """
 
@@ -54,8 +54,8 @@ class Follower(NamedTuple):
 
 
 def followers(git: Git, branch: str, intent_id: str = "") -> list[Follower]:
-    """The checkouts that have to follow a branch, and those that a dead process has begun to bring along for an intent.
-    One whose directory is gone has no files that could."""
+    """The checkouts that have to follow a branch, and those that a dead process has begun to update for an intent.
+    Checkouts whose directory is gone are left out."""
     found = []
     for each in linked.registered(git):
         git_dir = git.common if each.git_id is None else git.common / "worktrees" / each.git_id
@@ -75,8 +75,8 @@ def _rebased(git_dir: Path) -> str | None:
 
 
 def wait_for_switches(git: Git) -> None:
-    """Wait, for a moment at most, until no git changes the index of a checkout: it may be switching to a branch that
-    has just moved, and would then have the files of the old tip."""
+    """Wait, for a moment at most, until no git is changing the index of a checkout: it may be switching to a branch
+    that has just moved, and would then have the files of the old tip."""
     ends_at = time.monotonic() + _LONGEST_SWITCH
     for git_dir in (git.common, *(git.common / "worktrees" / git_id for git_id, _ in linked.git_ids(git))):
         lock = git_dir / _LOCK
@@ -106,7 +106,7 @@ def require_clear(git: Git, follower: Follower, move: Move, private: Path) -> No
 def follow(
     git: Git, follower: Follower, move: Move, private: Path, swap: Callable[[], bool], *, has_moved: bool = False
 ) -> bool:
-    """Bring a checkout along while `swap` moves the branch; False if the branch did not move, and nothing changed.
+    """Update a checkout while `swap` moves the branch; False if the branch did not move: then nothing has changed.
 
     The caller holds the flock of the checkout. `private` is the path of the private index. Raises `CheckoutInTheWay`.
     """
@@ -148,7 +148,7 @@ def _go_forward(files: _Files, held: _HeldIndex) -> None:
 
 
 def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
-    """Undo what a dead process began for an intent that is void. Does nothing if its `index.lock` is not there."""
+    """Undo what a dead process began for an intent that is void. Does nothing if the intent has no `index.lock`."""
     if _owner(follower.git_dir) != move.intent_id:
         return
     with _index_locked(follower, move) as held, _Files(git, follower, move, private) as files:
@@ -159,8 +159,8 @@ def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
 
 
 def catch_up(git: Git, follower: Follower, move: Move, private: Path) -> None:
-    """Bring a checkout along whose branch has moved without it: after a kill, or because somebody switched to the
-    branch just then. Does nothing if its index is not that of the old tip, as far as the two tips differ."""
+    """Update a checkout whose branch has moved without it: after a kill, or because somebody switched to the branch
+    just then. Does nothing unless its index is as in the old tip at every path where the two tips differ."""
     if _owner(follower.git_dir) != move.intent_id:
         behind = git.run(*_STAGED, move.new, "--", worktree=follower.top).split(b"\0")
         staged = git.run(*_STAGED, move.old, "--", worktree=follower.top).split(b"\0")
@@ -174,8 +174,8 @@ def catch_up(git: Git, follower: Follower, move: Move, private: Path) -> None:
 
 
 class _HeldIndex:
-    """The lock of an index. It is released only if the files are settled: as in the index, or in the one that replaces
-    it. Else it stays, as after a kill, until somebody finishes. `resumed` says that it was that of a dead process."""
+    """A held index lock. It is released only if the files are settled: as in the index, or in the one that replaces
+    it. Otherwise it stays, as after a kill, until somebody finishes. `resumed`: it was left by a dead process."""
 
     def __init__(self, *, resumed: bool) -> None:
         self.resumed = resumed
@@ -184,7 +184,7 @@ class _HeldIndex:
 
 @contextlib.contextmanager
 def _index_locked(follower: Follower, move: Move) -> Iterator[_HeldIndex]:
-    """Hold git's lock of the index for the block. A foreign lock raises `CheckoutInTheWay`."""
+    """Hold git's index lock for the block; `CheckoutInTheWay` if somebody else holds it."""
     with Directory.open(follower.git_dir) as directory:
         content = _OURS + move.intent_id.encode() + b"\n"
         try:
@@ -202,7 +202,7 @@ def _index_locked(follower: Follower, move: Move) -> Iterator[_HeldIndex]:
 
 
 def _owner(git_dir: Path) -> str | None:
-    """The intent that the lock of the index belongs to; None if there is none, or if it is not one of ours."""
+    """The id of the intent that the index lock belongs to; None if there is no lock, or it is not ours."""
     try:
         content = durable.read(git_dir / _LOCK, limit=_MOST_OF_A_LOCK)
     except Failure:  # there is none; or it is too long for ours
@@ -212,7 +212,7 @@ def _owner(git_dir: Path) -> str | None:
 
 def _locked(follower: Follower) -> CheckoutInTheWay:
     where = follower.git_dir / _LOCK
-    hint = f"A command of git is running there. If none is, one has died: remove {where}."
+    hint = f"A git command is running there. If none is, one has died: remove {where}."
     return CheckoutInTheWay(f"{where} exists", hint=hint, path=str(follower.top))
 
 
@@ -246,7 +246,7 @@ class _Files:
         durable.remove(self._tree.index)
 
     def _run(self, *arguments: str, content: bytes | None = None) -> bytes:
-        """Run git on the private index with the user's own settings: it is to replace the user's index."""
+        """Run git on the private index with the user's own settings, because it will replace the user's index."""
         tree = self._tree
         return tree.git.run(*arguments, worktree=tree.top, index=tree.index, content=content)
 
@@ -275,15 +275,15 @@ class _Files:
         self._resume(self._found, self._move.new)
 
     def go_back(self) -> None:
-        """Give the checkout the files of the old commit again, except those that the user's index, which was not
-        touched, does not have as in that commit."""
+        """Give the checkout the files of the old commit again, except those that differ from that commit in the user's
+        index, which was not touched."""
         old, new, top = self._move.old, self._move.new, self._follower.top
         staged = self._tree.git.run(*_STAGED, old, "--", worktree=top).split(b"\0")
         back = [Difference(each.path, each.modes[::-1], each.oids[::-1]) for each in self._found]
         self._stage([each for each in back if each.path in staged])
         try:
             self._switch(back, new, old)
-        except CheckoutInTheWay:  # a person has edited one of them since: what is theirs stays
+        except CheckoutInTheWay:  # a person has edited one of them since: their edit stays
             self._resume(back, old)
             with contextlib.suppress(CheckoutInTheWay):
                 self._switch(back, new, old)
@@ -342,8 +342,8 @@ class _Files:
         return (mode == each.modes[0], mode == each.modes[1]) if old and new else (old, new)
 
     def _resume(self, found: list[Difference], new: str) -> None:
-        """Files that are as in the new commit are done; one that git began to write starts again as in the old commit;
-        everything else is a person's work, which stays."""
+        """Settle each file: if it is as in the new commit, it is done; if git began to write it, it goes back to the
+        old commit; anything else is a person's work, which stays."""
         kept: list[Difference] = []
         for each in found:
             is_old, is_new = self._is_as(each)
@@ -357,7 +357,7 @@ class _Files:
         self._refresh()
 
     def _is_torn(self, each: Difference, new: str) -> bool:
-        """Whether git may have been killed while it wrote this file: it is missing, or the beginning of the new one."""
+        """Whether git may have been killed while it wrote this file: it is missing, or a beginning of the new one."""
         where = self._tree.top / os.fsdecode(each.path)
         if mode_now(os.fspath(where)) == NONE:
             return True

@@ -42,7 +42,7 @@ _MOST_LINKS = 5
 
 
 def isolate(git: Git, top: Path) -> None:
-    """Turn a new linked worktree into an isolated one. A kill leaves one of them, or what `is_begun` tells."""
+    """Turn a new linked worktree into an isolated one. A kill leaves either, or a state that `is_begun` recognizes."""
     found = is_worktree_of(os.fspath(top), os.fspath(git.common))
     if found is None:
         raise Refused(f"{top} is not a worktree of {git.common}", path=str(top))
@@ -62,7 +62,7 @@ def isolate(git: Git, top: Path) -> None:
 
 
 def _carried(git: Git) -> Iterator[str]:
-    """Options of `git clone` for settings that are the repository's own."""
+    """Options of `git clone` that carry over settings of the repository."""
     try:
         listed = git.run("config", "--local", "-z", "--get-regexp", _CARRIED)
     except GitFailed:
@@ -74,15 +74,15 @@ def _carried(git: Git) -> Iterator[str]:
 
 
 def is_begun(top: Path, common: Path) -> bool:
-    """Whether a directory is that of a worktree of this repository whose `.git` was just being replaced."""
+    """Whether `top` is a worktree of this repository in which `isolate` was killed while it replaced `.git`."""
     registered = leads_back(os.fspath(top / _DRAFT / ".git"), os.fspath(top / ".git"))
     return registered is not None and Path(registered).parent == common / "worktrees"
 
 
 def is_isolated(top: Path) -> bool:
-    """Whether a worktree of the repository, which the caller has found to be one, has a repository of its own.
+    """Whether a worktree, which the caller knows to belong to the repository, has a repository of its own.
 
-    The main checkout has not: what has that name in its `.git` is the directory of our root.
+    The main checkout has none: in its `.git`, the file's name is that of our root directory.
     """
     if not calls.is_directory(top / ".git"):
         return False
@@ -91,7 +91,7 @@ def is_isolated(top: Path) -> bool:
 
 
 def detach(top: Path) -> None:
-    """Let an isolated worktree be a clone like any other."""
+    """Turn an isolated worktree into an ordinary clone."""
     durable.remove(top / ".git" / CLONE_OF)
 
 
@@ -106,8 +106,8 @@ class Tips(NamedTuple):
 
 
 def read_head(top: Path) -> str | None:
-    """The commit that is checked out in an isolated worktree; None before the first one. `Refused` if it cannot be
-    told from regular files of a reasonable size."""
+    """The commit that is checked out in an isolated worktree; None before the first one. `Refused` if the files that
+    name it are not regular, or too large."""
     with _reading(top), Directory.open(top / ".git") as clone:
         return _resolved(clone, "HEAD")
 
@@ -122,7 +122,7 @@ def read_tips(top: Path) -> Tips:
 
 @contextlib.contextmanager
 def _reading(top: Path) -> Iterator[None]:
-    """Turn failures that what the agent controls can cause into one refusal."""
+    """Turn the failures that an agent's files can cause into one refusal."""
     try:
         yield
     except (Corrupt, GitFailed, NameInvalid, NotFound, PathEscape, Refused, TooLarge) as failure:
@@ -144,9 +144,9 @@ def _resolved(clone: Directory, name: str) -> str | None:
             return text
         kind, _, target = text.partition(" ")
         if kind != "ref:" or not target.startswith("refs/"):
-            raise Refused(f"{name} is no reference: {text[:80]!a}")
+            raise Refused(f"{name} is not a reference: {text[:80]!a}")
         name = target.strip()
-    raise Refused(f"{name} leads to other references again and again")
+    raise Refused(f"{name} leads through too many references")
 
 
 def _read(clone: Directory, name: str) -> str | None:
@@ -178,7 +178,7 @@ def _packed(clone: Directory) -> Iterator[tuple[str, str]]:
 
 
 def _loose(clone: Directory, at: str) -> Iterator[str]:
-    """The commits of all references below a directory; git passes over what is none, and so does this."""
+    """The commits of all references below a directory; like git, it skips lock files and dangling references."""
     try:
         directory = clone.beneath(at)
     except NotFound:
@@ -195,8 +195,8 @@ def _loose(clone: Directory, at: str) -> Iterator[str]:
 
 
 def fetch_commits(git: Git, top: Path, room: Path, wanted: dict[str, str]) -> None:
-    """Bring commits of an isolated worktree, with all that they need, to references of the repository, whatever these
-    were before. `room` is a directory of its own below the root, which is made anew, and removed in the end.
+    """Fetch commits of an isolated worktree, with all that they need, to references of the repository, which they
+    replace. `room` is a private directory below the root, which is created again, and removed at the end.
 
     git checks every object on arrival. Durable when this returns. `Refused` if an object is missing or damaged.
     """
@@ -215,12 +215,12 @@ def _tip(oid: str) -> str:
 
 
 def _copy(git: Git, top: Path, room: Path, oids: Iterable[str]) -> None:
-    """A repository with these references, and with the objects that only the isolated worktree has."""
+    """Make a repository with a reference to each commit, and with the objects that only the isolated worktree has."""
     known = sorted(set(oids))
     make_git_dir(room, is_sha256=len(known[0]) == SHA256_LENGTH)
     for name in ("objects/info", "objects/pack"):
         make_directories(room / name)
-    above = os.path.relpath(git.objects, room / "objects")  # no path in it needs quoting then
+    above = os.path.relpath(git.objects, room / "objects")  # relative: so no path in it needs quoting
     durable.create(room / "objects/info/alternates", os.fsencode(above) + b"\n", durable=False)
     lines = "".join(f"{oid} {_tip(oid)}\n" for oid in known)
     durable.create(room / "packed-refs", f"# pack-refs with: sorted \n{lines}".encode(), durable=False)
@@ -240,7 +240,7 @@ def _copy_loose(git: Git, objects: Directory, target: Path) -> None:
 
 
 def _copy_packs(git: Git, objects: Directory, target: Path) -> None:
-    """Copy the packs without their indexes, which git makes anew: so every object has the name of its content."""
+    """Copy the packs without their indexes, which git creates again: so the name of each object matches its content."""
     try:
         with objects.enter("pack") as directory:
             names = sorted(filter(_PACK.fullmatch, directory.names()))

@@ -1,7 +1,7 @@
 """Commits that are to land: freezing the work of a worktree, candidates on the tip of a branch, and moving the branch.
 
 Nothing here changes a checkout, except `commit_work`, which commits in a worktree. The references are our own:
-`refs/holdfast/landing/<id>` keeps a frozen commit, `refs/holdfast/candidates/<name>` what was built from several.
+`refs/holdfast/landing/<id>` keeps a frozen commit, `refs/holdfast/candidates/<name>` a candidate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between attempts to move a
 
 
 def author_of(git: Git, worktree: Path | None = None) -> Author:
-    """The user, as git's settings name them; Holdfast if they name nobody."""
+    """The user according to git's settings; Holdfast if these name nobody."""
     found = []
     for key in ("user.name", "user.email"):
         try:
@@ -49,8 +49,8 @@ def author_of(git: Git, worktree: Path | None = None) -> Author:
 
 
 def require_committable(git: Git, path: Path) -> str | None:
-    """Raise `Refused` if there are unresolved conflicts, or if an operation of git is in progress that nobody but its
-    author can conclude. Returns the one that can be concluded: a merge."""
+    """Raise `Refused` if there are unresolved conflicts, or if an operation is in progress that only its author can
+    conclude, such as a rebase. Returns "a merge" if one is in progress, which `commit_work` concludes; else None."""
     if (doing := linked.is_busy(git, path)) in _NOT_COMMITTED:
         hint = "Finish or abort it ('git status' says how), and try again."
         raise Refused(f"{doing} is in progress in {path}", hint=hint, path=str(path))
@@ -63,7 +63,7 @@ def require_committable(git: Git, path: Path) -> str | None:
 
 
 def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
-    """The commit that is checked out at `path`, after everything uncommitted there has been committed, without hooks.
+    """Commit all uncommitted work at `path`, without hooks, and return the commit that is then checked out.
 
     A merge whose conflicts are resolved is concluded. Raises `Refused` as `require_committable` does.
     """
@@ -82,7 +82,7 @@ def commit_work(git: Git, path: Path, message: str, author: Author) -> str:
 
 
 def _stage(git: Git, path: Path, look: Look) -> None:
-    """Like `git add --all`, which would start another git in nested repositories, with the settings that these have."""
+    """Stage everything; `git add --all` would also start another git, with other settings, in nested repositories."""
     tree = WorkTree(git, path, git_dir_of(git, path) / "index")
     links = [each.rstrip(b"/") for each in look.nested if tree.has_commit(each)]
     for option, paths in (("--force-remove", [*look.removed]), ("--replace", [*look.changed, *links])):
@@ -105,13 +105,13 @@ def kept(git: Git) -> dict[str, str]:
 
 
 def forget(git: Git, frozen: Iterable[tuple[str, str]]) -> None:
-    """Delete the references of frozen commits, each with the commit that it is known to have."""
+    """Delete the references of frozen commits, given by landing ids and the commits that they must still name."""
     if lines := "".join(f"delete {FROZEN}{landing_id} {commit}\n" for landing_id, commit in frozen):
         update_refs(git, lines)
 
 
 def forget_all(git: Git) -> None:
-    """Delete every reference of landing, and git's empty directories of them."""
+    """Delete every reference of landing, and the empty directories that git leaves."""
     found = git.run("for-each-ref", "--format=%(refname)", FROZEN, CANDIDATES, FETCHED).decode().splitlines()
     if found:
         update_refs(git, "".join(f"delete {each}\n" for each in found))
@@ -128,7 +128,7 @@ def _sync_reference(git: Git, name: str) -> None:
 
 
 class FrozenWork(NamedTuple):
-    """A frozen commit to put on a tip, with the message of the commit that does so."""
+    """A frozen commit to put on a tip, and the message of the new commit."""
 
     commit: str
     message: str
@@ -136,7 +136,7 @@ class FrozenWork(NamedTuple):
 
 
 class NewTip(NamedTuple):
-    """The new tip, or None if the merge conflicts. It is the old tip if that contains the commit."""
+    """The new tip, or None if the merge conflicts. It is the old tip if that already contains the commit."""
 
     tip: str | None
     merged: Merged
@@ -145,10 +145,10 @@ class NewTip(NamedTuple):
 def add(
     git: Git, tip: str, tip_tree: str, addition: FrozenWork, author: Author, attributes: Path | None = None
 ) -> NewTip:
-    """Put one frozen commit on a tip: a merge of both, or one commit with all of its changes.
+    """Put a frozen commit on a tip, as a merge of both or, with `squash`, as one commit with all of its changes.
 
-    `tip_tree` is the tree of the tip: if the merge does not change it, the tip may contain the commit. `attributes` is
-    as for `merge`.
+    `tip_tree` is the tree of the tip: if the merge does not change it, the tip may already contain the commit.
+    `attributes` is as for `merge`.
     """
     merged = merge(git, tip, addition.commit, attributes=attributes)
     if merged.tree is None:
@@ -162,7 +162,7 @@ def add(
 
 
 def attributes_in(git: Git, commit: str, directory: Path) -> Path | None:
-    """The directory, filled with the attributes that a commit has for merges; None if it has none."""
+    """Create `directory` with the `.gitattributes` files of a commit, and return it; None if there are none."""
     names = git.run("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split(b"\0")
     if not any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
         return None
@@ -183,9 +183,9 @@ def tree_of(git: Git, commit: str) -> str:
 
 
 def keep_candidate(git: Git, name: str, tip: str, known: Iterable[str]) -> None:
-    """Let git keep a candidate, and raise `GitFailed` if an object of it is missing: it may have been pruned before.
+    """Protect a candidate from git's garbage collection; raise `GitFailed` if one of its objects is already pruned.
 
-    `known` are commits that references keep. All other objects are durable when this returns.
+    `known` are commits that references keep. All other objects of the candidate are durable when this returns.
     """
     update_refs(git, f"update {CANDIDATES}{name} {tip}\n")
     listed = git.run("rev-list", "--objects", "--no-object-names", tip, "--not", *known).split()
@@ -226,10 +226,10 @@ def tip_of(git: Git, branch: str) -> str | None:
 
 
 def swap(git: Git, branch: str, old: str, new: str, worktree: Path | None = None) -> bool:
-    """Move a branch from `old` to `new`, durably; False if it is neither. **The commit point of a landing.**
+    """Move a branch from `old` to `new`, durably; False if it is at neither. **The commit point of a landing.**
 
-    `worktree` is the checkout that has it checked out, whose reflog is to show it. Raises `GitFailed` if the branch
-    stays at `old`, because another git keeps it locked.
+    `worktree` is the checkout of the branch, whose reflog records the move. Raises `GitFailed` if the branch stays at
+    `old`, because another git keeps it locked.
     """
     words = "update-ref", "-m", "holdfast: land", f"refs/heads/{branch}", new, old
     for pause in (*_PAUSES, None):

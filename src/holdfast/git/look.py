@@ -1,4 +1,4 @@
-"""Looks at a work tree through a private index: what differs from it, what is untracked, what is left out."""
+"""Comparison of a work tree with a private index: changed, removed, untracked and ignored files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
 class Indexed(NamedTuple):
-    """What the index has at a path, and the mode of the file there: zeros for nothing, "" for unknown."""
+    """The mode and object of a path in the index, and the mode of the file there now: zeros if none, "" if unknown."""
 
     mode: str
     oid: str
@@ -33,7 +33,7 @@ class Indexed(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Paths that differ from the index: changed or new, removed, and nested repositories that it does not have."""
+    """Paths that differ from the index: changed or new, removed, and nested repositories that are not in it."""
 
     changed: dict[bytes, Indexed]
     removed: dict[bytes, Indexed]
@@ -67,14 +67,14 @@ class WorkTree(msgspec.Struct, frozen=True):
         )
 
     def look(self, *, keep: bool = False) -> Look:
-        """Compare the files with the index. With `keep`, what git learned is written to the index."""
+        """Compare the files with the index. With `keep`, git writes what it learned to the index."""
         found = looked(self.run(*(() if keep else ("--no-optional-locks",)), *STATUS))
         for path in filter(self._is_loop, [each for each, seen in found.changed.items() if seen is _NOTHING]):
             found.removed.update(self._entries_below(path))
         return found
 
     def _is_loop(self, path: bytes) -> bool:
-        """Whether a link leads to itself. git cannot tell that the entries below its path are gone."""
+        """Whether a link leads to itself: then git does not notice that the entries below its path are gone."""
         try:
             calls.stat(os.path.join(self.top, os.fsdecode(path)))
         except OSError as error:
@@ -89,20 +89,20 @@ class WorkTree(msgspec.Struct, frozen=True):
                 yield name, Indexed(mode, oid, _NOTHING.mode)
 
     def ignored(self) -> list[bytes]:
-        """What git ignores, where a directory stands for everything in it."""
+        """The paths that git ignores; a directory stands for everything in it."""
         options = ("--others", "--ignored", "--exclude-standard", "--directory", "-z")
         return [path for path in self.run("ls-files", *options).split(b"\0") if path]
 
     def update(self, look: Look) -> list[bytes]:
-        """Take what a look found into the index; return the nested repositories that cannot be linked to."""
+        """Bring the index up to date with a look; return the nested repositories that it cannot link to."""
         left_out = [path for path in look.nested if not self.has_commit(path)]
         links = [path.rstrip(b"/") for path in look.nested if path not in left_out]
-        self._forget([*look.removed])  # not with the others: a link may be in the place of a directory above
+        self._forget([*look.removed])  # first: a link may have taken the place of a directory above
         self._read([*look.changed, *links])
         return left_out
 
     def write_again(self, paths: list[bytes]) -> None:
-        """Read these files again, and write their objects also if the repository seems to have them."""
+        """Read these files again, and write their objects even if the repository seems to have them."""
         self._forget(paths)
         self._read(paths, alone=True)
 
@@ -111,15 +111,15 @@ class WorkTree(msgspec.Struct, frozen=True):
             self.run("update-index", "-z", "--force-remove", "--stdin", content=b"\0".join(paths))
 
     def _read(self, paths: list[bytes], *, alone: bool = False) -> None:
-        """Take files into the index. Their contents go to one pack instead of many small files, because for git every
-        file is a large one here; except those that a filter changes."""
+        """Add files to the index. git treats every file as a large one here, so that the contents go to one pack
+        instead of many small files, except those that a filter changes."""
         if paths:
             options = ("-z", "--add", "--remove", "--replace", "--stdin")
             settings = ("core.bigFileThreshold=1",)
             self.run("update-index", *options, content=b"\0".join(paths), alone=alone, settings=settings)
 
     def refresh(self) -> None:
-        """Let the index know the files that are the same as its entries."""
+        """Let git record in the index which files equal their entries."""
         try:
             self.run("update-index", "-q", "--refresh")
         except GitFailed as failure:
@@ -130,8 +130,8 @@ class WorkTree(msgspec.Struct, frozen=True):
         return self.run("write-tree", "--missing-ok").decode().strip()
 
     def has_commit(self, path: bytes) -> bool:
-        """Whether a commit is checked out in a nested repository, which is not a linked worktree of this one: that has
-        snapshots of its own, and changes with every commit there."""
+        """Whether a commit is checked out in a nested repository. False for a linked worktree of this repository: it
+        has snapshots of its own, and changes with every commit there."""
         found = find_checkout(os.path.join(self.top, os.fsdecode(path)))
         if found is None or found.common == os.fspath(self.git.common):
             return False
@@ -143,18 +143,18 @@ class WorkTree(msgspec.Struct, frozen=True):
 
 
 def _untracked(top: Path) -> tuple[str, str]:
-    """Settings for untracked files. git may remember them per directory where a directory's time tells its changes."""
+    """Settings for untracked files. git may cache them per directory where a directory's time reveals its changes."""
     works = "true" if filesystem_kind(top) in _CACHE_WORKS else "false"
     return f"core.untrackedCache={works}", "status.showUntrackedFiles=all"
 
 
 _NOTHING = Indexed("000000", "0", "")
 STATUS = ("status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
-"""The command that `looked` understands. In a nested repository, git would start another git, with its settings."""
+"""The command whose output `looked` parses. It starts no other git, with other settings, in nested repositories."""
 
 
 def looked(raw: bytes) -> Look:
-    """What the answer of `STATUS` says about the files."""
+    """The look that the output of `STATUS` describes."""
     look = Look({}, {}, [])
     for record in raw.split(b"\0"):
         _sort(record, look)
@@ -181,9 +181,9 @@ def _sort(record: bytes, look: Look) -> None:
 
 
 def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
-    """Make the index of `tree` a copy of the private index `known`, or else one of the user's without its promises.
+    """Make the index of `tree` a copy of the private index `known`, or else of the user's, with its flags cleared.
 
-    The copy keeps its time, by which git tells entries that may have changed since in the same instant.
+    The copy keeps the time, by which git recognizes entries that may have changed since in the same instant.
     """
     if _link(known, tree.index):  # git replaces an index, and never writes into one
         return
@@ -196,7 +196,7 @@ def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
 
 
 def _look_at_everything(tree: WorkTree) -> None:
-    """Clear the flags by which git would not look at files: the user's are for the user's index."""
+    """Clear the flags that keep git from comparing files: they are meant for the user's index only."""
     assumed: list[bytes] = []
     skipped: list[bytes] = []
     for each in tree.run("ls-files", "-v", "-z").split(b"\0"):
@@ -204,7 +204,7 @@ def _look_at_everything(tree: WorkTree) -> None:
         if tag.islower():
             assumed.append(path)
         if tag in b"Ss" and path and calls.exists(os.path.join(tree.top, os.fsdecode(path))):
-            skipped.append(path)  # outside of a sparse checkout, people use this to hide changes
+            skipped.append(path)  # outside a sparse checkout, people use this to hide changes
     for option, paths in (("--no-assume-unchanged", assumed), ("--no-skip-worktree", skipped)):
         if paths:
             tree.run("update-index", "-z", option, "--stdin", content=b"\0".join(paths))
@@ -226,7 +226,7 @@ def _link(known: Path, target: Path) -> bool:
 
 
 def copy_with_time(source: Path, target: Path) -> bool:
-    """Copy a regular file with its time; False if there is none, or something else."""
+    """Copy a regular file with its time; False if it does not exist, or is not a regular file."""
     with failing_to("copy", source), Directory.open(source.parent) as here, Directory.open(target.parent) as there:
         try:
             descriptor = calls.open(here.at(source.name), os.O_RDONLY | NOFOLLOW | _NONBLOCK, dir_fd=here.fd)

@@ -1,8 +1,8 @@
 """Merges of commits without a work tree: the merged tree, or the paths that conflict.
 
 `git merge-tree` merges as `git merge` does, with renames and merge drivers. No checkout, index or reference changes.
-New objects go to the repository, where nothing refers to them, or to a directory in scratch. Like every command of git,
-it reads the files `.gitattributes` of a work tree, not those of the commits: `write_attributes` makes one with these.
+New objects go to the repository, where nothing refers to them, or to a directory in scratch. Like every git command, it
+reads `.gitattributes` from a work tree, not from the commits; `write_attributes` creates one with those of a commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Merged(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What git says about paths; `kind` is one of its fixed short descriptions."""
+    """A message of git about some paths; `kind` is one of its fixed short descriptions."""
 
     paths: tuple[bytes, ...]
     kind: str
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What `git merge-tree` found. The tree has conflict markers at paths whose contents conflict."""
+    """The output of `git merge-tree`. The tree has conflict markers in files whose contents conflict."""
 
     is_clean: bool
     tree: str
@@ -62,9 +62,9 @@ class _Answer(NamedTuple):
 def merge(git: Git, tip: str, commit: str, *, objects: Path | None = None, attributes: Path | None = None) -> Merged:
     """Merge `commit` into `tip`.
 
-    If contents are all that conflicts, and `git rerere` has a resolution for every file, the tree has the resolutions.
-    With `objects`, new objects go to this directory, and commits that only it has are found. `attributes` is a
-    directory with the files `.gitattributes` that count. Raises `GitFailed` if a commit does not exist, or if the two
+    If only contents conflict, and `git rerere` has a resolution for every file, the tree contains the resolutions.
+    With `objects`, new objects go to this directory, and commits that exist only there are found. `attributes` is a
+    directory with the `.gitattributes` files that apply. Raises `GitFailed` if a commit does not exist, or if the two
     have no common ancestor.
     """
     found = _merge_tree(git, tip, commit, objects, attributes)
@@ -81,7 +81,7 @@ def merge(git: Git, tip: str, commit: str, *, objects: Path | None = None, attri
 
 
 def write_attributes(git: Git, commit: str, directory: Path, *, objects: Path | None = None) -> None:
-    """Make a directory with the files `.gitattributes` of a commit, as `git merge` would find them there."""
+    """Create `directory` with the `.gitattributes` files of a commit, where `git merge` would find them."""
     make_directories(directory)
     for each in entries(git, commit, objects=objects):
         if is_attributes(each):
@@ -97,7 +97,7 @@ def is_attributes(entry: TreeEntry) -> bool:
 
 
 def replace_files(git: Git, tree: str, oids: dict[bytes, str], *, objects: Path | None = None) -> str:
-    """The tree with other contents of some of its files, which keep their modes."""
+    """Write a tree in which some files have new contents, given as objects by path, and the same modes."""
     here = {path: oid for path, oid in oids.items() if b"/" not in path}
     below: dict[bytes, dict[bytes, str]] = {}
     for path, oid in oids.items():
@@ -122,12 +122,12 @@ def _names(paths: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def _without_side(path: bytes, sides: tuple[str, str]) -> bytes:
-    """The path of a file that git has put beside a directory of its name: `PATH~SIDE`, perhaps with a number."""
+    """The path of a file that git renamed because a directory has its name: to `PATH~SIDE`, perhaps with a number."""
     names = "|".join(re.escape(side.replace("/", "_")) for side in sides)
     return re.sub(f"~({names})(_[0-9]+)?$".encode(), b"", path)
 
 
-# --- What git answers ---------------------------------------------------------------------------------
+# --- The output of git --------------------------------------------------------------------------------
 
 
 def _merge_tree(git: Git, tip: str, commit: str, objects: Path | None, attributes: Path | None) -> _Answer:
@@ -147,8 +147,8 @@ def _merge_tree(git: Git, tip: str, commit: str, objects: Path | None, attribute
 
 
 def _parsed(raw: bytes, *, is_clean: bool) -> _Answer:
-    """TREE NUL, then for each unmerged entry `MODE OID STAGE TAB PATH NUL`, NUL, then the messages: for each the number
-    of its paths, the paths, the kind and the text, each with a NUL."""
+    """Parse TREE NUL, then for each unmerged entry `MODE OID STAGE TAB PATH NUL`, then NUL, then for each message the
+    number of its paths, the paths, the kind and the text, each followed by a NUL."""
     fields = iter(raw.split(b"\0"))
     tree = next(fields).decode()
     unmerged: dict[bytes, Unmerged] = {}

@@ -1,7 +1,7 @@
-"""Pairs of commits: their merge bases, what each has changed since, and whether the changes can meet at all.
+"""Pairs of commits: their merge bases, the changes of each side since, and whether the changes can meet at all.
 
-Two sides whose changes do not meet merge without a conflict, so `git merge-tree` need not be started for them. All
-questions are asked for many pairs at once, in a few processes of git.
+Two sides whose changes do not meet merge without a conflict, so `git merge-tree` need not be started for them. Each
+question is asked for many pairs at once, in a few git processes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from holdfast.git.program import Git
 
 Pair = tuple[str, str]
 MOST_COMMITS = 50_000
-"""Histories that have grown apart further than this are not searched for merge bases: git merges them anyway."""
+"""Histories that have diverged by more commits than this are not searched for merge bases: git merges them anyway."""
 
 
 class Touched(NamedTuple):
-    """The paths that differ between two trees, and the directories above them: all, those of added and of removed
-    paths."""
+    """The paths that differ between two trees, and the directories above all of them, above the added ones, and above
+    the removed ones."""
 
     paths: frozenset[bytes]
     above: frozenset[bytes]
@@ -31,7 +31,7 @@ class Touched(NamedTuple):
 
     @classmethod
     def of(cls, changes: dict[bytes, str]) -> Touched:
-        """From paths and what happened to each: A (added), D (removed) or M."""
+        """From paths, each with its change: A (added), D (removed) or M (modified)."""
         added, removed = ([path for path, what in changes.items() if what == each] for each in "AD")
         return cls(frozenset(changes), *map(_above, (changes, added, removed)))
 
@@ -39,7 +39,7 @@ class Touched(NamedTuple):
         """Whether a merge of the two sides can conflict.
 
         It cannot if they touch different paths, neither has a file where the other has a directory, and neither adds to
-        a directory from which the other removes: that one may have been renamed, which moves what is added to it.
+        a directory from which the other removes: that may be a rename of the directory, which moves added files too.
         """
         return not (
             self.paths.isdisjoint(other.paths)
@@ -106,9 +106,9 @@ def _what(difference: Difference) -> str:
 
 
 def merge_bases(git: Git, heads: Sequence[str]) -> dict[Pair, list[str]] | None:
-    """The best common ancestors of every two of these commits; none for two that are not related.
+    """The best common ancestors of every two of these commits: an empty list for two that are not related.
 
-    None if the histories are too long. A pair is in the order of its names.
+    Returns None if the histories are too long. The names in a pair are sorted.
     """
     heads = sorted(set(heads))
     base = _base_of_all(git, heads)
@@ -130,7 +130,7 @@ def _base_of_all(git: Git, heads: Sequence[str]) -> str | None:
 
 
 def _bases_in(commits: Iterable[list[str]], heads: Sequence[str], base: str | None) -> dict[Pair, list[str]]:
-    """From commits with their parents, children first; `base` is an ancestor of all heads that is not among them.
+    """`commits` are commits with their parents, children first; `base`, not among them, is an ancestor of all heads.
 
     A commit is a best common ancestor of two heads if both reach it, and both reach none of its children.
     """

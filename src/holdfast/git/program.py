@@ -1,8 +1,8 @@
-"""The user's program `git`: how Holdfast starts it, and what its failures become.
+"""The user's `git` program: how Holdfast starts it, and the failures that it raises.
 
-It gets none of the caller's variables `GIT_*` that say which repository, index or objects to use: inside a hook, these
+git gets none of the caller's `GIT_*` variables that say which repository, index or objects to use: inside a hook, these
 point elsewhere. It never prompts, never starts `git gc`, and runs no hooks. Programs that the repository's own
-configuration names need the user's approval (`git/configured.py`), unless Holdfast never needs them: then they are off.
+configuration names need the user's approval (`git/configured.py`); those that Holdfast never needs are switched off.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _KEPT = tuple(
 """Variables that say who the user is and how servers are reached, not which repository this is."""
 _SETTINGS = (
     "core.hooksPath=/dev/null",
-    "core.fsmonitor=false",  # a program that the repository names, whose word would replace a look at the files
+    "core.fsmonitor=false",  # a program that the repository names, which git would ask instead of comparing files
     "commit.gpgSign=false",  # these three start the program `gpg.program`
     "push.gpgSign=false",
     "log.showSignature=false",
     "core.splitIndex=false",
     "index.sparse=false",
-    "core.safecrlf=false",  # else line endings that do not survive a round trip make it fail
+    "core.safecrlf=false",  # otherwise line endings that do not survive a round trip are an error
     "core.quotePath=false",
     "advice.addEmbeddedRepo=false",
     "gc.auto=0",
@@ -65,8 +65,8 @@ _SETTINGS = (
 _CHANGING_REFERENCES = ("update-ref", "symbolic-ref", "fetch")
 _REFERENCE = re.compile(r"refs/[^\s\0:]+")
 _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Else git returns the memory of zlib to the system after each object: a third of the time of writing small objects
-with the GNU C library. Other systems ignore it."""
+"""Without these, git returns the memory of zlib to the system after each object: a third of the time of writing small
+objects with the GNU C library. Other systems ignore them."""
 
 
 class Author(NamedTuple):
@@ -104,10 +104,10 @@ class Git(NamedTuple):
         settings: tuple[str, ...] = (),
         author: Author | None = None,
     ) -> bytes:
-        """The standard output of a command of git; raises `GitFailed` if that does not succeed.
+        """Run a git command and return its standard output; raises `GitFailed` if it fails.
 
-        With a `worktree`, in it and with its own git directory, or with `git_dir`. With `objects`, new objects go to
-        this directory, and the repository's are found too unless the directory is to be used `alone`. Commits are
+        With a `worktree`, git runs in it, with its git directory or with `git_dir`. With `objects`, new objects go to
+        this directory; the repository's are found too, unless the directory is to be used `alone`. Commits are
         Holdfast's own, unless there is an `author`.
         """
         require_git()
@@ -141,10 +141,10 @@ class Git(NamedTuple):
 
     def _listed(self, path: Path) -> bytes:
         words = "config", "--file", os.fspath(path), "--no-includes", "--list", "-z"
-        return _output([_PROGRAM], words, Path("/"), {}, None)  # it would obey the configuration of a repository
+        return _output([_PROGRAM], words, Path("/"), {}, None)  # not in a repository: git would obey its configuration
 
     def succeeds(self, *arguments: str, worktree: Path | None = None) -> bool:
-        """Whether a question is answered with the exit status 0, not 1; raises `GitFailed` for any other one."""
+        """Whether a git command exits with status 0 (True) or 1 (False); raises `GitFailed` for any other."""
         try:
             self.run(*arguments, worktree=worktree)
         except GitFailed as failure:
@@ -155,7 +155,7 @@ class Git(NamedTuple):
 
 
 class Background(Generic[T]):
-    """Work that runs beside that of a block: git waits for the disk, and much of it uses one processor only."""
+    """Work that runs in a thread during a block: git waits for the disk, and much of it uses only one processor."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._found: list[T] = []
@@ -166,7 +166,7 @@ class Background(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._found.append(work())
-        except BaseException as failure:  # raised again where the result is asked for
+        except BaseException as failure:  # `result` raises it
             self._failures.append(failure)
 
     def __enter__(self) -> Self:
@@ -184,9 +184,9 @@ class Background(Generic[T]):
 
 
 def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """The result of `work` for each item, in their order; several at once, because git uses one processor each.
+    """The result of `work` for each item, in their order; several run at once, because each git uses one processor.
 
-    The first failure is raised when all that had begun have ended; then no further one begins.
+    After a failure, no further item begins, and the failure is raised when those that had begun have ended.
     """
     left, found = deque(enumerate(items)), dict[int, T]()
 
@@ -225,19 +225,19 @@ def _why_unavailable() -> str:
         return f"cannot start it: {error.strerror}"
     found = re.search(rb"(\d+)\.(\d+)", done.stdout)
     if found is None:
-        return "it does not tell its version"
+        return "it does not report its version"
     version = int(found[1]), int(found[2])
     needed = ".".join(map(str, _OLDEST))
-    return "" if version >= _OLDEST else f"this is version {version[0]}.{version[1]}, {needed} or newer is needed"
+    return "" if version >= _OLDEST else f"version {version[0]}.{version[1]} is too old, use {needed} or newer"
 
 
 @cache
 def _require_trust(common: Path) -> None:
     """Raise `GitUntrusted` if the repository belongs to another user and git has not been told to trust it.
 
-    git checks this only where it looks for the repository itself, and we tell it which one it is.
+    git checks this only when it searches for the repository itself, and we tell it which one to use.
     """
-    with failing_to("look at", common):
+    with failing_to("examine", common):
         owner = calls.stat(common).st_uid
     if sys.platform != "win32" and owner == os.geteuid():
         return
@@ -269,7 +269,7 @@ def _environment() -> dict[str, str]:
 
 
 def _quoted(path: str) -> str:
-    """A path in a list of paths, in which a colon separates and a quote starts quoting."""
+    """A path, quoted if need be for a list in which colons separate the paths."""
     if os.pathsep not in path and not path.startswith('"'):
         return path
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -291,7 +291,7 @@ def _output(
     content: bytes | None,
     inherited: Sequence[int] = (),
 ) -> bytes:
-    if any("\0" in each for each in arguments):  # a damaged file of git's had it: no program can be given one
+    if any("\0" in each for each in arguments):  # from a damaged file of git's: no argument can have one
         raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
     ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited)
     if ended.status:
@@ -304,7 +304,7 @@ def _output(
 def _completed(
     command: list[str], directory: Path, environment: dict[str, str], content: bytes, inherited: Sequence[int]
 ) -> _Ended:
-    """Run git. It inherits locks: if we are killed, git goes on, and nobody may finish our work while it still does."""
+    """Run git, which inherits our locks: if we are killed, it goes on, and nobody may finish our work until it ends."""
     try:
         started = subprocess.Popen(
             command,

@@ -1,7 +1,7 @@
-"""Repair of damaged snapshots: blobs that are lost or changed come back from files of worktrees, by their hash.
+"""Repair of damaged snapshots: lost or changed blobs are restored from worktree files that have the same hash.
 
-git reads an object from a pack first, and from a file of its own if the pack is damaged. So a repaired blob is always a
-file. Commits and trees are not repaired: nothing else has their content.
+git reads an object from a pack first, and from a loose file if the pack is damaged. So a repaired blob is always a
+loose file. Commits and trees are not repaired: nothing else has their content.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.git.program import Git
 from holdfast.trees.repair import RepairedFile
 from holdfast.trees.walker import shown
 
-_WRITTEN = ("core.fsync=loose-object", "core.fsyncMethod=fsync", "core.bigFileThreshold=1024g")  # a file, no pack
+_WRITTEN = ("core.fsync=loose-object", "core.fsyncMethod=fsync", "core.bigFileThreshold=1024g")  # loose, no pack
 
 
 def repair(git: Git, commits: Iterable[str], worktrees: Iterable[Path], room: Path) -> list[RepairedFile]:
-    """Repair blobs of these commits, and return those that have their content again. `room` is a new directory on the
-    filesystem of the repository. Each blob is as before or repaired after a kill."""
+    """Repair blobs of these commits, and return those that were repaired. `room` is a new directory on the filesystem
+    of the repository. After a kill, each blob is either as before or repaired."""
     places = [each for each in worktrees if calls.is_directory(each)]
     found: dict[str, RepairedFile] = {}
     for commit in commits:
@@ -41,7 +41,7 @@ def repair(git: Git, commits: Iterable[str], worktrees: Iterable[Path], room: Pa
 
 
 def _candidates(git: Git, entry: TreeEntry, worktrees: list[Path]) -> Iterator[tuple[Path, bytes]]:
-    """Files that may have the content: of the same path, then those that git has in an index with this very blob."""
+    """Files that may have the content: those at the same path, then those that an index lists with this very blob."""
     yield from ((top, entry.path) for top in worktrees)
     for top in worktrees:
         for record in git.run("ls-files", "-s", "-z", worktree=top).split(b"\0"):

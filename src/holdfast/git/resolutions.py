@@ -2,9 +2,9 @@
 
 git keeps them in `rr-cache` of the common directory, which all worktrees share. The hash of the conflicting sides names
 a directory with the file as it conflicted (`preimage`), the file as the user resolved it (`postimage`), and further
-pairs (`preimage.1`). The hash and the normal form of conflicts are git's. Nothing is recorded or changed there.
+pairs (`preimage.1`). The hash and the normal form of conflicts are git's. This module only reads there.
 
-The resolutions of a file that a checkout converts (line endings, filters) are not found: they have other bytes.
+Resolutions of files that a checkout converts (line endings, filters) are not found: their bytes differ.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _VARIANT = re.compile(r"postimage(\.[1-9][0-9]{0,3})?")
 
 class NormalConflict(NamedTuple):
     """A file with conflicts in git's normal form: no labels, no common ancestor, the sides of each conflict in order.
-    `sides` are those of all conflicts, by which the resolution is found."""
+    `sides` are those of all conflicts; they identify the resolution."""
 
     text: bytes
     sides: tuple[bytes, ...]
 
 
 def resolve(git: Git, tree: str, unmerged: dict[bytes, Unmerged], *, objects: Path | None) -> dict[bytes, str] | None:
-    """The resolved content of every path of a merge that conflicts, as objects; None if there is not one for all.
+    """The object with the resolved content of each conflicting path of a merge; None if one has no resolution.
 
     `tree` has the conflict markers. A repository in which `git rerere` is switched off has no resolutions.
     """
@@ -59,14 +59,14 @@ def resolve(git: Git, tree: str, unmerged: dict[bytes, Unmerged], *, objects: Pa
 
 
 def _can_resolve(stages: Unmerged) -> bool:
-    """Whether git would look for a resolution: both sides are regular files. Added on both sides with different modes,
-    the mode conflicts too, and no resolution has one."""
+    """Whether git would look for a resolution: both sides are regular files. If both sides add the file with different
+    modes, the modes conflict too, and no resolution settles that."""
     sides = [stages[stage][0] for stage in (2, 3) if stage in stages]
     return len(sides) == 2 and set(sides) <= set(_REGULAR) and (1 in stages or len(set(sides)) == 1)
 
 
 def _is_enabled(git: Git) -> bool:
-    """With no setting, `git rerere` is used where its directory exists."""
+    """Whether `git rerere` is enabled; without a setting it is, because its directory exists."""
     try:
         return git.run("config", "--type=bool", "--get", "rerere.enabled").strip() == b"true"
     except GitFailed as failure:
@@ -88,14 +88,14 @@ def _resolve_one(git: Git, place: Path, tree: str, path: bytes, objects: Path | 
 
 
 def _recorded(directory: Path) -> Iterator[tuple[bytes, bytes]]:
-    """The variants that have a resolution: the file before and after."""
+    """The recorded resolutions of one conflict: the file before and after each."""
     try:
         with Directory.open(directory) as place:
             for name in sorted(place.names()):
                 if _VARIANT.fullmatch(name):
                     after = durable.read_in(place, name, limit=_LARGEST)
                     yield durable.read_in(place, name.replace("post", "pre"), limit=_LARGEST), after
-    except Failure:  # none, or pruned meanwhile: a conflict that nobody resolved
+    except Failure:  # there is none, or it was pruned meanwhile: then the conflict is unresolved
         return
 
 
@@ -150,7 +150,7 @@ def normalized(content: bytes) -> NormalConflict | None:
 
 
 def _one_conflict(lines: Iterator[bytes]) -> tuple[bytes, bytes] | None:
-    """The two sides, the smaller first, of the conflict whose first marker was read; None if it does not end."""
+    """The two sides, the smaller first, of the conflict whose first marker was just read; None if it does not end."""
     sides: dict[str, list[bytes]] = {"<": [], "|": [], "=": []}
     side = "<"
     for line in lines:

@@ -1,4 +1,4 @@
-"""A work tree against a tree: the changes that are not in it, and restoring it in place."""
+"""Comparison of a work tree with a git tree, and restoring the work tree in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMED = 5
 def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
     """The changes from a tree to the files at `top`, sorted by path. Writes nothing.
 
-    Looks through the private index, or through the user's before the first capture.
+    It compares through the private index, or through the user's before the first capture.
     """
     sums = known_sums(git, top, index)
     work = WorkTree(git, top, index if sums else git_dir_of(git, top) / "index")
@@ -50,7 +50,7 @@ def _where(top: Path, path: bytes) -> str:
 
 
 class _Combined:
-    """Two steps as one: from a tree to the index (`staged`), and from there to the files."""
+    """The differences from a tree to the files, combined from two steps: tree to index (`staged`), index to files."""
 
     def __init__(self, work: WorkTree, look: Look, staged: dict[bytes, Difference]) -> None:
         self._work, self._look, self._staged = work, look, staged
@@ -90,7 +90,7 @@ def _may_be_mode_only(seen: Indexed) -> bool:
 
 
 def mode_now(where: str) -> str:
-    """The mode of a new file, as git writes it; that of nothing if it is gone."""
+    """The mode of a new file or link, as git writes it; zeros if it is gone."""
     try:
         mode = calls.stat(where, follow_symlinks=False).st_mode
     except OSError:
@@ -101,7 +101,7 @@ def mode_now(where: str) -> str:
 
 
 def hashes(work: WorkTree, paths: list[bytes]) -> Iterator[tuple[bytes, str]]:
-    """The names that git would give to the contents of these files; a file that is gone meanwhile has none."""
+    """The object names that git would give to the contents of these files, without files that have vanished."""
     files = []
     for path in paths:
         mode = mode_now(_where(work.top, path))
@@ -120,11 +120,11 @@ def hashes(work: WorkTree, paths: list[bytes]) -> Iterator[tuple[bytes, str]]:
 
 
 def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None = None) -> str:
-    """Turn the files of `from_tree`, as they were captured, into those of `to_tree`, or only what is at `path`.
+    """Turn the files of `from_tree`, as they were captured, into those of `to_tree`, or only those at `path`.
 
-    Writes and removes only files that differ; directories, branches and ignored files stay. Refuses as a whole, with
-    nothing changed: `Changed` if a file that it would touch is not as in `from_tree`, `Refused` if another file is in
-    the way. Returns the tree that is there now. A kill leaves some files of each tree, and the old index.
+    Writes and removes only files that differ; directories, branches and ignored files stay. It raises with nothing
+    changed: `Changed` if a file that it would touch is not as in `from_tree`, `Refused` if another file is in the way.
+    Returns the tree of the files that are now there. A kill leaves some files of each tree, and the old index.
     """
     working, sums = start(source)
     if path is not None:
@@ -141,7 +141,7 @@ def restore(source: GitSource, from_tree: str, to_tree: str, path: bytes | None 
 
 
 def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
-    """Change the files. git checks all before it touches one."""
+    """Change the files. git checks all of them before it touches one."""
     command = ("read-tree", "-m", "-u", "--no-sparse-checkout", from_tree, to_tree)
     try:
         working.run(*command)
@@ -159,8 +159,8 @@ def _switch(working: WorkTree, from_tree: str, to_tree: str) -> None:
 
 
 def require_no_ignored(git: Git, top: Path, from_tree: str, to_tree: str, path: bytes | None = None) -> None:
-    """Raise `Refused` if `restore` would, as far as an ignored file is the reason. What else is in the way may have
-    appeared since `from_tree` was captured, or not be worth keeping: `restore` itself decides about that."""
+    """Raise `Refused` if `restore` would do so because of an ignored file. Other files in the way may have appeared
+    since `from_tree` was captured, or may not be worth keeping: `restore` itself decides about those."""
     found = [each for each in differences(git, from_tree, to_tree) if path is None or _is_below(each.path, path)]
     if in_the_way := _in_the_way(top, found):
         _refuse(top, _ignored(git, top, in_the_way))
@@ -186,9 +186,9 @@ def require_room(top: Path, found: list[Difference]) -> None:
 
 
 def _in_the_way(top: Path, found: list[Difference]) -> list[bytes]:
-    """The files that are where something new is to be, or a directory above it."""
+    """The files at the path of something new, or of a directory above it."""
     ours = {each.path for each in found if each.modes[0] != NONE}
-    new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # which change no file
+    new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # links change no file
     above = {path[:end] for path in new for end, byte in enumerate(path) if byte == ord("/")}
     found_above = [path for path in sorted(above) if path not in ours and _is_no_directory(top, path)]
     return [*found_above, *(other for path in new for other in _others(top, path, ours))]
@@ -219,7 +219,7 @@ def _others(top: Path, path: bytes, ours: set[bytes]) -> Iterator[bytes]:
 
 
 def _grafted(source: GitSource, from_tree: str, to_tree: str, path: bytes) -> str:
-    """`from_tree` with what `to_tree` has at `path`."""
+    """A tree like `from_tree`, but with the entries of `to_tree` at `path`."""
     index = source.objects / "graft"
     graft = WorkTree(source.git, source.top, index, source.objects)
     graft.run("read-tree", from_tree)

@@ -1,8 +1,8 @@
 """Snapshots of a work tree as commits of its repository.
 
-The steps have the numbers of docs/decisions/0013. The user's index, HEAD, branches, stash, hooks and reflogs are never
-touched, and no lock of git's is waited for. `git gc --prune=now` may run at any moment: everything that a new commit
-needs beyond what HEAD or the parent snapshot keeps goes into one pack with a `.keep` file, until a reference keeps it.
+The steps have the numbers of docs/decisions/0013. They never touch the user's index, HEAD, branches, stash, hooks and
+reflogs, nor wait for git's locks. `git gc --prune=now` may run at any moment: all objects that a new commit needs, and
+that neither HEAD nor the parent snapshot keeps, go into one pack with a `.keep` file, until a reference keeps them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _TRAILER = "Holdfast-Snapshot"  # makes every commit, and so the name of its pac
 
 
 class GitSource(msgspec.Struct, frozen=True):
-    """What is captured: the work tree at `top`, the private index that outlives captures, and a directory in scratch
-    for the new objects and the working copy of the index."""
+    """The source of a capture: the work tree at `top`, the private index that outlives captures, and a directory in
+    scratch for the new objects and the working copy of the index."""
 
     git: Git
     top: Path
@@ -58,7 +58,7 @@ class GitSource(msgspec.Struct, frozen=True):
 
 
 class LeftOut(NamedTuple):
-    """What a snapshot does not contain: ignored entries, nested repositories; and the names of a few."""
+    """What a snapshot leaves out: the numbers of ignored entries and nested repositories, and the names of a few."""
 
     ignored: int
     nested: int
@@ -78,7 +78,7 @@ class GitCaptured(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sum of the sizes, and the number of nested repositories, of the tree that the private index stands for."""
+    """The tree of the private index, the sum of its file sizes, and the number of nested repositories in it."""
 
     tree: str
     bytes: int
@@ -94,11 +94,11 @@ def capture(
     quiesced: bool,
     progress: Progress | None = None,
 ) -> GitCaptured:
-    """Store the work tree as a commit, whose objects are safe from `git gc` when this returns, and durable.
+    """Store the work tree as a commit, whose objects are durable, and safe from `git gc`, when this returns.
 
-    The parent of the commit is the one that is checked out. `parent_tree` is the tree of the parent snapshot, which has
-    its reference: if nothing differs from it, nothing is stored. Raises `ConsistencyUnavailable` if `quiesced` and the
-    files changed meanwhile. A kill leaves the scratch directory, and perhaps a pack with a `.keep` file.
+    The parent of the commit is the one that is checked out. `parent_tree` is the tree of the parent snapshot, which a
+    reference keeps: if nothing differs from it, nothing is stored. Raises `ConsistencyUnavailable` if `quiesced` and
+    the files changed meanwhile. A kill leaves the scratch directory, and perhaps a pack with a `.keep` file.
     """
     working, sums = start(source)
     text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
@@ -134,9 +134,9 @@ def capture(
 
 
 def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
-    """Make the working index; return the work tree with it, and what is known of its tree.
+    """Make the working index; return the work tree with it, and the sums of its tree if they are known.
 
-    A private index that is not the one that was published last, complete, is not trusted: git would not notice damage.
+    A private index is trusted only if it is exactly the one that was published last: git would not notice damage.
     """
     working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
     with Directory.open(source.objects.parent) as scratch:
@@ -155,7 +155,7 @@ def git_dir_of(git: Git, top: Path) -> Path:
 
 
 def take_changes(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
-    """Take the changes into the working index; if a file vanishes or changes its kind meanwhile, look again."""
+    """Add the changes to the working index; if a file vanishes or changes its kind meanwhile, look again."""
     before = None
     while True:
         try:
@@ -188,8 +188,8 @@ def _names(paths: list[bytes]) -> tuple[str, ...]:
 
 
 class _Packed(NamedTuple):
-    """A commit, its tree, and the pack of both in scratch, the path without its suffix. `differences` are those from
-    the tree `base`."""
+    """A commit, its tree, and the path, without suffix, of the pack in scratch that has both. `differences` are those
+    from the tree `base`."""
 
     commit: str
     tree: str
@@ -199,9 +199,9 @@ class _Packed(NamedTuple):
 
 
 def _pack(source: GitSource, working: WorkTree, parent_tree: str | None, message: str) -> _Packed:
-    """Make the commit of what is in the index, and pack all of it that no reference keeps in scratch, synced.
+    """Make a commit of the index, and pack all of its objects that no reference keeps: in scratch, and synced.
 
-    If git cannot, the files whose objects do not exist any more are read again.
+    If git fails, files whose objects no longer exist are read again, and the failure is raised.
     """
     head = head_commit(source.git, source.top)
     base, new = _staged(working, (parent_tree, head))
@@ -214,7 +214,7 @@ def _pack(source: GitSource, working: WorkTree, parent_tree: str | None, message
             (commit, *_unkept(source.git, source.top, head), *trees, *(each.oids[1] for each in files))
         )
         path = source.objects / "pack-new"
-        with Background(working.write_tree) as written:  # makes no tree: all exist, and the index learns them
+        with Background(working.write_tree) as written:  # writes no tree, as all exist; the index records them
             name = source.git.run(
                 *("pack-objects", "-q", "--window=0", os.fspath(path)),
                 objects=source.objects,
@@ -242,9 +242,9 @@ def _staged(working: WorkTree, bases: tuple[str | None, ...]) -> tuple[str, list
 def _commit(
     source: GitSource, base: str, new: list[Difference], head: str | None, message: str
 ) -> tuple[str, list[str]]:
-    """Make a commit from the differences from a tree; return it, and its trees that may be new, its own first.
+    """Make a commit from a tree and the differences from it; return it, and its trees that may be new, the root first.
 
-    All go to one pack, while `git write-tree` would make a file of each tree.
+    All go to one pack, while `git write-tree` would write a file for each tree.
     """
     text = message.encode(errors="surrogateescape")
     lines = [b"commit refs/heads/new\nmark :1\ncommitter Holdfast <holdfast@localhost> now\n"]
@@ -290,7 +290,7 @@ def make_git_dir(path: Path, *, is_sha256: bool) -> None:
 
 
 def _quoted(path: bytes, *, always: bool = False) -> bytes:
-    """A path for `git fast-import`."""
+    """A path as `git fast-import` reads it, quoted if need be."""
     if not always and not path.startswith(b'"') and b"\n" not in path:
         return path
     return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
@@ -311,7 +311,7 @@ def _unkept(git: Git, top: Path, head: str | None) -> list[str]:
 
 
 def _move_pack(source: GitSource, pack: Path, snapshot_id: str) -> Path:
-    """Move a pack into the repository. git sees it when its index arrives, and keeps it for its `.keep` file."""
+    """Move a pack into the repository. git sees it once its index arrives, and keeps it because of the `.keep` file."""
     place = source.git.objects / "pack"
     make_directories(place)
     name = f"pack-{pack.name.rpartition('-')[2]}"
@@ -345,7 +345,7 @@ def drop_keep(git: Git, snapshot_id: str) -> None:
 
 
 def create_ref(git: Git, snapshot_id: str, commit: str) -> None:
-    """3. Let git keep a commit and all that it needs, durably."""
+    """3. Create the reference by which git keeps a commit and all that it needs, durably."""
     update_refs(git, f"create {SNAPSHOTS}{snapshot_id} {commit}\n")
     place = git.common / SNAPSHOTS
     with contextlib.suppress(NotFound):  # git may keep references elsewhere
@@ -353,14 +353,14 @@ def create_ref(git: Git, snapshot_id: str, commit: str) -> None:
 
 
 def delete_refs(git: Git, ids: Iterable[str]) -> None:
-    """Delete the references of snapshots, all or none; those that do not exist are passed over."""
+    """Delete the references of snapshots, all or none; those that do not exist are skipped."""
     known = _listed(git)
     if lines := "".join(f"delete {SNAPSHOTS}{each} {known[each][0]}\n" for each in ids if each in known):
         update_refs(git, lines)
 
 
 def update_refs(git: Git, lines: str) -> None:
-    """Let git carry out these commands of `git update-ref --stdin`, all or none; for references of ours only."""
+    """Run these commands of `git update-ref --stdin`, all or none; for references of ours only."""
     unlock(git, *(line.split()[1] for line in lines.splitlines()))
     settings = ("core.logAllRefUpdates=false", "core.fsync=reference", "core.fsyncMethod=fsync")
     git.run("update-ref", "--stdin", content=lines.encode(), settings=settings)
@@ -372,8 +372,8 @@ def refs(git: Git) -> dict[str, str]:
 
 
 def _listed(git: Git) -> dict[str, list[str]]:
-    """The object of each reference. For a tag, which a push or fetch by the user's own rules leaves here, also the
-    commit that it leads to."""
+    """The object of each reference. For a tag, which a push or fetch with the user's own refspecs leaves here, also
+    the commit that it points to."""
     found = git.run("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", SNAPSHOTS)
     records = (line.removeprefix(SNAPSHOTS).split() for line in found.decode(errors="replace").splitlines())
     return {name: oids for name, *oids in records}
@@ -396,16 +396,16 @@ def _identity(index: Path) -> list[int] | None:
 
 
 def known_sums(git: Git, top: Path, index: Path) -> Sums | None:
-    """What is known of the private index; None if it cannot be used.
+    """The sums of the private index; None if it cannot be used.
 
-    In a sparse checkout, it would keep files that are not checked out as they were at its first capture: only the
-    user's index has those of the commit.
+    In a sparse checkout it cannot: it would keep files that are not checked out as they were at its first capture, and
+    only the user's index has those of the commit.
     """
     return None if entry_exists(git_dir_of(git, top) / "info" / "sparse-checkout") else _read_sums(index)
 
 
 def _read_sums(index: Path) -> Sums | None:
-    """What is known of the private index as it is; None if there is nothing, or only something about another one."""
+    """The recorded sums of the private index; None if there are none, or if they are those of another index."""
     try:
         match strictjson.decode(durable.read(_sums_path(index))):
             case {"index": list(identity), "tree": str(tree), "bytes": int(size), "links": int(links)} if (
@@ -428,13 +428,13 @@ def publish_index(source: GitSource, working: WorkTree, sums: Sums) -> None:
     with Directory.open(working.index.parent) as scratch:
         durable.sync_in(scratch, working.index.name)
     make_directories(source.index.parent)
-    record = {"index": _identity(working.index), **sums._asdict()}  # not of one that another process puts there
+    record = {"index": _identity(working.index), **sums._asdict()}  # not that of another process's index there
     rename(working.index, source.index)
     durable.replace(_sums_path(source.index), strictjson.encode(record))
 
 
 def sums_of(source: GitSource, tree: str, known: Sums | None, since: Since) -> Sums:
-    """The sums of a tree, from those that are known and the differences if possible."""
+    """The sums of a tree, computed from known sums and the differences if possible."""
     git, objects = source.git, source.objects
     changed: list[Difference] | None = None
     if known is not None and known.tree == tree:

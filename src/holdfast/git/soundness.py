@@ -1,7 +1,7 @@
-"""What a git directory must be like before git is started in it, and whether a git that was started waits in vain.
+"""Checks of a git directory before git starts in it, and of a running git that may wait for a pipe in vain.
 
-git follows symbolic links in its own directory, and waits for ever for the other end of a pipe in place of a file. A
-repository of a stranger could so make it write elsewhere, or stop a command (`docs/decisions/0012`).
+git follows symbolic links in its own directory, and waits forever for the other end of a pipe in place of a file. So a
+stranger's repository could make it write elsewhere, or block a command (`docs/decisions/0012`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WRITTEN: Mapping[str, Any] = {
     "logs": {"HEAD": {}, "refs": _BRANCHES},
     "worktrees": {},
 }
-"""The names in a git directory that git writes, or reads at every start, as far down as there are few."""
+"""The names in a git directory that git writes, or reads at every start, down to where they become many."""
 _REGISTERED: Mapping[str, Any] = {"HEAD": {}, "commondir": {}, "gitdir": {}, "logs": {}}
 """The same in the registration of a worktree: git reads all of them whenever it lists worktrees."""
 _WAITS_FOR_A_PIPE = b"wait_for_partner"
@@ -43,7 +43,7 @@ _WAITS_FOR_A_PIPE = b"wait_for_partner"
 
 @cache
 def require_sound(git_dir: Path) -> None:
-    """Raise `PathEscape` if git would follow a link from its own directory, `Refused` if it would open something else
+    """Raise `PathEscape` if git would follow a link from its own directory, `Refused` if it would open something other
     than a file. Checked once per process."""
     with Directory.open(git_dir) as directory:
         _check(directory, _WRITTEN)
@@ -53,8 +53,8 @@ def require_sound(git_dir: Path) -> None:
 
 
 def require_plain_reference(common: Path, name: str) -> None:
-    """Raise as `require_sound` does if something is in the way of a reference, or of its log: git would follow a link
-    in place of a directory at any depth, and write or delete elsewhere."""
+    """Raise as `require_sound` does if a part of a reference's path, or of its log's, is a link or no file: git would
+    follow a link in place of a directory at any depth, and write or delete elsewhere."""
     for place in (common, common / "logs"):
         here = os.fspath(place)
         for part in name.split("/"):
@@ -79,18 +79,18 @@ def _check(directory: Directory, names: Mapping[str, Any]) -> None:
 
 def _require_plain(status: os.stat_result, where: str) -> None:
     if is_link(status):
-        hint = "Put what it leads to in its place. A bind mount can be on another disk."
+        hint = "Replace the link with what it leads to. For content on another disk, use a bind mount."
         raise PathEscape(f"{where} is a symbolic link; git would follow it", hint=hint, path=where)
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{where} is not a file; git would wait for it", hint="Remove it.", path=where)
+        raise Refused(f"{where} is not a file or directory; git would wait for it", hint="Remove it.", path=where)
 
 
 def end_if_it_waits_for_a_pipe(process: int) -> bool:
-    """End a git, and those that it has started, if one of them waits to open a named pipe that nobody has opened at the
-    other end. Returns whether that was so; False where the system does not tell."""
+    """Kill a git process and its children if one of them waits to open a named pipe whose other end nobody has opened.
+    Returns whether it killed them; False where the system does not tell."""
     if sys.platform != "linux":
         return False
-    import psutil  # seldom needed: git has taken long
+    import psutil  # seldom needed: only if git takes long
 
     try:
         started = psutil.Process(process)

@@ -1,8 +1,8 @@
-"""Snapshots between repositories: how they are on a remote, and how git moves them.
+"""Transfer of snapshots between repositories: their form on a remote, pushes and fetches.
 
 On a remote, `refs/holdfast/snapshots/<id>` is a tag: its object is the commit of the snapshot, its message the
-descriptor. So a snapshot is there completely or not at all. What is fetched goes to `refs/holdfast/incoming/<place>/`
-first, and is untrusted: the caller checks it. The user's references, tags and FETCH_HEAD are not touched.
+descriptor. So a snapshot is there completely or not at all. Fetched snapshots go to `refs/holdfast/incoming/<place>/`
+first, and are untrusted: the caller checks them. The user's references, tags and FETCH_HEAD are not touched.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _RECEIVING = ("fetch.fsckObjects=true", "fetch.unpackLimit=1", "fetch.writeCommi
 
 
 class Remote(NamedTuple):
-    """A remote of the user's, which git gets under another name (`alias`), without its rules about references: a push
-    would update what these track, be it a snapshot's reference here. A relative path starts at `worktree`."""
+    """A remote of the user's, passed to git under another name (`alias`) and without its refspecs: a push would update
+    the references that these track, even those of snapshots here. A relative path starts at `worktree`."""
 
     name: str
     worktree: Path
@@ -46,7 +46,7 @@ class Remote(NamedTuple):
 
 
 def remote_named(git: Git, name: str | None, worktree: Path) -> Remote:
-    """The remote of this name; without one, that of the branch which is checked out there, else `origin`."""
+    """The remote `name`; by default, that of the branch checked out at `worktree`, or else `origin`."""
     known = git.run("remote").decode().splitlines()
     listed = os.fsdecode(git.run("config", "--list", "-z")).split("\0")
     settings = [(key, value) for key, _, value in (each.partition("\n") for each in listed)]
@@ -55,7 +55,7 @@ def remote_named(git: Git, name: str | None, worktree: Path) -> Remote:
         found = dict(settings).get(f"branch.{branch}.remote")
         name = found if found in known else "origin"
     if name not in known:
-        text = f"The remotes are: {', '.join(known)}." if known else "There is none."
+        text = f"The remotes are: {', '.join(known)}." if known else "There are none."
         raise NotFound(f"there is no remote {name}", hint=f"{text} Add one with 'git remote add'.", remote=name)
     alias = f"holdfast-{new_mark()}"
     kept = [(key.rpartition(".")[2], value) for key, value in settings if key.rpartition(".")[0] == f"remote.{name}"]
@@ -77,8 +77,8 @@ def _ask(git: Git, remote: Remote, *words: str, objects: Path | None = None, con
 
 
 def advertised(git: Git, remote: Remote) -> dict[str, str | None]:
-    """The references of snapshots on a remote by what follows their prefix, which may be anything; each with its
-    commit, or None if it is no tag."""
+    """The references of snapshots on a remote, by the part after their prefix, which may be any text; each with its
+    commit, or None if it is not a tag."""
     found: dict[str, str | None] = {}
     words = "ls-remote", "--quiet", "--", remote.alias, f"{SNAPSHOTS}*"
     told = _ask(git, remote, *words)
@@ -97,7 +97,7 @@ def make_tag(git: Git, objects: Path, snapshot_id: str, commit: str, at: int, te
 
 
 def push(git: Git, remote: Remote, tags: Mapping[str, str], objects: Path) -> None:
-    """Create these tags on a remote. One that exists by now is not replaced: then it raises."""
+    """Create these tags on a remote. Raises `GitFailed` instead of replacing one that exists by now."""
     pairs = list(tags.items())
     for first in range(0, len(pairs), _AT_ONCE):
         some = pairs[first : first + _AT_ONCE]
@@ -118,8 +118,8 @@ def fetch(git: Git, remote: Remote, snapshot_ids: Iterable[str], place: str) -> 
 
 
 def fetch_from(git: Git, source: Path, wanted: Mapping[str, str]) -> None:
-    """Fetch references of a repository on this machine that Holdfast has made, by the names that they get here,
-    whatever these were before. git checks every object on arrival. Durable when this returns."""
+    """Fetch references from a repository on this machine that Holdfast made. `wanted` maps their names here, which
+    are overwritten, to those there. git checks every object on arrival. Durable when this returns."""
     refspecs = "".join(f"+{there}:{here}\n" for here, there in wanted.items())
     settings = (*_RECEIVING, "protocol.file.allow=always")
     words = "fetch", "--quiet", *_FETCH, "--update-head-ok", "--stdin", "--", os.fspath(source)
@@ -132,7 +132,7 @@ def fetch_from(git: Git, source: Path, wanted: Mapping[str, str]) -> None:
 
 
 def fetch_branch(git: Git, remote: Remote, branch: str, ref: str) -> str:
-    """Fetch a branch of a remote to a reference of ours; its commit. Raises `NotFound` if there is no such branch."""
+    """Fetch a branch of a remote to a reference of ours, and return its commit; `NotFound` if it does not exist."""
     words = "fetch", "--quiet", *_FETCH, "--", remote.alias, f"+refs/heads/{branch}:{ref}"
     try:
         _ask(git, remote, *words)
@@ -150,7 +150,7 @@ def push_branch(git: Git, remote: Remote, branch: str, commit: str, *, expected:
 
 
 def push_ref(git: Git, remote: Remote, ref: str, commit: str) -> None:
-    """Give a remote a reference of ours, or with an empty commit, delete it there."""
+    """Set a reference of ours on a remote to a commit; with an empty one, delete it there."""
     _ask(git, remote, "push", "--quiet", *_PUSH, "--force", "--", remote.alias, f"{commit}:{ref}")
 
 
@@ -183,7 +183,7 @@ class Tag(NamedTuple):
 
 
 def read_tag(git: Git, oid: str) -> Tag:
-    """A fetched tag; raises `Corrupt` if it is something else, or too large for a descriptor."""
+    """Read a fetched tag; raise `Corrupt` if it is not that of a snapshot, or too large for a descriptor."""
     question = "cat-file", "--batch-check=%(objecttype) %(objectsize)"
     kind, size = git.run(*question, content=f"{oid}\n".encode()).decode().split()
     if kind != "tag":

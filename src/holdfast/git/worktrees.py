@@ -1,6 +1,6 @@
-"""git's worktrees and branches: what git has registered, and the changes that go through git.
+"""git's worktrees and branches: the worktrees that git has registered, and changes made through git.
 
-Only `set_name` and `set_main_checkout` write something of ours, beside git's own records.
+Only `set_name` and `set_main_checkout` write records of our own, beside git's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _BUSY = {
 
 
 class Registered(NamedTuple):
-    """A worktree in git's list. `git_id` names its directory below `worktrees/`; None: the main one. `locked` and
-    `prunable` are git's reasons, which may be empty; None: it is not."""
+    """A worktree in git's list. `git_id` names its directory below `worktrees/`, and is None for the main one. `locked`
+    and `prunable` are git's reasons, perhaps empty; None if the worktree is not locked or prunable."""
 
     git_id: str | None
     path: Path
@@ -44,7 +44,7 @@ class Registered(NamedTuple):
 
 
 def registered(git: Git) -> list[Registered]:
-    """Every worktree that git lists, the main one first; not the entry of a bare repository itself."""
+    """Every worktree that git lists, the main one first, without the entry of a bare repository itself."""
     ids = {path: git_id for git_id, path in git_ids(git)}
     found = []
     for record in git.run("worktree", "list", "--porcelain", "-z").split(b"\0\0"):
@@ -72,12 +72,12 @@ def _field(text: bytes) -> tuple[str, str]:
 
 
 def _commit_or_none(name: str | None) -> str | None:
-    """None for the name that git gives to a commit that does not exist yet."""
+    """The id of a commit; None for the zeros that git writes before the first commit."""
     return name if name and name.strip("0") else None
 
 
 def git_ids(git: Git) -> Iterator[tuple[str, str]]:
-    """The directories below `worktrees/`, and the worktrees that they belong to, spelled as git lists them."""
+    """The names of the directories below `worktrees/`, each with the path of its worktree as git lists it."""
     place = git.common / "worktrees"
     with failing_to("list", place):
         try:
@@ -94,7 +94,7 @@ def git_ids(git: Git) -> Iterator[tuple[str, str]]:
 
 
 def add(git: Git, path: Path, branch: str, commit: str, *, new_branch: bool) -> None:
-    """Create a linked worktree at `path` on `branch`, which starts at `commit` if it is a new one."""
+    """Create a linked worktree at `path` on `branch`, which starts at `commit` if it is new."""
     require_plain_reference(git.common, f"refs/heads/{branch}")
     on = ("-b", branch, "--no-track") if new_branch else ()
     git.run("worktree", "add", "--quiet", *on, "--", os.fspath(path), commit if new_branch else branch)
@@ -110,7 +110,7 @@ def remove(git: Git, path: Path) -> None:
 
 
 def lock_reason(git_dir: Path) -> str | None:
-    """The reason of `git worktree lock`, which may be empty; None if the worktree is not locked."""
+    """The reason given to `git worktree lock`, perhaps empty; None if the worktree is not locked."""
     with Directory.open(git_dir) as directory:
         if directory.status("locked") is None:
             return None
@@ -118,13 +118,13 @@ def lock_reason(git_dir: Path) -> str | None:
 
 
 def register_moved(git_dir: Path, path: Path) -> None:
-    """Let git find a worktree again that was moved to `path`, by git's own directory of it. `git worktree repair` fails
-    if any other worktree is isolated."""
+    """Write to a worktree's git directory that the worktree was moved to `path`. (`git worktree repair` fails if any
+    other worktree is isolated.)"""
     durable.replace(git_dir / "gitdir", os.fsencode(path / ".git") + b"\n")
 
 
 def set_name(git: Git, path: Path, name: str) -> None:
-    """Write a linked worktree's name into git's own directory of it, for `checkout.name_in`."""
+    """Write a linked worktree's name to its git directory, where `checkout.name_in` finds it."""
     durable.replace(_git_dir(git, path) / "holdfast", f"{name}\n".encode())
 
 
@@ -133,7 +133,7 @@ def clear_name(git: Git, path: Path) -> None:
 
 
 def _git_dir(git: Git, path: Path) -> Path:
-    """git's own directory of a linked worktree, which must belong to this repository."""
+    """The git directory of a linked worktree; `Refused` if it does not belong to this repository."""
     found = is_worktree_of(os.fspath(path), os.fspath(git.common))
     if found is None or found.git_dir == found.common:
         raise Refused(f"{path} is not a linked worktree of {git.common}", path=str(path))
@@ -141,7 +141,7 @@ def _git_dir(git: Git, path: Path) -> Path:
 
 
 def set_main_checkout(git: Git, path: Path) -> None:
-    """Note where the main checkout is if git does not know: after `git init --separate-git-dir`."""
+    """Record where the main checkout is if git does not: after `git init --separate-git-dir`."""
     found = find_checkout(os.fspath(path))
     if found is None or found.git_dir != os.fspath(git.common) or found.top is None:
         raise Refused(f"{path} is not the main checkout of {git.common}", path=str(path))
@@ -154,7 +154,7 @@ def set_main_checkout(git: Git, path: Path) -> None:
 
 
 def current_branch(git: Git, path: Path) -> str | None:
-    """The branch that is checked out at `path`, also before its first commit; None if none is."""
+    """The branch that is checked out at `path`, even before its first commit; None if HEAD is detached."""
     try:
         return os.fsdecode(git.run("symbolic-ref", "--quiet", "--short", "HEAD", worktree=path)).strip()
     except GitFailed as failure:
@@ -164,7 +164,7 @@ def current_branch(git: Git, path: Path) -> str | None:
 
 
 def commit_of(git: Git, revision: str, worktree: Path | None = None) -> str:
-    """The name of the commit that a revision stands for; raises `NotFound` if it stands for none."""
+    """The id of the commit that a revision names; raises `NotFound` if there is none."""
     try:
         found = git.run(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", worktree=worktree
@@ -185,14 +185,14 @@ def head_commit(git: Git, path: Path) -> str | None:
 
 
 def first_commit(git: Git, commit: str) -> str:
-    """The commit that the history of a commit began with, along first parents."""
+    """The first commit in the history of a commit, along first parents."""
     return git.run("rev-list", "--first-parent", "--max-parents=0", commit).decode().split()[-1]
 
 
 def require_branch_name(git: Git, branch: str) -> None:
     """Raise `NameInvalid` for a name that git would take for an option, or does not accept."""
     if branch.startswith("-") or not git.succeeds("check-ref-format", f"refs/heads/{branch}"):
-        hint = "Choose a name without spaces, '..' and any of ~^:?*[\\, which does not begin with '-' or '.'."
+        hint = "Choose a name without spaces, '..' or any of ~^:?*[\\, which does not begin with '-' or '.'."
         raise NameInvalid(f"{branch!a} cannot be the name of a branch", hint=hint, name=branch)
 
 
@@ -203,8 +203,8 @@ def branch_exists(git: Git, branch: str) -> bool:
 def rename_branch(git: Git, path: Path, old: str, new: str) -> None:
     """Rename the branch that is checked out at `path`; after a kill, call it again.
 
-    Not with `git branch --move`, which deletes the old reference before it creates the new one: a kill in between would
-    lose the branch. Here, a branch has the commits at all times. `new` may exist only if a killed call has made it.
+    This does not use `git branch --move`, which deletes the old reference before it creates the new one: a kill in
+    between would lose the branch. Here, a branch always has the commits. `new` may exist only from a killed call.
     """
     head, both = f"worktrees/{_git_dir(git, path).name}/HEAD", [f"refs/heads/{each}" for each in (old, new)]
     unlock(git, head, *both)
@@ -219,14 +219,14 @@ def rename_branch(git: Git, path: Path, old: str, new: str) -> None:
 
 
 def end_rename_of_branch(git: Git, path: Path, old: str, new: str) -> None:
-    """What remains of `rename_branch` when `new` is checked out at `path`."""
+    """Finish `rename_branch` once `new` is checked out at `path`."""
     before, after = (_commit_if_any(git, f"refs/heads/{each}") for each in (old, new))
     if before is not None and after is not None:
         if not git.succeeds("merge-base", "--is-ancestor", before, after):  # somebody has committed meanwhile
             git.run("update-ref", f"refs/heads/{new}", before, after)
         unlock(git, f"refs/heads/{old}")
         git.run("update-ref", "-d", f"refs/heads/{old}", before)
-    with contextlib.suppress(GitFailed):  # there is none
+    with contextlib.suppress(GitFailed):  # the branch has no settings
         git.run("config", "--local", "--rename-section", f"branch.{old}", f"branch.{new}")
 
 
@@ -246,10 +246,10 @@ def _copy_reflog(git: Git, old: str, new: str) -> None:
 
 
 def delete_branch_if_contained(git: Git, branch: str, target: str, *, last: str | None = None) -> bool:
-    """Delete a branch if `target` contains its commits; whether it was deleted. Refused while it is checked out, other
-    than in the linked worktree with the id `last`, which is about to go.
+    """Delete a branch if `target` contains its commits; return whether it was deleted. Raises `Refused` if the branch
+    is checked out, except in the linked worktree with the id `last`, which is about to be removed.
 
-    It is deleted only as it was judged: a commit that arrives in between keeps it.
+    If the branch moves after the check, it is not deleted, and `GitFailed` is raised.
     """
     commit = commit_of(git, f"refs/heads/{branch}")
     if not git.succeeds("merge-base", "--is-ancestor", commit, target):
@@ -262,10 +262,10 @@ def delete_branch_if_contained(git: Git, branch: str, target: str, *, last: str 
 
 
 def unlock(git: Git, *references: str) -> None:
-    """Remove the lock files of references that a killed git has left.
+    """Remove lock files of references that a killed git left behind.
 
-    git does not say who holds such a lock. It needs one for moments, and waits a tenth of a second for that of another;
-    so one that stays as it is for much longer has no owner. Only for references that others have no reason to change.
+    git does not record who holds such a lock. It holds one only for moments, and waits a tenth of a second for
+    another's; so a lock that stays much longer has no owner. Only for references that nobody else has reason to change.
     """
     for each in references:
         require_plain_reference(git.common, each)
@@ -282,7 +282,7 @@ def unlock(git: Git, *references: str) -> None:
 
 
 def is_busy(git: Git, path: Path) -> str | None:
-    """The operation that is under way at `path`, such as a merge; None if there is none."""
+    """The git operation in progress at `path`, such as a merge; None if there is none."""
     found = is_worktree_of(os.fspath(path), os.fspath(git.common))
     if found is None:
         return None
