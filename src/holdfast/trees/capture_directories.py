@@ -39,7 +39,7 @@ from holdfast.trees.walker import GONE, TreeWalker, joined, shown, unreadable
 if TYPE_CHECKING:
     from holdfast.trees.scan_worker import ScanReport, ScanWorker
 
-_WORTH_WATCHING = 3000  # files; fewer are scanned twice sooner than their watches are removed
+_WORTH_WATCHING = 3000  # files; scanning fewer twice takes less time than removing their watches
 _WORTH_A_WORKER = 1 << 20  # bytes of the cache: some 8,000 files
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
 _KIND = 0o170000
@@ -59,7 +59,7 @@ class CapturedDirectory(NamedTuple):
 
 
 class DirectoryCapture:
-    """Captures directories, into a payload or (None) only to know their records."""
+    """Captures directories, into a payload or (None) only to get their records."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DirectoryCapture:
         if worker is not None:
             worker.cache = cache
         self._expected: set[str] = set()  # directories that the walk will reach
-        self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are captured already
+        self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are already captured
         self._reader: DirectoryCapture | None = None
         if now == UNTIMED and base is not None:
             self._reader = DirectoryCapture(source, cache=StatCache(), stats=stats, now=now, retry=retry, clean=clean)
@@ -106,7 +106,7 @@ class DirectoryCapture:
             self._worker.stop()
 
     def _capture_ahead(self, worker: ScanWorker) -> None:
-        """Capture directories that the worker has reported meanwhile, which lets the worker get further.
+        """Capture directories that the worker has reported meanwhile, so that the worker can go on.
 
         Only those that the walk is sure to reach: a vanished directory must leave nothing behind.
         """
@@ -119,7 +119,7 @@ class DirectoryCapture:
                     self._ahead[path] = captured
 
     def _capture(self, path: str) -> tuple[CapturedDirectory | None, list[str]]:
-        """Capture one directory without those below it; return it and their names."""
+        """Capture one directory without its subdirectories; return it and their names."""
         report = None if self._worker is None else self._worker.find(path)
         if report is not None:
             captured = self._ahead.pop(path, None) or self._reported(path, report)
@@ -180,7 +180,7 @@ class DirectoryCapture:
         return captured
 
     def _equal(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory | None:
-        """A directory with the very content that another tree stores; asked where times do not tell."""
+        """A directory with exactly the content that another tree stores; used where times do not show changes."""
         reader = self._reader
         if reader is None or listing.linked:
             return None
@@ -233,7 +233,7 @@ class DirectoryCapture:
         return CapturedDirectory(path, encoded, identity, identity, known.body, shared, from_cache, watched)
 
     def _stored_in_base(self, path: bytes, known: KnownDirectory) -> SharedDirectory | None:
-        """Where the base stores this very directory, with no name added or removed: its time would have changed."""
+        """The place where the base stores this very directory. A name added or removed there would change its time."""
         if self.base is None:
             return None
         manifest, stored, damaged = self.base
@@ -323,7 +323,7 @@ class DirectoryCapture:
 def start_scan_worker(
     stack: ExitStack, source: TreeWalker, cache: Path | None, watch: SourceWatch | None = None
 ) -> ScanWorker | None:
-    """Start a scan worker that `stack` ends; None if that is impossible or the cache is small."""
+    """Start a scan worker that `stack` stops; None if that is impossible or the cache is small."""
     size = 0
     with suppress(IoFailure):
         if cache is not None and (status := status_at(cache)) is not None:

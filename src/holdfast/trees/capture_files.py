@@ -43,7 +43,7 @@ class RecentFile(NamedTuple):
 
 
 class CaptureStats:
-    """Counts, and lists of unusual entries."""
+    """Counts and lists of unusual entries, collected during a capture."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.files = self.directories = self.bytes = self.stored_bytes = 0
@@ -81,7 +81,7 @@ class Base(NamedTuple):
 
 
 class KnownFiles(NamedTuple):
-    """The files of one directory as the cache and the base have them."""
+    """The files of one directory, as recorded in the cache and in the base."""
 
     marks: dict[bytes, bytes]
     raw: dict[bytes, bytes]
@@ -90,7 +90,7 @@ class KnownFiles(NamedTuple):
 
 
 class OpenDirectory(NamedTuple):
-    """A directory that is being captured, open in the source and (or -1) in the payload."""
+    """A directory that is being captured, open in the source and in the payload (-1 if there is none)."""
 
     path: str
     here: int
@@ -114,7 +114,7 @@ class FirstLink(NamedTuple):
 
 
 class FileCapture:
-    """Captures files, into a payload or (None) only to know their entries.
+    """Captures files, into a payload or (None) only to get their entries.
 
     `clean` is called with each open file before it is read. A file that changes between its scan and the end of its
     reading is noted as changed; with `retry`, it is read again, up to a limit.
@@ -138,7 +138,7 @@ class FileCapture:
         self._first_links: dict[int, FirstLink] = {}
 
     def unchanged(self, directory: OpenDirectory, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
-        """The entries, by name, of unchanged files that can be linked: in general, most."""
+        """The entries, by name, of unchanged files that can be linked: usually most of them."""
         known = directory.known
         if self._base is None or self._payload is None or not known.base_raw:
             return {}
@@ -173,7 +173,7 @@ class FileCapture:
                     self._copy_again(directory, name, raw)
 
     def _not_to_link(self, listing: Listing) -> set[str]:
-        """Files with other names, and files that could change again without a trace."""
+        """Files that have further names, and files that could change again without a trace."""
         found: set[str] = set()
         if listing.linked:
             found |= {listing.names[at] for at, each in enumerate(listing.statuses) if each.st_nlink != 1}
@@ -307,7 +307,7 @@ class FileCapture:
         return content
 
     def _hash_clone(self, reading: int, status: os.stat_result, target: int, name: str) -> Content:
-        """Hash the clone: by the source, which is in memory, unless that may have changed since."""
+        """Hash the clone, by way of the source, which is in memory, unless the source may have changed since."""
         content = hash_file(reading, status.st_size)
         same = mark_of(calls.fstat(reading)) == mark_of(status)
         if same and not is_recent(status.st_ctime_ns, self._now):

@@ -40,7 +40,7 @@ _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
 
 
 class Engine(StrEnum):
-    """How a directory is stored in a snapshot; the best one first."""
+    """A way to store a directory in a snapshot; the best one first."""
 
     JUICEFS_CLONE = "juicefs-clone"
     BTRFS_SUBVOLUME = "btrfs-subvolume"
@@ -50,17 +50,17 @@ class Engine(StrEnum):
 
 
 def is_whole(engine: Engine) -> bool:
-    """Whether an engine clones a source as a whole, not file by file."""
+    """Whether an engine clones a source as a whole instead of file by file."""
     return engine in (Engine.JUICEFS_CLONE, Engine.BTRFS_SUBVOLUME)
 
 
 def choose_engine(
     source: Path, beside: Path, requested: Engine | str | None = None, *, but: Engine | None = None
 ) -> Engine:
-    """The best engine except `but` for snapshots of `source` that are stored in the directory `beside`.
+    """The best engine, except `but`, for snapshots of `source` that are stored in the directory `beside`.
 
-    Determined by trying, once per process and pair of filesystems. Raises `EngineUnavailable` if the
-    `requested` engine is unknown or does not work here.
+    Each engine is tried once per process and pair of filesystems. Raises `EngineUnavailable` if the `requested` engine
+    is unknown or does not work here.
     """
     places = _Places.at(source, beside)
     if requested is None:
@@ -94,7 +94,7 @@ class _Places(NamedTuple):
 
 
 def _status(directory: Path) -> os.stat_result:
-    with failing_to("look at", directory):
+    with failing_to("examine", directory):
         descriptor = open_directly(os.fspath(directory))
         try:
             return calls.fstat(descriptor)
@@ -198,17 +198,17 @@ _TIMED = frozenset({"ext4", "xfs", "btrfs"})
 
 
 def cleans_each_file(source: str | Path) -> bool:
-    """Whether pages of a file are clean after `start_writing`; an overlay ignores it, for example."""
+    """Whether `start_writing` cleans the pages of a file; an overlay, for example, ignores it."""
     return sys.platform == "linux" and filesystem_kind(source) in _TIMED
 
 
 def times_tell(source: Path, beside: Path) -> bool:
     """Whether a write to a file of `source` that was synced before always changes its times.
 
-    Not so in memory (tmpfs), for writes through a mapping. Other filesystems are tried, in the directory `beside`; if
-    that is on another one, they are not trusted.
+    On tmpfs, writes through a mapping do not. Unknown filesystems are tried in the directory `beside`; if that is on
+    another filesystem, the times are not trusted.
     """
-    with failing_to("look at", source):
+    with failing_to("examine", source):
         if filesystem_kind(source) in _TIMED:
             return True
         if _status(source).st_dev != _status(beside).st_dev:
@@ -256,7 +256,7 @@ def clone_directory(source: str, payload: str) -> None:
     """Clone with `juicefs clone`, and restore the hard links.
 
     That command takes paths: before it starts and after it ends, no link leads to either.
-    Raises `EngineUnavailable` if JuiceFS cannot: for example, its SQL databases reject an empty extended attribute.
+    Raises `EngineUnavailable` if it fails: for example, JuiceFS on a SQL database rejects empty extended attributes.
     """
     command = [_PROGRAM, "clone", "--preserve", source, payload]
     for each in (source, os.path.dirname(payload)):
@@ -276,7 +276,7 @@ def clone_directory(source: str, payload: str) -> None:
                     try:
                         _link_again(one.enter(first_path), first, other.enter(path), name)
                     except OSError as error:
-                        if error.errno not in GONE:  # if gone, the check for changes finds it
+                        if error.errno not in GONE:  # the check for changes finds files that are gone
                             raise
 
 
@@ -323,9 +323,9 @@ def _link_again(first_directory: int, first: str, here: int, name: str) -> None:
 
 
 def close_clone(clone: TreeWalker, identities: Iterable[tuple[str, bytes]]) -> None:
-    """Let nobody but the owners write to the files and directories of a clone, which have these identities.
+    """Let only the owners write to the files and directories of a clone, which have these identities.
 
-    What belongs to another user stays as it is, unless this one is root.
+    Entries of other users stay as they are, unless this user is root.
     """
     for path, identity in identities:
         for name, mode in modes_in(identity).items():

@@ -1,12 +1,12 @@
-"""Repair of damaged trees: lost and changed files come back from another place that has their content.
+"""Repair of damaged trees: lost and changed files are restored from another place that has their content.
 
-Trees link files of each other, so a damaged file is repaired under every name that any tree has for it:
+Trees link each other's files, so a damaged file is repaired under every name that any tree has for it:
 
-1. Find what is damaged, and every place that may have the same content: in all trees, and in other directories.
-2. Copy it into a scratch directory, compare the hash of the copy, sync.
-3. Rename it into place; last reset the times of the directories, without which they would not be shared again.
+1. Find the damaged files, and every place that may have the same content: in all trees, and in other directories.
+2. Copy the content into a scratch directory, compare the hash of the copy, sync.
+3. Rename the copy into place; last reset the times of the directories: otherwise they would not be shared again.
 
-A kill leaves each name with the old file or the repaired one. Directories and symbolic links come back from the
+A kill leaves each name with the old file or the repaired one. Directories and symbolic links are restored from the
 manifest.
 """
 
@@ -50,8 +50,8 @@ class RepairedFile(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A name of a stored file, symbolic link or directory: its path, the record of its directory, or its own if it is
-    one, and its entry."""
+    """A name of a stored file, symbolic link or directory: its path, its entry, and the body of its directory, or its
+    own body if it is a directory."""
 
     path: str
     body: bytes
@@ -66,9 +66,9 @@ class _Name(NamedTuple):
 def repair(
     damaged: Iterable[Path], trees: Iterable[Path], directories: Iterable[Path], room: Path
 ) -> list[RepairedFile]:
-    """Repair trees with content from all `trees` and `directories`; return what was repaired.
+    """Repair trees with content from all `trees` and `directories`; return the repaired files.
 
-    `room` is a new directory on the filesystem of the trees, which the caller keeps from being moved.
+    `room` is a new directory on the filesystem of the trees. The caller makes sure that no tree is moved.
     """
     bad, records = list[_Name](), dict[str, bytes]()
     for name in _names(damaged, None):  # 1
@@ -89,14 +89,14 @@ def repair(
     for each in sorted(changed, reverse=True):  # those below first
         with writing(each), _entered(each) as here:
             found = set(map(os.fsencode, scan_directory(here).names))
-            if found <= raw_entries(records[each]).keys():  # else it must not be shared, with what is extra
+            if found <= raw_entries(records[each]).keys():  # else it must not be shared: it has extra files
                 Attributes(None, kept=True).finish_directory(here, *meta_of_directory(records[each]))
     sync_tree(room)
     return [RepairedFile(shown(name.path), shown(source)) for name, source in placed]
 
 
 def _names(trees: Iterable[Path], wanted: set[str] | None) -> Iterator[_Name]:
-    """The names of wanted content (None: of all) in these trees. A manifest that was changed proves nothing."""
+    """The names of wanted content (None: of all) in these trees. Trees whose manifest was changed are left out."""
     seen: set[str] = set()
     for tree in trees:
         with suppress(Failure, ValueError, struct.error), Stored(tree) as stored:  # verifying reports it
@@ -133,7 +133,7 @@ def _is_damaged(stored: Stored, path: bytes, entry: ManifestEntry) -> bool:
 
 
 def _sources(names: Iterable[_Name], directories: Iterable[Path]) -> dict[str, str]:
-    """A file that has the content, by its hash. A symbolic link or directory, which has none, needs only its entry."""
+    """For each hash, a file with that content. A symbolic link or directory has no hash and needs only its entry."""
     found = {"": "the manifest"}
     hashes: defaultdict[int, set[str]] = defaultdict(set)
     for name in names:
@@ -158,9 +158,9 @@ def _entered(path: str) -> Iterator[int]:
 
 
 def _files(names: Iterable[_Name], directories: Iterable[Path]) -> Iterator[tuple[int, str, str]]:
-    """These names, then everything below the directories but directories, as far as it can be listed.
+    """These names, then everything below the directories, except directories, as far as it can be listed.
 
-    For each, the descriptor of its directory, its name and its path.
+    Each is given by the descriptor of its directory, its name and its path.
     """
     for directory, inside in groupby(names, lambda name: os.path.dirname(name.path)):
         with suppress(OSError, Failure), _entered(directory) as here:
@@ -196,7 +196,7 @@ def _write(draft: Path, entry: ManifestEntry, source: str) -> bool:
 
 
 def _place(draft: Path, name: _Name) -> bool:
-    """Give the name its repaired file; False if a directory is in its place, or a file in place of its directory."""
+    """Move the repaired file to its name; False if a directory is in its place, or a file in place of its directory."""
     with writing(name.path), suppress(IsADirectoryError, NotADirectoryError):
         make_directories(Path(name.directory), mode=KEPT_MODE)
         with parent_of(draft) as (room, _), _entered(name.directory) as here:

@@ -50,13 +50,13 @@ def materialise(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Materialised:
-    """Create `destination` with the content of the tree, or of the one path `only` of it.
+    """Create `destination` with the content of the tree, or of its path `only`.
 
-    Shares nothing with the snapshot except blocks that the filesystem copies on write. Writes `cache` for the new
-    directory, so that its first capture does not read it. Not synced.
+    It shares nothing with the snapshot except blocks that the filesystem copies on write. `cache` is written for the
+    new directory, so that its first capture need not read it. Not synced.
 
-    Compares everything with the manifest, and the manifest with `.READY`. Files that are missing or have other content
-    are left out; if there are any, raises `Corrupt` when the rest is in place.
+    Everything is compared with the manifest, and the manifest with `.READY`. Files that are missing or have other
+    content are left out; if there are any, `Corrupt` is raised when the rest is in place.
     """
     _require_ready(tree)
     manifest = Manifest.read(tree)
@@ -211,7 +211,7 @@ class _Restore:
         self._lose(entry.path, lost)
 
     def _first_name(self, entry: ManifestEntry, top: bytes) -> str | None:
-        """The path of the copy's first name of the same file; None if this is the first."""
+        """The path in the copy of the first name of the same file; None if this name is the first."""
         if not entry.first_link:
             return None
         if not top or entry.first_link.startswith(top + b"/"):
@@ -278,7 +278,7 @@ class _Restore:
         self._lose(path, lost)
 
     def write_cache(self, cache: Path) -> None:
-        """Record what was restored, once its times are old enough to be trusted."""
+        """Record the restored directories, once their times are old enough to be trusted."""
         time.sleep(_A_TICK)
         with TreeWalker(self.destination) as walker, suppress(OSError):  # the cache only saves time
             here = walker.enter("")
@@ -295,7 +295,7 @@ class _Restore:
 
 
 def _matches(body: bytes, listing: Listing) -> bool:
-    """Whether a directory matches its record: not if the filesystem cannot hold all of it."""
+    """Whether a directory matches its record; False if the filesystem cannot hold all of it."""
     entries = raw_entries(body)
     if len(entries) != len(listing.names) or body[:HEAD_OF_BODY] != head_of_body(listing.own):
         return False
@@ -342,7 +342,7 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
 def exchange(one: Path, other: Path) -> None:
     """Swap two paths of one filesystem, or raise `ExchangeUnavailable`. Commit point: the exchange.
 
-    Both keep their modification times. (xfs sets that of a directory that gets another parent by an exchange.)
+    Both keep their modification times. (xfs would change that of a directory that an exchange gives another parent.)
     """
     try:
         with parent_of(one) as (here, name), parent_of(other) as (there, other_name):

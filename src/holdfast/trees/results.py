@@ -16,7 +16,7 @@ class Captured(NamedTuple):
     stored_bytes: int
     not_preserved: tuple[str, ...]
     special: tuple[str, ...]
-    damaged: tuple[str, ...] = ()  # directories of the base that were captured anew
+    damaged: tuple[str, ...] = ()  # directories of the base that were captured again
     left_out: dict[str, int] | None = None  # of a capture by git
 
 
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A problem of a tree: a word and a sentence for people."""
+    """A problem of a tree: `what` is a word for programs, `detail` a sentence for people."""
 
     path: str
     what: str

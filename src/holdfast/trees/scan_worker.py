@@ -84,7 +84,7 @@ def _scan(walker: Walker, device: int, watch: int, mounts: frozenset[str], paren
 
 
 def _report(path: str, number: int, listing: Listing) -> list[bytes]:
-    """The report of a directory; none unless it has only files with one name and symbolic links."""
+    """The report of a directory; empty unless it has only symbolic links and files with one name."""
     statuses = listing.statuses
     kinds = {each.st_mode & _KIND for each in statuses}
     if listing.linked or kinds - {_FILE, _LINK}:
@@ -131,7 +131,7 @@ class ScanWorker(Closing):
         self._process = process
         self.pipe = process.stdout.fileno()
         self.cache = StatCache()
-        """Reports are compared with it."""
+        """The cache that reports are compared with."""
         self._watch = watch
         self._reports: dict[str, ScanReport] = {}
         self._arrived: list[str] = []
@@ -163,7 +163,7 @@ class ScanWorker(Closing):
         """The report of `path`, if it has arrived.
 
         The worker scans everything that follows `path` in name order before `path`, except its subdirectories. So once
-        it reports a directory without subdirectories, the two have met, and it is stopped.
+        it has reported a `path` without subdirectories, the two processes have met, and it is stopped.
         """
         report = self._reports.pop(path, None)
         if report is None and self._running:

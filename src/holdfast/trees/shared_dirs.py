@@ -2,9 +2,9 @@
 
 A directory that is unchanged since the base is not stored again. The tree records its location instead: the name of the
 tree that stores it, never of one that only refers to another, and its path there. So a tree's own list names everything
-that it needs of others, and a tree that no list names is needed by none.
+that it needs from others, and no tree needs one that no list names.
 
-    file   = "holdfast homes 1\\n", u32 number of trees, tree*, record*, u32 0xffffffff, u32 CRC-32 of what is
+    file   = "holdfast homes 1\\n", u32 number of trees, tree*, record*, u32 0xffffffff, u32 CRC-32 of everything
              before these two
     tree   = u32 length of name, name
     record = u32 number of the tree from 0, u32 length of path, u32 length of the path there or 0xffffffff if
@@ -55,16 +55,17 @@ _HINT = (
 
 
 class SharedDirectory(NamedTuple):
-    """Where a directory is stored: the name of a tree, and the path in it."""
+    """The location of a stored directory: the name of a tree, and the path in it."""
 
     tree: str
     path: bytes
 
 
 def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes, SharedDirectory]:
-    """The directories of a tree that others store. Raises `Corrupt` if the list is damaged.
+    """The directories of a tree that others store. Raises `Corrupt` if the list is damaged, or if a `complete` tree has
+    lost it.
 
-    Also if a `complete` tree has lost it: its `.READY` says whether it has one.
+    The `.READY` of a tree says whether the tree has a list.
     """
     where = f"{os.fspath(tree)}/{HOMES}"
     try:
@@ -151,7 +152,7 @@ def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
 
 
 def tree_beside(tree: Path, name: str) -> Path:
-    """The one of `places_beside` that exists at this moment."""
+    """The first of `places_beside` if it exists at this moment, else the second."""
     beside, retained = places_beside(tree, name)
     return beside if entry_exists(beside) else retained
 
@@ -235,7 +236,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def share_tree(tree: Path, new_tree: Path) -> None:
-    """Create `new_tree`, which will stand beside `tree`, with the same content: it records the locations."""
+    """Create `new_tree` with the content of `tree`, beside which it will be moved: it only records locations."""
     manifest = Manifest.read(tree)
     with writing(new_tree):
         with Directory.open(new_tree.parent) as parent:
@@ -264,8 +265,8 @@ def link_or_copy_file(source: Path, target: Path) -> None:
 
 
 def adopt_tree(tree: Path) -> None:
-    """Give the files beside the payload of a new tree to the owner of the repository, or to the group that shares it:
-    the umask of whoever made them does not count. Raises `OSError`."""
+    """Give the files beside the payload of a new tree to the owner of the repository, or to the group that shares it,
+    whatever the umask of their creator. Raises `OSError`."""
     with Directory.open(tree) as directory:
         if directory.adopts():
             for name in (MANIFEST, HOMES, READY):

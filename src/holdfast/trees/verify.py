@@ -37,7 +37,7 @@ _KEPT = KEPT_MODE & ~0o400  # the owner can always read; snapshots of earlier ve
 
 
 def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
-    """Read everything and yield the problems: none for a sound tree.
+    """Read everything and yield the problems; none for a sound tree.
 
     `what` is `ready` (the `.READY` file), `manifest`, `homes` (the list of shared directories), `missing`,
     `extra`, `unreadable`, `kind`, `content`, `target`, `mode` or `mtime`.
@@ -233,7 +233,7 @@ def compare(tree_a: Path, tree_b: Path) -> Iterator[Change]:
 
 
 def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> Iterator[Change]:
-    """The changes from a tree (None: from nothing) to a directory; files as in the cache are not read."""
+    """The changes from a tree (None: from nothing) to a directory. Files that equal their cache record are not read."""
     records: _Records = iter(()) if tree is None else Manifest.read(tree).records()
     with ExitStack() as stack:
         walker = stack.enter_context(TreeWalker(source))

@@ -67,12 +67,12 @@ def unwritable(path: str, error: OSError) -> IoFailure:
 
 
 def writing(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-    """Raise the failure to write `path` for an `OSError` of the block."""
+    """Turn an `OSError` in the block into the failure to write `path`."""
     return failing_to("write", shown(os.fspath(path)))
 
 
 def open_directory(path: str) -> int:
-    """Open a directory to which no symbolic link leads; `PathEscape` at one."""
+    """Open a directory; `PathEscape` if its path has a symbolic link."""
     try:
         return open_directly(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -84,7 +84,7 @@ def open_directory(path: str) -> int:
 
 
 def read_whole(path: str) -> bytes:
-    """All of a regular file that fits into memory. Raises `OSError`, or `PathEscape` at a link in the path."""
+    """The content of a regular file that fits into memory. Raises `OSError`, or `PathEscape` at a link in the path."""
     flags = os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
     with parent_of(path) as (here, name), opened(name, flags, dir_fd=here) as descriptor:
         status = calls.fstat(descriptor)
@@ -109,8 +109,8 @@ def allocated(status: os.stat_result) -> int:
 class Walker(Closing):
     """Opens directories below a root; the ancestors of the current one stay open.
 
-    Each step from the top of the filesystem refuses a symbolic link, even if the tree changes meanwhile. Of a very deep
-    path only some descriptors are kept, so neither their number nor the length of a path limits the depth.
+    Each step from the top of the filesystem refuses a symbolic link, even if the tree changes meanwhile. On a very deep
+    path, only some descriptors are kept, so neither their number nor the length of a path limits the depth.
     """
 
     _open_root = staticmethod(open_directly)
@@ -127,7 +127,7 @@ class Walker(Closing):
             return self._open[-1]
         common, rest = self._shared_with(path)
         self._leave(common)
-        self._path = None  # until it is reached
+        self._path = None  # until `path` is reached
         level = common
         while self._open[level] == _CLOSED:
             level -= 1
@@ -143,7 +143,7 @@ class Walker(Closing):
             raise unreadable(self.root, error) from error
 
     def _shared_with(self, path: str) -> tuple[int, list[str]]:
-        """How many levels of the current path lead to `path` too, and the names that follow.
+        """The number of levels that the current path shares with `path`, and the names that follow.
 
         Most paths lie below the current directory or beside it; those two cases avoid splitting the path.
         """
@@ -226,7 +226,7 @@ def _remove(here: int, name: str, where: str) -> None:
         refuse_mounts(top, where, "removed")
         numbers = count(1)
         while _empty(top, numbers):
-            pass  # directories that were moved up are left
+            pass  # the directories that were moved up come next
     finally:
         close_quietly(top)
     calls.rmdir(name, dir_fd=here)
@@ -243,7 +243,7 @@ def refuse_mounts(top: int, where: str, action: str) -> None:
 def _empty(top: int, numbers: Iterator[int]) -> bool:
     """Empty an open directory down to a depth limit; return whether deeper directories are left.
 
-    Those are moved up to the top, so neither descriptors nor the stack grow with the depth.
+    They are moved up to the top, so neither the descriptors nor the stack grow with the depth.
     """
     moved = False
     stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
@@ -288,8 +288,8 @@ def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
 
 
 def move_away(here: int, name: str, target: int, new_name: str, where: str) -> None:
-    """Move a directory into the open one `target`, or remove it at once if its tree is a subvolume, out of which
-    nothing moves."""
+    """Move a directory into the open directory `target`; or remove it at once if its tree is a subvolume, out of which
+    nothing can be moved."""
     with contextlib.suppress(FileNotFoundError):
         make_movable(here, name)
         try:
@@ -334,7 +334,7 @@ def make_writable(here: int) -> None:
     """Give the owner of an open directory all permissions, if this process may."""
     mode = calls.fstat(here).st_mode
     if mode & stat.S_IRWXU != stat.S_IRWXU:
-        with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
+        with contextlib.suppress(PermissionError):  # not ours, but removing may still be allowed
             calls.chmod(here, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
@@ -347,7 +347,7 @@ def make_movable(here: int, name: str) -> None:
 
 @contextlib.contextmanager
 def synced(directory: Path) -> Iterator[None]:
-    """Bring everything that this block writes to the filesystem of `directory` to disk, with one syncfs.
+    """Sync everything that the block writes to the filesystem of `directory`, with one syncfs.
 
     The descriptor is opened before the block: the system reports a disk error to every descriptor that was open at the
     time, but to later ones only if it has not been reported yet.
