@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import PartialSnapshot
+from holdfast.errors import PartialSnapshot, UsageFailure
 from holdfast.repository.compare import Comparison, compare, patches, status
 from holdfast.repository.context import MAIN, Proof, RepositoryContext
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
@@ -83,6 +83,11 @@ def test_two_snapshots_are_compared_in_the_given_order(site: Site) -> None:
 
 
 @pytest.mark.req("LC-27")
+def test_a_newer_snapshot_without_an_older_one_is_refused(site: Site) -> None:
+    with pytest.raises(UsageFailure, match="needs the older snapshot"):
+        compare(site.context, MAIN, None, site.take("v1"))
+
+
 def test_a_partial_snapshot_is_not_compared(site: Site) -> None:
     (site.context.paths.tree(site.take("v1")) / ".READY").unlink()
     for old in ("v1", None):

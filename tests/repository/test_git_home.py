@@ -32,6 +32,7 @@ from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise, finish_deinit_around
+from holdfast.repository.git_paths import GitPaths
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
 from holdfast.repository.init import initialise, is_repository
 from holdfast.repository.repository import Repository, find_repository
@@ -310,6 +311,21 @@ def test_a_commit_without_a_branch_survives_the_removal_of_its_worktree(reposito
 
     git("gc", "-q", "--prune=now", at=path)
     assert git("for-each-ref", f"--contains={commit}", at=path)
+
+
+def test_a_directory_that_is_moved_away_while_it_is_looked_at_is_missing_and_not_replaced(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.worktrees.create("a")
+    check = GitPaths.check
+
+    def check_late(paths: GitPaths, worktree: str, path: Path) -> None:
+        path.rename(path.with_name("moved"))
+        check(paths, worktree, path)
+
+    monkeypatch.setattr(GitPaths, "check", check_late)
+    with pytest.raises(NotFound, match="has lost its directory"):
+        repository.path("a")
 
 
 def test_a_worktree_that_git_has_locked_is_removed_only_by_force(repository: Repository, path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
+from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge, UsageFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, chosen, failing_to, move, status_at
 from holdfast.repository.context import Descriptor, RepositoryContext
@@ -55,8 +55,10 @@ def status(context: RepositoryContext, worktree: str) -> Comparison:
 
 
 def compare(context: RepositoryContext, worktree: str, old: str | None, new: str | None) -> Comparison:
-    """The changes from the snapshot `old` to the snapshot `new`, or to the worktree; without `old`, see `status`."""
+    """The changes from the snapshot `old` to the snapshot `new`, or to the worktree; without both, see `status`."""
     if old is None:
+        if new is not None:
+            raise UsageFailure("a comparison needs the older snapshot too", worktree=worktree, new=new)
         return status(context, worktree)
     before = _snapshot(resolve(context, old, worktree=worktree))
     if new is None:

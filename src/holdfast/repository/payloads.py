@@ -129,11 +129,20 @@ def directory_of(context: RepositoryContext, worktree: str) -> Path:
             message = f"the path of the worktree {worktree} is not a directory: {where}"
             raise DirectoryReplaced(message, worktree=worktree, path=where) from failure
         except NotFound:
-            hint = "It was moved or deleted. Put it back, or restore a snapshot in place."
-            message = f"the worktree {worktree} has lost its directory {path}"
-            raise NotFound(message, hint=hint, worktree=worktree, path=str(path)) from None
-    context.paths.check(worktree, path)
+            raise _directory_lost(worktree, path) from None
+    try:
+        context.paths.check(worktree, path)
+    except DirectoryReplaced:
+        if status_of(context.paths, worktree) is None:  # it has been moved away meanwhile
+            raise _directory_lost(worktree, path) from None
+        raise
     return path
+
+
+def _directory_lost(worktree: str, path: Path) -> NotFound:
+    hint = "It was moved or deleted. Put it back, or restore a snapshot in place."
+    message = f"the worktree {worktree} has lost its directory {path}"
+    return NotFound(message, hint=hint, worktree=worktree, path=str(path))
 
 
 def refuse_replaced(context: RepositoryContext, worktree: str) -> None:

@@ -192,7 +192,7 @@ class ScratchWorktree(NamedTuple):
 def scratch_worktree(paths: GitPaths, run_id: str, purpose: str, *, kept: int) -> Iterator[ScratchWorktree]:
     """A scratch worktree for one run: a free one, preferably one that is prepared for the same purpose, or a new one.
 
-    Locked for the block. On exit, processes of the run in it are ended, and a worktree numbered above `kept` is removed.
+    Locked for the block. On exit, processes of the run in it are ended. A worktree numbered above `kept` is removed.
     """
     found, lock = _lock_one(paths, purpose)
     with lock:
