@@ -17,7 +17,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its threads would disturb tests of other files that need a quiet process
 def server(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     with serving([sample.root], tmp_path_factory.mktemp("data")) as made:
         yield made
