@@ -28,7 +28,7 @@ if sys.platform != "win32":
 
 TIME_LIMIT = 10.0
 """Seconds of its own time until a command counts as hanging: hundreds of times what the slowest one needs."""
-MEMORY_LIMIT = 1 << 30
+MEMORY_LIMIT = 1 << 30  # beyond the memory of the process that forks the command
 FILE_LIMIT = 64 << 20
 MOST_OUTPUT = 1 << 20
 HUNG = "it hangs"
@@ -174,8 +174,9 @@ def _become(job: Job, streams: Sequence[int], work: Callable[[], int], prepare: 
 
 
 def _limit() -> None:
-    if sys.platform != "win32":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    if sys.platform == "linux":
+        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()  # of the forking process
+        resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY_LIMIT, own + MEMORY_LIMIT))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
