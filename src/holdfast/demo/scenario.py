@@ -95,7 +95,7 @@ class _Scenario:
         self._started = 0
         self._chance = random.Random(plan.seed)
         self._kill_at = [self._chance.uniform(1.0, 3.0) for _ in range(KILLS)]
-        self._pause_at = self._chance.uniform(1.5, 3.5)
+        self._pause_at = self._chance.uniform(0.5, 1.5)  # well before the last issue is done
         self._paused: tuple[Agent, str, int] | None = None
         self._began = time.monotonic()
 

@@ -125,7 +125,7 @@ def _node(asked: PageRequest, issue: IssueSummary, state: State, place: tuple[in
     assignee = f" · {issue.assignee}" if issue.assignee else ""
     texts = (
         h("text", shortened(issue.title, 30), x=0, y=17),
-        h("text", shortened(f"{issue.id[:SHORT]} · {STATES[state]}{assignee}", 36), x=0, y=32, class_="small"),
+        h("text", shortened(f"{issue.id[:SHORT]} · {STATES[state]}{assignee}", 33), x=0, y=32, class_="small"),
     )
     parts: list[Child] = [
         h("title", f"{issue.id[:SHORT]} {label}"),

@@ -10,8 +10,13 @@ function instantAt(event) {
   return { x: at.x, instant: +begin + share * (end - begin), inside: share >= 0 && share <= 1 };
 }
 
-// Where the lanes are wider than the screen, show their end: the present.
-if (place && !new URL(location.href).searchParams.has("at")) place.scrollLeft = place.scrollWidth;
+// Where the lanes are wider than the screen, show the chosen moment, or else the present.
+if (place) {
+  const { begin, end } = place.dataset;
+  const at = new URL(location.href).searchParams.get("at");
+  const share = at === null ? 1 : (at - begin) / (end - begin);
+  place.scrollLeft = share * place.scrollWidth - place.clientWidth / 2;
+}
 
 place?.addEventListener("pointermove", (event) => {
   const { x, inside } = instantAt(event);
