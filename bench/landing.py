@@ -1,4 +1,4 @@
-"""`holdfast land --all` beside the bare commands of git that make the same merges; and how many checks a queue needs.
+"""`holdfast land --all` beside the bare git commands that make the same merges; and how many checks a queue needs.
 
 The entries are queued before: every one changes a file of its own. The floor merges them one after the other with
 `git merge-tree`, `git commit-tree` and `git update-ref`: it has no queue, no record and no lock, leaves the checkout

@@ -571,7 +571,7 @@ class NotDurable(IoFailure, code="E_NOT_DURABLE"):
 class GitFailed(Failure, code="E_GIT_FAILED"):
     """A git command failed."""
 
-    output = b""  # git's standard output: some commands of git give an answer there and a nonzero exit status
+    output = b""  # git's standard output: some git commands give an answer there and a nonzero exit status
     hint = "git's own message says why. With --json, `command` and `stderr` have the details."
 
 

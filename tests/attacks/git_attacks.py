@@ -82,7 +82,7 @@ def settings() -> Iterator[Attack]:
     yield Attack("git's settings say that it is bare", _settings("[core]\nbare = true\n"), ALL)
     yield Attack("git's settings have an unknown extension", _settings("[extensions]\nunknown = x\n"), ALL)
     yield Attack("git's settings exclude by a file of the home", _settings("[core]\nexcludesFile = {home}/x\n"), ALL)
-    yield Attack("every hook of git does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), ALL)
+    yield Attack("every git hook does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), ALL)
     yield Attack("attributes name programs that nobody has set", _attributes, ALL)
     yield Attack("the records are behind a link, and git's settings have filters", _behind_a_link, ALL)
 

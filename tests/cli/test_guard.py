@@ -142,7 +142,7 @@ def test_the_guarding_hooks_load_only_a_few_more_modules(root: Path, theirs: Run
 
     assert without_git(loaded_by(*before_write, stdin=payload("main/a"))) == (0, HOOKED)
     assert without_git(loaded_by(*before_write, stdin=payload("worktrees/theirs/a"))) == (2, HOOKED | REFUSED)
-    assert without_git(loaded_by("hook", "pre-commit")) == (0, HOOKED)  # here, which may be a checkout of git
+    assert without_git(loaded_by("hook", "pre-commit")) == (0, HOOKED)  # here, which may be a git checkout
     in_main = json.dumps({"cwd": str(root / "main")})
     assert without_git(loaded_by("hook", "after-tool", stdin=in_main)) == (0, HOOKED | LIVENESS)
 

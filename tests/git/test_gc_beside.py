@@ -21,7 +21,7 @@ from tests.git.conftest import Home, commit_all, content_of, git, write
 
 @contextmanager
 def repeated(*actions: list[str], directory: Path, pause: threading.Lock) -> Iterator[list[str]]:
-    """Run commands of git one after the other, over and over, during the block; yields what went wrong."""
+    """Run git commands one after the other, over and over, during the block; yields what went wrong."""
     done = threading.Event()
     wrong: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Two branches of git that changed the same issues, merged by real git with the driver that `setup git` installs."""
+"""Two git branches that changed the same issues, merged by real git with the driver that `setup git` installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on linked and isolated worktrees, killed around each command of git and at each durable step of our own.
+"""Operations on linked and isolated worktrees, killed around each git command and at each durable step of our own.
 
 `test_git_kills` kills git along with our process.
 """

@@ -1,4 +1,4 @@
-"""What only a git home has: adopting a checkout in place, branches, and kills at every command of git."""
+"""What only a git home has: adopting a checkout in place, branches, and kills at every git command."""
 
 from __future__ import annotations
 
@@ -902,7 +902,7 @@ class DiesAtGit:
 
 
 def killed_at_git(case: Scenario, directory: Path, number: int, *, after: bool) -> int | None:
-    """Run a case in a child that dies at this command of git; None if it died, else how often it starts git.
+    """Run a case in a child that dies at this git command; None if it died, else how often it starts git.
 
     Another git may outlive the child for a moment. It holds the child's locks, so it is waited for.
     """
@@ -927,7 +927,7 @@ def _start_dying(case: Scenario, directory: Path, number: int, *, after: bool) -
 
 
 def kill_at_git_commands(case: Callable[[], Scenario], scratch: Path) -> int:
-    """Kill a case before or after each of its commands of git in turn, and check it; return how many it has."""
+    """Kill a case before or after each of its git commands in turn, and check it; return how many it has."""
     for number in sweep():
         directory = scratch / str(number)
         directory.mkdir()

@@ -85,7 +85,7 @@ def everything_in(directory: Path) -> dict[str, tuple[int, int]]:
 def test_commits_of_a_person_stay_while_main_is_looked_at(
     repository: Repository, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit before each command of git that Holdfast runs: whatever that knew before it is old by then."""
+    """A commit before each git command that Holdfast runs: whatever that knew before it is old by then."""
     made: list[str] = []
     run, one_person = Git.run, threading.Lock()
 

@@ -1,6 +1,6 @@
 """Operations in a git home, killed together with their git, at every call of git's that changes the disk.
 
-`test_git_home` has the cases. `test_git_crashes` kills our process alone: around each command of git, and at each call
+`test_git_home` has the cases. `test_git_crashes` kills our process alone: around each git command, and at each call
 of our own.
 """
 

@@ -100,7 +100,7 @@ class Person:
     def __init__(self, project: Project, seed: str) -> None:
         self.project, self.top, self.chance = project, project.top, random.Random(seed)
         self.number = 0
-        self.said = ""  # by the command of git that failed last
+        self.said = ""  # by the git command that failed last
         self.kept: dict[str, str] = {}  # the contents of files that nobody else touches
 
     def git(self, *words: str) -> bool:

@@ -300,7 +300,7 @@ def test_the_content_of_a_worktree_without_snapshots_is_kept_too(site: Site) -> 
     assert new.restored_from == site.first
 
 
-@pytest.mark.plain_home("a checkout of git that is gone has no git directory either")
+@pytest.mark.plain_home("a git checkout that is gone has no git directory either")
 def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
     site.payload.rename(site.context.paths.root / "away")
     site.restore()

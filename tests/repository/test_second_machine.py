@@ -1,4 +1,4 @@
-"""Two machines with nothing in common but a server and a remote of git: each has its own network, hostname and disk.
+"""Two machines with nothing in common but a server and a git remote: each has its own network, hostname and disk.
 
 A machine is a network namespace (`tests.support.machines`); a command on it also has a mount namespace in which the
 machine's own disk is at `disk/`, and the disks of the others cannot be reached. The remote is a bare repository behind

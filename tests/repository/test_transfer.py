@@ -579,7 +579,7 @@ def test_fetches_at_the_same_time_publish_each_snapshot_once(here: Machine, ther
 def test_snapshots_of_a_sha256_repository_travel(scratch: Path) -> None:
     remote = scratch / "remote256.git"
     git("init", "-q", "--bare", "-b", "trunk", "--object-format=sha256", remote)
-    seed = scratch / "seed256"  # older versions of git clone an empty repository in the wrong format
+    seed = scratch / "seed256"  # older git versions clone an empty repository in the wrong format
     git("init", "-q", "-b", "trunk", "--object-format=sha256", seed)
     put_files(seed, {"README": "read me"})
     git("add", "-A", at=seed)

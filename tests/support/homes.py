@@ -128,7 +128,7 @@ def approve_programs(top: Path) -> None:
 
 
 def git(*arguments: str | Path, at: Path | None = None) -> str:
-    """The output of a command of git, as a user of the tests would run it."""
+    """The output of a git command, as a user of the tests would run it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     who = {f"GIT_{role}_{field}": "user@example" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
     command = ["git", *map(str, arguments)]

@@ -3,7 +3,7 @@
 The steps have the numbers of docs/decisions/0014:
 
 3. Take git's `index.lock`; the caller holds a flock for the checkout, so an existing lock of ours is a dead process's.
-4. HEAD names the branch, no operation of git is in progress, and no untracked file is in the way.
+4. HEAD names the branch, no git operation is in progress, and no untracked file is in the way.
 5. `git read-tree -m -u` through a private copy of the index. git checks every file before it writes one.
 6. The caller moves the branch. **Commit point.**
 7. The private index replaces the user's; or, if HEAD names another branch by now, the files go back.

@@ -142,7 +142,7 @@ def _exact(index: Index, ids: Iterable[str]) -> tuple[Index, Unlisted | None]:
 
 
 def deleted_issues(store: Store) -> set[str]:
-    """The ids that the events call deleted. Merging two branches of git keeps the events of both."""
+    """The ids that the events call deleted. Merging two git branches keeps the events of both."""
     deleted: set[str] = set()
     for entry in store.entries(EVENTS):
         if entry.record.type == "issue_deleted":

@@ -1,4 +1,4 @@
-"""Merging the documents of a tracker that two branches of git have changed: the rules of git's merge driver.
+"""Merging the documents of a tracker that two git branches have changed: the rules of git's merge driver.
 
 1. Each field is merged three ways (`store.merge`): a change of one side stands, and lists are sets.
 2. If both sides changed a field differently, the side that was updated later stands; for a gate, the later result.

@@ -1,4 +1,4 @@
-"""The git home: the user's checkout and linked worktrees of git are the worktrees, and snapshots are commits.
+"""The git home: the user's checkout and linked git worktrees are the worktrees, and snapshots are commits.
 
 `docs/decisions/0013-a-git-checkout-is-a-home.md` has the reasons and the numbered steps.
 """
@@ -52,7 +52,7 @@ _MOST_NAMED = 3
 
 
 class GitHome(GitSnapshots):
-    """A checkout of git with its linked worktrees."""
+    """A git checkout with its linked worktrees."""
 
     kind = "git"
     has_branches = True
@@ -429,5 +429,5 @@ def branch_of(worktree: str) -> str:
 
 def _work(operation: Operation) -> GitWorktree:
     if not operation.git:
-        raise not_understood(f"the operation {operation.operation_id}", "it names no worktree of git")
+        raise not_understood(f"the operation {operation.operation_id}", "it names no git worktree")
     return operation.git

@@ -126,7 +126,7 @@ def checked_checkout(start: str, git_dir: str | None) -> Checkout:
 
 
 class Deinitialised(NamedTuple):
-    """The result of `deinitialise`: the number of removed snapshots, and the linked worktrees of git that stay."""
+    """The result of `deinitialise`: the number of removed snapshots, and the linked git worktrees that stay."""
 
     checkout: Path
     snapshots: int

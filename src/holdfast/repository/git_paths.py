@@ -63,7 +63,7 @@ class GitPaths(RepositoryPaths):
         return next((each for name, each in self.registrations(worktree) if name == worktree), None)
 
     def registrations(self, first: str = "") -> Iterator[tuple[str, Checkout]]:
-        """The linked worktrees of git that we have named, with their names; the one with the git id `first` first."""
+        """The linked git worktrees that we have named, with their names; the one with the git id `first` first."""
         for each in sorted(self.git_ids(), key=lambda git_id: (git_id != first, git_id)):
             git_dir = os.path.join(self.common, "worktrees", each)
             name = name_in(git_dir)

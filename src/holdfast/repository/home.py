@@ -39,7 +39,7 @@ class Home(ABC):
 
     kind: str
     skips_equal = False  # whether a snapshot that equals its parent is not taken
-    has_branches = False  # whether worktrees are worktrees of git
+    has_branches = False  # whether worktrees are git worktrees
     replaces_directory = True  # whether a restore in place puts another directory at the path
     paths: RepositoryPaths
 
@@ -150,7 +150,7 @@ class Home(ABC):
         directory is gone; then nothing is moved."""
 
     def revision(self, text: str) -> str:
-        """The commit that `text` names: a worktree, or a revision of git."""
+        """The commit that `text` names: a worktree, or a git revision."""
         raise NotFound(f"there is no revision {text}", revision=text)
 
     def work_commit(self, worktree: str) -> str | None:

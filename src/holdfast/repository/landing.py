@@ -343,7 +343,7 @@ class Landings:
         target = self.changes.target(target_name(branch))
         ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
         busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in followers(self.git, branch))
-        waits = target.waits_for if target and target.waits_for else "an operation of git" if any(busy) else ""
+        waits = target.waits_for if target and target.waits_for else "a git operation" if any(busy) else ""
         return Preview(branch, commit, frozen_now != commit, conflicts, len(ahead), waits)
 
     def _as_if_committed(self, worktree: str, path: Path, parents: list[str], room: Path) -> tuple[str, Path]:

@@ -165,7 +165,7 @@ def changed_files(overview: Overview) -> dict[str, int]:
 
 
 def with_conflicts(overview: Overview) -> Overview:
-    """The overview with the conflicts of worktrees, if these are worktrees of git. Examines every file."""
+    """The overview with the conflicts of worktrees, if these are git worktrees. Examines every file."""
     if not (overview.is_reachable and is_git_home(str(overview.root))):
         return overview
     from holdfast.repository.conflicts import find_conflicts

@@ -152,7 +152,7 @@ class Snapshots:
     # --- Other machines ----------------------------------------------------------------------------
 
     def push(self, remote: str | None = None, names: Collection[str] | None = None, *, seen_from: str = MAIN) -> Pushed:
-        """Copy all snapshots, or those that `names` name, to a remote of git; see `transfer.push`."""
+        """Copy all snapshots, or those that `names` name, to a git remote; see `transfer.push`."""
         from holdfast.repository import transfer
 
         ids = None if names is None else [self.named(each, seen_from=seen_from).snapshot_id for each in names]
@@ -166,7 +166,7 @@ class Snapshots:
         seen_from: str = MAIN,
         keep_for: float = KEEP_FOR,
     ) -> FetchResult:
-        """Copy snapshots from a remote of git, all or those with these ids or prefixes; see `transfer.fetch`."""
+        """Copy snapshots from a git remote, all or those with these ids or prefixes; see `transfer.fetch`."""
         from holdfast.repository import transfer
 
         return transfer.fetch(self._context, remote, snapshot_ids, worktree=seen_from, keep_for=keep_for)

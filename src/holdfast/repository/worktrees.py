@@ -242,7 +242,7 @@ class Worktrees:
         any name of it; `head` means the head of the worktree `seen_from`.
 
         In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a revision of git; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
+        worktree or a git revision; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
         is a clone that shares objects: commits there write nothing outside its directory.
         """
         name = self._new_name(name, label)
@@ -273,9 +273,9 @@ class Worktrees:
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
     ) -> WorktreeConfig:
-        """Adopt a linked worktree of git, which stays where it is, as a worktree of this repository."""
+        """Adopt a linked git worktree, which stays where it is, as a worktree of this repository."""
         if not self._context.home.has_branches:
-            raise Refused("this repository is not in a git checkout, so it cannot adopt a worktree of git")
+            raise Refused("this repository is not in a git checkout, so it cannot adopt a git worktree")
         path = resolved(path)
         name = self._new_name(path.name if name is None else name, label)
         settle(self._context, name)
