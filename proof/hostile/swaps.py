@@ -41,12 +41,14 @@ class Swapper:
     """Exchanges a directory and a link right before the n-th call that looks the directory up.
 
     Between two such calls the moment makes no difference: all others work in directories that are already open, or
-    elsewhere. With `back`, the exchange is undone right after the call.
+    elsewhere. With `back`, the exchange is undone right after the call. A git that another thread has started ends
+    first: git takes paths, so a swap in the middle of its work may lead it astray, as SECURITY.md says.
     """
 
     def __init__(self, directory: Path, decoy: Path, number: int, *, back: bool = False) -> None:
         self.directory, self.decoy = os.fspath(directory), os.fspath(decoy)
         self._number, self._back = number, back
+        self._programs: list[subprocess.Popen[bytes]] = []
         self.met = 0
 
     @property
@@ -58,11 +60,18 @@ class Swapper:
         """Make a call; for `interposed`."""
         return self.around(attempt.perform) if self._looks_up(attempt) else attempt.perform()
 
+    def start(self, program: subprocess.Popen[bytes], work: Callable[[], None]) -> None:
+        """Start a program; for `announced`."""
+        self.around(work)
+        self._programs.append(program)
+
     def around(self, work: Callable[[], Any]) -> Any:
         """Do something that looks the directory up."""
         self.met += 1
         if self.met != self._number:
             return work()
+        for each in self._programs:
+            each.wait()
         self._swap()
         try:
             return work()
@@ -102,12 +111,12 @@ def _full_path(name: Any, descriptor: int | None) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def announced(start: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+def announced(start: Callable[[subprocess.Popen[bytes], Callable[[], None]], None]) -> Iterator[None]:
     """Let `start` start each program that is run inside the block: it looks up what it pleases."""
     original = subprocess.Popen.__init__
 
     def begin(self: Any, *arguments: Any, **options: Any) -> None:
-        start(lambda: original(self, *arguments, **options))
+        start(self, lambda: original(self, *arguments, **options))
 
     setattr(subprocess.Popen, "__init__", begin)  # noqa: B010 - another signature
     try:
@@ -243,7 +252,7 @@ def _swapping(arena: Arena, number: int, *, back: bool) -> Callable[[], int]:
 
         swapper = Swapper(arena.directory, arena.decoy, number, back=back)
         sys.argv = ["holdfast", *arena.command]
-        with interposed(swapper.intercept, CALLS), announced(swapper.around):
+        with interposed(swapper.intercept, CALLS), announced(swapper.start):
             status = main()
         return status if swapper.is_hit else ENDED
 
