@@ -100,7 +100,7 @@ def _leads_nowhere(argument: ast.expr) -> bool:
 
 # --- Terminal, environment, exit --------------------------------------------------------------------
 
-_FACES_ONLY = frozenset(
+_FRONT_ENDS_ONLY = frozenset(
     [f"builtins.{name}" for name in ("print", "input", "exit", "quit", "SystemExit")]
     + [f"sys.{name}" for name in ("argv", "exit", "stdin", "stdout", "stderr")]
     + [f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")]
@@ -108,14 +108,40 @@ _FACES_ONLY = frozenset(
 )
 
 
-def face_uses(source: str) -> list[Use]:
-    """Actions reserved for faces (command line, server): printing, exiting, reading the environment."""
-    return sorted(names_of(source).uses_of(_FACES_ONLY))
+def front_end_uses(source: str) -> list[Use]:
+    """Actions reserved for front ends: printing, exiting, reading the environment."""
+    return sorted(names_of(source).uses_of(_FRONT_ENDS_ONLY))
 
 
-def face_imports(source: str) -> list[Use]:
-    """Imports of libraries reserved for faces."""
+def front_end_imports(source: str) -> list[Use]:
+    """Imports of libraries reserved for front ends."""
     return sorted(names_of(source).imports_of(("click", "rich")))
+
+
+# --- Layers -----------------------------------------------------------------------------------------
+
+
+def stores_told_apart(source: str) -> list[Use]:
+    """Code that asks which kind of store it has, instead of what the `Store` protocol says."""
+    names = names_of(source)
+    found = []
+    for call in names.walk(ast.Call):
+        match names.dotted(call.func), call.args:
+            case "builtins.isinstance", [_, kind]:
+                known = (names.dotted(each) or "" for each in ast.walk(kind) if isinstance(each, ast.Name))
+                found += [Use(call.lineno, f"isinstance {name}") for name in known if name.endswith("Store")]
+            case "builtins.getattr", [ast.Name(id=owner) | ast.Attribute(attr=owner), *_] if owner.endswith("store"):
+                found.append(Use(call.lineno, f"getattr of {owner}"))
+    return found
+
+
+def contexts_reached(source: str) -> list[Use]:
+    """Code that reaches through a repository to its context, instead of calling a method of `Repository`."""
+    return [
+        Use(node.lineno, "repository.context")
+        for node in names_of(source).walk(ast.Attribute)
+        if node.attr == "context" and getattr(node.value, "id", getattr(node.value, "attr", "")) == "repository"
+    ]
 
 
 # --- Failure classes --------------------------------------------------------------------------------

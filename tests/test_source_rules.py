@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ExitStatus, Failure, all_failures
-from tests.source_rules import Use, face_imports, face_uses, failures_declared, file_system_uses, paths_looked_up
+from tests.source_rules import (
+    Use,
+    contexts_reached,
+    failures_declared,
+    file_system_uses,
+    front_end_imports,
+    front_end_uses,
+    paths_looked_up,
+    stores_told_apart,
+)
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
@@ -31,8 +40,10 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "testing/": "harnesses, outside the code under test",
         "setup/": "files of other programs, which may be links; each is resolved, and refused outside the project",
     },
-    face_uses: {"cli/": "a face", "__main__.py": "a face"},
-    face_imports: {"cli/": "a face", "__main__.py": "a face"},
+    front_end_uses: {"cli/": "a front end", "__main__.py": "a front end"},
+    front_end_imports: {"cli/": "a front end", "__main__.py": "a front end"},
+    stores_told_apart: {"store/": "where the kinds are", "testing/": "the contract of each kind"},
+    contexts_reached: {"repository/": "the layer that the context belongs to"},
     failures_declared: {"errors.py": "the one place that declares them"},
 }
 """Files and directories (ending in a slash) exempt from a rule, with the reason."""
@@ -53,10 +64,14 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "fs/probe.py", "import msvcrt"): "the Windows counterpart of flock, on a throw-away file",
     (file_system_uses, "web/layout.py", ".iterdir()"): "files of this package, wherever it was installed",
     (file_system_uses, "web/layout.py", ".read_bytes()"): "the same",
-    (face_uses, "git/program.py", "os.environ"): "a program of the user's gets the user's environment",
-    (face_uses, "store/approvals.py", "os.environ"): "the user's approvals count for programs as for commands",
-    (face_uses, "store/approvals.py", "os.path.expanduser"): "the user's data directory, which has them",
-    (face_uses, "store/postgres_connections.py", "os.path.expanduser"): "where libpq looks for trusted certificates",
+    (front_end_uses, "git/program.py", "os.environ"): "a program of the user's gets the user's environment",
+    (front_end_uses, "store/approvals.py", "os.environ"): "the user's approvals count for programs as for commands",
+    (front_end_uses, "store/approvals.py", "os.path.expanduser"): "the user's data directory, which has them",
+    (
+        front_end_uses,
+        "store/postgres_connections.py",
+        "os.path.expanduser",
+    ): "where libpq looks for trusted certificates",
     (paths_looked_up, "cli/candidates.py", "calls.listdir"): "completion offers safe names only, whosever they are",
     (paths_looked_up, "cli/candidates.py", "calls.read_small"): "as a help text beside a name",
     (paths_looked_up, "cli/demo.py", "Directory.follow"): "the directory for temporary files",
@@ -67,7 +82,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (paths_looked_up, "cli/setup.py", "calls.stat"): "looks for a command on the user's PATH",
     (paths_looked_up, "git/checkout.py", "calls.read_small"): "finds checkouts as git does, and loads no other module",
     (paths_looked_up, "git/program.py", "calls.stat"): "asks who owns the repository that git is to be started in",
-    (face_uses, "git/configured.py", "os.path.expanduser"): "where git finds a file that a configuration includes",
+    (front_end_uses, "git/configured.py", "os.path.expanduser"): "where git finds a file that a configuration includes",
     (paths_looked_up, "git/configured.py", "calls.read_small"): "reads configurations as git does, wherever they are",
     (paths_looked_up, "git/configured.py", "calls.stat"): "tells whether one of them has changed",
     (paths_looked_up, "git/look.py", "calls.read_small"): "counts the entries of our own index",
@@ -244,7 +259,7 @@ def test_a_name_in_an_open_directory_passes(source: str) -> None:
     ],
 )
 def test_printing_exiting_and_reading_the_environment_are_found(source: str, found: str) -> None:
-    assert found in [use.what for use in face_uses(source)]
+    assert found in [use.what for use in front_end_uses(source)]
 
 
 @pytest.mark.parametrize(
@@ -257,8 +272,30 @@ def test_printing_exiting_and_reading_the_environment_are_found(source: str, fou
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import click",
     ],
 )
-def test_a_library_for_faces_is_found_wherever_it_is_imported(source: str) -> None:
-    assert len(face_imports(source)) == 1
+def test_a_library_for_front_ends_is_found_wherever_it_is_imported(source: str) -> None:
+    assert len(front_end_imports(source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (
+            "from holdfast.store.files import FileStore\nisinstance(s, FileStore)",
+            "isinstance holdfast.store.files.FileStore",
+        ),
+        ("def f():\n    from a import B, CStore\n    return isinstance(s, B | CStore)", "isinstance a.CStore"),
+        ("getattr(self.store, 'address', '')", "getattr of store"),
+    ],
+)
+def test_code_that_tells_stores_apart_is_found(source: str, found: str) -> None:
+    assert [use.what for use in stores_told_apart(source)] == [found]
+
+
+@pytest.mark.parametrize(
+    "source", ["repository.context.store", "opened.repository.context", "f(self.repository.context)"]
+)
+def test_a_front_end_that_reaches_through_a_repository_is_found(source: str) -> None:
+    assert [use.what for use in contexts_reached(source)] == ["repository.context"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def _show_version() -> bool:
     from holdfast import __version__
 
     try:
-        print(f"holdfast {__version__}", flush=True)  # noqa: T201 (a face)
+        print(f"holdfast {__version__}", flush=True)  # noqa: T201 (a front end)
     except OSError:
         return False
     return True

@@ -59,7 +59,7 @@ def test_each_server_is_asked_for_its_version_once_per_process(etcd_url: str, mo
     for _ in range(3):
         with EtcdStore(etcd_url) as store:
             store.read(INDEX)
-            assert str(store.server) == "etcd 3.5.1"
+            assert str(store.version) == "etcd 3.5.1"
     assert len(asked) == 1
 
 
@@ -90,8 +90,8 @@ def test_a_sound_etcd_needs_no_acceptance(server_scratch: Path) -> None:
     try:
         with EtcdStore(strict(server.store_url("x"))) as store:
             assert store.read(INDEX) is None
-            assert store.server is not None
-            assert not store.server.risk
+            assert store.version is not None
+            assert not store.version.risk
             space = store.space()  # 3.4 answers without a header here
             assert space is not None
             assert (space.size > 0, space.alarms) == (True, ())

@@ -239,7 +239,7 @@ def _taken(
 
 def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
     """Warn if the worktree already conflicts with others. A failed search must not keep the agent from working."""
-    if not repository.context.home.has_branches:
+    if not repository.home.has_branches:
         return
     from holdfast.cli.conflicts import conflict_line
     from holdfast.repository.conflicts import find_conflicts

@@ -46,7 +46,7 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
         record["fixed"] = [each.as_record() for each in repaired.fixed]
         record["failed"] = [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed]
     record["findings"] = [each.as_record() for each in findings]
-    server = repository.context.store.server
+    server = repository.server
     record["server"] = str(server) if server else None
     lines += [f"The records are kept by {server}."] if server else []
     for each in findings:

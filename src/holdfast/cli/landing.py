@@ -94,7 +94,7 @@ def land(output: Output, **given: Any) -> None:
     if given["everything"]:
         _work_off(output, repo, work, actor, given["into"])
         return
-    opened, issue_id = _named(repo, work, given["issue_id"])
+    opened, issue_id = _named(output, repo, work, given["issue_id"])
     landings = landings_of(opened.repository, output, actor)
     how = _options(landings, given, opened.worktree, issue_id)
     if given["dry_run"]:
@@ -145,7 +145,9 @@ def _work_off(output: Output, repo: str | None, work: str | None, actor: str | N
     output.result(records, [*_lines(landings, [*decided, *left]), f"{counted(len(left), 'entry')} left."])
 
 
-def _named(repo: str | None, work: str | None, issue_id: str | None) -> tuple[OpenedRepository, str | None]:
+def _named(
+    output: Output, repo: str | None, work: str | None, issue_id: str | None
+) -> tuple[OpenedRepository, str | None]:
     """The worktree to land and its issue. The argument names either of them."""
     issue_id = issue_id or os.environ.get(ISSUE_ID) or None if work is None else issue_id
     if work is None:
@@ -154,9 +156,7 @@ def _named(repo: str | None, work: str | None, issue_id: str | None) -> tuple[Op
     known = [each.worktree_id for each in repository.worktrees.configs()]
     if work in known:
         return OpenedRepository(repository, work), issue_id
-    from holdfast.repository.landing_changes import LandingChanges
-
-    changes = LandingChanges(repository.context, actor="human:unknown")
+    changes = landings_of(repository, output, None).changes
     if changes.has_issues():
         found = changes.tracker.find_id(work)
         worktree = f"issue-{found[:8]}"
@@ -339,7 +339,7 @@ def log(output: Output, *, landing_id: str, repo: str | None) -> None:
 
     repository = open_repository(repo)
     entry = landings_of(repository, output, None).find(landing_id)
-    paths = repository.context.paths
+    paths = repository.paths
     run_id = entry.log or next((run.run_id for run in check_runs(paths) if run.landing_id == entry.landing_id), "")
     if not run_id:
         hint = "The log of a batch is kept under the last of its entries: 'holdfast landing list --all'."

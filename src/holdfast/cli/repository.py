@@ -201,11 +201,11 @@ def fenced_by_name(
     opened: OpenedRepository, lock_id: str | None, environment: Mapping[str, str] = os.environ
 ) -> AbstractContextManager[None]:
     """`fenced` for the lease that the caller names: a later holder may have removed the worktree."""
-    from holdfast.repository.context import Proof, fenced
+    from holdfast.repository.context import Proof
 
     named, token = _named_lease(opened, lock_id, environment)
     known = Proof(named, token) if named and token is not None else None
-    return fenced(opened.repository.context, opened.worktree, known)
+    return opened.repository.fenced(opened.worktree, known)
 
 
 @contextlib.contextmanager

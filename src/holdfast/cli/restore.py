@@ -105,7 +105,7 @@ def _restore_in_place(
     check = partial(opened.repository.snapshots.check_restore, opened.worktree, how)
     inside = (
         how.path is None
-        and opened.repository.context.home.replaces_directory
+        and opened.repository.home.replaces_directory
         and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
     )
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")

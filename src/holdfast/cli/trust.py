@@ -164,7 +164,7 @@ def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int |
     with repository:
         if not adopt:
             try:
-                repository.context.prove_site()
+                repository.prove_files()
             except (FilesUnproven, StoreRestored) as failure:
                 _say(output, f"{failure.message}. {failure.hint}")
             return None

@@ -20,12 +20,9 @@ from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.findings import Severity
 from holdfast.fs import durable
 from holdfast.issues.model import State
-from holdfast.repository import doctor
-from holdfast.repository.checks import all_checks
-from holdfast.repository.context import DESCRIPTORS, Descriptor
+from holdfast.repository.context import Descriptor
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
-from holdfast.store.audit import AuditTrail, verify
 from holdfast.trees.shared_dirs import located, read_shared_directories
 
 
@@ -43,8 +40,7 @@ class Audit(NamedTuple):
 
 def examine(stage: Stage, issues: Sequence[str], exits: Sequence[AgentExit], *, finished: bool, paused: bool) -> Audit:
     repository, ledger, tracker = stage.repository(), stage.ledger(), stage.tracker()
-    store = repository.context.store
-    descriptors = [document.record for _, document in store.scan(DESCRIPTORS)]
+    descriptors = [each.descriptor for each in repository.snapshots.everything().entries]
     events = [each.event for each in ledger.ledger.events()]
     story = [entry.record for entry in tracker.events()]
     findings = [
@@ -62,7 +58,7 @@ def examine(stage: Stage, issues: Sequence[str], exits: Sequence[AgentExit], *, 
         taken_over=sum(bool(each.unknown.get("taken_over_from")) for each in story),
         snapshots=len(descriptors),
         events=len(events),
-        entries=sum(1 for _ in store.entries(AuditTrail().stream)),
+        entries=sum(1 for _ in repository.audit().read()),
         findings=tuple(findings),
     )
 
@@ -84,7 +80,7 @@ def _work(stage: Stage, issues: Sequence[str], story: Sequence[Any]) -> Iterator
 
 
 def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor]) -> Iterator[str]:
-    paths = repository.context.paths
+    paths = repository.paths
     for note in stage.noted():
         worktree, file = f"issue-{str(note['issue'])[:8]}", str(note["file"])
         trees = [paths.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
@@ -126,8 +122,7 @@ def _unverified(repository: Repository, descriptors: Sequence[Descriptor]) -> It
         for problem in repository.snapshots.verify(each.snapshot_id):
             yield f"the snapshot {each.snapshot_id} does not verify: {problem}"
     try:
-        for _ in verify(repository.context.store.entries(AuditTrail().stream)):
-            pass
+        repository.verify_audit()
     except AuditChainBroken as broken:
         yield f"the chain of the audit trail is broken: {broken.message}"
 
@@ -136,7 +131,7 @@ def _stuck(stage: Stage, repository: Repository) -> Iterator[str]:
     for held in look_around(stage.root).holdings:
         if not held.reclaim.safe and held.kind != "file lock":
             yield f"still held: {held.kind} {held.what} by {held.who}"
-    doctor.repair(repository.context, all_checks(repository.context.home))
-    for finding in doctor.examine(repository.context, all_checks(repository.context.home)):
+    repository.repair()
+    for finding in repository.examine():
         if finding.severity is not Severity.NOTE:
             yield f"the doctor finds: {finding.message}"

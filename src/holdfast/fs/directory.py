@@ -85,6 +85,12 @@ def entry_exists(path: str | os.PathLike[str]) -> bool:
     return status_at(path) is not None
 
 
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a directory, not a link to one; a link above it is refused."""
+    status = status_at(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
 def write_all(fd: int, content: bytes | memoryview) -> None:
     """Write all of `content`, in as many calls as the system needs."""
     written = calls.write(fd, content)

@@ -292,8 +292,8 @@ class Transactions:
         """`skew` is how far apart the clocks of the store's clients may be. `root` is the directory for checkpoints, if
         the store is not in files."""
         self.store = store
-        files, address = store.files, getattr(store, "address", "")
-        self._projection = IssueProjection(store, root if files is None else files.path, "" if files else address)
+        files, server = store.files, store.server
+        self._projection = IssueProjection(store, files.path if files else root, server.address if server else "")
         self._clock = clock
         self._skew = skew
         self.actor = actor

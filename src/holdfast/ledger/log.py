@@ -36,7 +36,6 @@ from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.layout import read_checkpoint, write_checkpoint
 from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
-from holdfast.store.served import ServedStore
 
 MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
@@ -261,8 +260,8 @@ class Ledger:
     def sequence(self) -> int:
         """The sequence of the last event, 0 in an empty ledger. A server knows it; in files, it is found by galloping:
         a few reads, however many events."""
-        if isinstance(self.store, ServedStore):
-            return self.store.end(EVENTS)
+        if (server := self.store.server) is not None:
+            return server.end(EVENTS)
         known, leap = self._known, 1
         if known and not self._has_after(known - 1):
             known = 0  # events were removed

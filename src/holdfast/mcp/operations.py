@@ -26,7 +26,7 @@ from holdfast.mcp.calls import Call, Record
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
-from holdfast.repository.context import Consistency, Isolation, Proof, fenced
+from holdfast.repository.context import Consistency, Isolation, Proof
 from holdfast.repository.overview import look_around, with_details
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
@@ -147,7 +147,7 @@ def proven(
         return
     if (held := call.held.lease(key)) is not None:
         proof = Proof(held.lock_id, held.token)
-        with fenced(repository.context, key.worktree, proof):
+        with repository.fenced(key.worktree, proof):
             held.check()
         yield proof
         return

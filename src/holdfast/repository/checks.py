@@ -15,10 +15,8 @@ from holdfast.repository import checks_leftovers, checks_storage, checks_worktre
 from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.ledgers import open_ledger
 from holdfast.repository.opening import open_tracker, tracker_of
-from holdfast.store.fail_fast import FailFastStore
-from holdfast.store.model import Store
+from holdfast.store.model import StoreServer
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
-from holdfast.store.served import ServedStore
 
 if TYPE_CHECKING:
     from holdfast.repository.home import Home
@@ -83,23 +81,22 @@ def store_health(examination: Examination) -> Iterator[Finding]:
             raise
         yield _store_unusable(failure, str(failure.facts.get("store", root / CONFIG)))
         return
-    server = store.server
-    if server is not None and server.risk:
-        message = f"the records are kept by {server}, which {server.risk}"
-        yield findings.of("store-risky", address, message, version=server.version)
-    moved_to = store.moved_to() if isinstance(store, ServedStore | FailFastStore) else None
-    if moved_to is not None:
-        yield findings.of("store-moved", address, f"the records were moved to {moved_to}", moved_to=moved_to)
-    yield from _space(store, address)
+    if (server := store.server) is not None:
+        version, moved_to = server.version, server.moved_to()
+        if version is not None and version.risk:
+            message = f"the records are kept by {version}, which {version.risk}"
+            yield findings.of("store-risky", address, message, version=version.version)
+        if moved_to is not None:
+            yield findings.of("store-moved", address, f"the records were moved to {moved_to}", moved_to=moved_to)
+        yield from _space(server, address)
     if abs(health.clock_difference) > SKEW:
         message = f"the store's clock and this machine's are {format_duration(abs(health.clock_difference))} apart"
         yield findings.of("clock-differs", address, message, **health.as_record())
 
 
-def _space(store: Store, address: str) -> Iterator[Finding]:
+def _space(server: StoreServer, address: str) -> Iterator[Finding]:
     """A server that is full by its own limit, or will be soon, or that has raised another alarm."""
-    space = store.space() if isinstance(store, ServedStore | FailFastStore) else None
-    if space is None:
+    if (space := server.space()) is None:
         return
     facts = space._asdict()
     if FULL in space.alarms:

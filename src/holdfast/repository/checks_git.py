@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast import findings
 from holdfast.findings import Check, Finding
+from holdfast.fs.directory import is_directory
 from holdfast.git import snapshots as commits
 from holdfast.git import transfer
 from holdfast.git.checkout import is_worktree_of
@@ -26,7 +27,7 @@ from holdfast.repository.context import (
     settled_config,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination, RepositoryCheck, is_directory
+from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.retention import effect_of
 from holdfast.repository.worktree_changes import remove
 from holdfast.store.model import Decision, Replace, View

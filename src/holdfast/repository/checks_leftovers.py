@@ -14,14 +14,14 @@ from holdfast.clock import Now, format_ago, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
 from holdfast.findings import Finding
 from holdfast.fs import durable
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, status_at
 from holdfast.fs.names import counted, is_draft_name
 from holdfast.leases.rules import NAMED_LEASES, WAITER_TTL, WORKTREE_LEASES, LeaseKeys, LeaseWaiter
 from holdfast.leases.service import LeaseService, LeaseState
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads, scratch_worktrees
 from holdfast.repository.context import OPERATIONS, WORKTREES, Operation, RepositoryContext, worktree_keys
-from holdfast.repository.doctor import Examination, status_of
+from holdfast.repository.doctor import Examination
 from holdfast.repository.gc import collector_locked, end_dead_runs, open_runs
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
@@ -49,7 +49,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
         if not payloads.is_abandoned(each.path):  # its process was about to lock it when it was listed
             continue
         snapshot_id = each.scratch_id.removesuffix(payloads.SWEPT)
-        if status_of(context.paths.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
+        if status_at(context.paths.tree(snapshot_id)) is not None and examination.descriptor(snapshot_id) is None:
             continue  # nothing else explains the unpublished tree
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         message = f"{each.path} was left by {holder}, which is gone"
@@ -69,7 +69,7 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
                 return False
     except NotFound:
         return True
-    status = status_of(path)
+    status = status_at(path)
     return status is None or now - status.st_mtime < DRAFT_AGE
 
 

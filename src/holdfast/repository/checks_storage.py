@@ -25,14 +25,23 @@ from holdfast.errors import (
 )
 from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, durable, probe
-from holdfast.fs.directory import Directory, failing_to, io_failure, make_directories, move, opened
+from holdfast.fs.directory import (
+    Directory,
+    failing_to,
+    io_failure,
+    is_directory,
+    make_directories,
+    move,
+    opened,
+    status_at,
+)
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.probe import find_capabilities, network_problems
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.leases.rules import WORKTREE_LEASES
 from holdfast.repository import payloads
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext
-from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
+from holdfast.repository.doctor import Examination, names_in
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.retention import effect_of
@@ -95,7 +104,7 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         return
     root = examination.context.paths.root
     for path in _control_directories(root):
-        status = status_of(path)
+        status = status_at(path)
         if status is None or not stat.S_ISDIR(status.st_mode):
             continue
         where, mode = str(path.relative_to(root)), f"{stat.S_IMODE(status.st_mode):04o}"
@@ -351,7 +360,7 @@ def _retire(context: RepositoryContext, snapshot_id: str) -> None:
     def decide(view: View, now: float) -> Decision[None]:
         return Decision([context.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
-    if status_of(context.paths.tree(snapshot_id)) is not None:
+    if status_at(context.paths.tree(snapshot_id)) is not None:
         retire(context, [snapshot_id])
         context.store.transact([context.trail.stream], decide)
         with contextlib.suppress(LockConflict, Corrupt, Refused):  # then the check `remnants` finds it
@@ -413,6 +422,6 @@ def damaged(examination: Examination) -> Iterator[Finding]:
 def _is_ours(examination: Examination, name: str) -> bool:
     """Whether the entry is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
-        status = status_of(examination.context.paths.tree(name))
+        status = status_at(examination.context.paths.tree(name))
         return status is None or stat.S_ISDIR(status.st_mode)
     return is_safe_name(name) and examination.descriptor(name) is not None

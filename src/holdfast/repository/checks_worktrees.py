@@ -11,6 +11,7 @@ import msgspec
 from holdfast import findings
 from holdfast.errors import LockConflict
 from holdfast.findings import Finding
+from holdfast.fs.directory import is_directory, status_at
 from holdfast.repository import history as referring
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -25,7 +26,7 @@ from holdfast.repository.context import (
     settled_config,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
+from holdfast.repository.doctor import Examination, names_in
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
 _CONTROL_FILES = (".jvs", ".holdfast")  # at the top of a payload these names mislead commands
@@ -46,11 +47,11 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
         if is_directory(path) or worktree in examination.operations():
             continue
         if examination.config(worktree) is not None and not is_directory(path):
-            instead = ", and something else is in its place" if status_of(path) is not None else ""
+            instead = ", and something else is in its place" if status_at(path) is not None else ""
             message = f"the directory of {worktree} is missing{instead}: {path}"
             yield findings.of("worktree-directory-missing", worktree, message, path=str(path))
     for name in directories:
-        if name not in configs and name not in pending and status_of(paths.worktrees / name) is not None:
+        if name not in configs and name not in pending and status_at(paths.worktrees / name) is not None:
             yield findings.of("worktree-directory-unknown", name, f"{paths.worktrees / name} belongs to no worktree")
 
 
@@ -59,7 +60,7 @@ def payloads(examination: Examination) -> Iterator[Finding]:
     for worktree in examination.configs():
         payload = examination.context.paths.payload(worktree)
         for name in _CONTROL_FILES if is_directory(payload) else ():
-            if status_of(payload / name) is not None:
+            if status_at(payload / name) is not None:
                 message = f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}"
                 yield findings.of("control-file-in-payload", f"{worktree}/{name}", message)
 

@@ -8,8 +8,6 @@ decides again, or removes something that is provably unused. Repairs are idempot
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -92,20 +90,6 @@ def names_in(path: Path) -> list[str]:
             return sorted(directory.names())
     except NotFound:
         return []
-
-
-def status_of(path: Path) -> os.stat_result | None:
-    """The status of the entry at a path, without following a link; None if nothing is there."""
-    try:
-        with Directory.open(path.parent) as directory:
-            return directory.status(path.name)
-    except NotFound:
-        return None
-
-
-def is_directory(path: Path) -> bool:
-    status = status_of(path)
-    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 RepositoryCheck = Check[Examination]

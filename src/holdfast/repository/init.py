@@ -25,6 +25,7 @@ from holdfast.fs.directory import (
     entry_exists,
     failing_to,
     io_failure,
+    is_directory,
     make_directories,
     move,
     resolved,
@@ -197,7 +198,7 @@ def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> Reposito
         refuse_nested(paths.root, nested=nested)
         _refuse_foreign_content(paths.root)
     except (AlreadyExists, Refused):
-        if not _is_directory(paths.root / CONTROL) or status_at(paths.guards / "init.lock") is None:
+        if not is_directory(paths.root / CONTROL) or status_at(paths.guards / "init.lock") is None:
             raise
         with FileLocker(follow_links=False).lock_exclusive(paths.guards / "init.lock"):
             known = known_format(paths.root)
@@ -229,7 +230,7 @@ def require_free_store(root: Path, address: str) -> RepositoryFormat | None:
 
 def known_format(root: Path) -> RepositoryFormat | None:
     """The format of the repository at `root`; None if there is no repository. Refuses an unknown format."""
-    if not _is_directory(root / CONTROL):
+    if not is_directory(root / CONTROL):
         return None
     store = open_store(root)
     return None if store.read(FORMAT) is None else checked_format(store, root)
@@ -260,7 +261,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
 def is_repository(directory: Path) -> bool:
     """Whether a directory looks like a repository, without asking a server."""
     marks = (f"{CONTROL}/format.json", CONFIG)
-    return _is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
+    return is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
 
 
 def _refuse_foreign_content(root: Path) -> None:
@@ -303,11 +304,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(ascii(name)[1:-1] for name in names[:3]) + more
 
 
-def _is_directory(path: Path) -> bool:
-    status = status_at(path)
-    return status is not None and stat.S_ISDIR(status.st_mode)
-
-
 # --- Importing ----------------------------------------------------------------------------------------
 
 
@@ -318,7 +314,7 @@ def _checked_source(source: Path, root: Path) -> Path:
         raise NotFound(f"there is no directory {source}", path=str(source))
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
-    existing = status_at(root) if _is_directory(root) else None
+    existing = status_at(root) if is_directory(root) else None
     if is_within(root, status) or (existing is not None and is_within(source, existing)):
         message = f"{root} and {source} contain each other: the copy would contain itself"
         raise UsageFailure(message, hint="Create the repository beside the directory to import.", path=str(source))

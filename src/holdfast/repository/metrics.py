@@ -28,11 +28,8 @@ from holdfast.repository.opening import tracker_of
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry
-from holdfast.store.fail_fast import FailFastStore
-from holdfast.store.files import FileStore
 from holdfast.store.model import Record, Store, Stream, StructCodec
-from holdfast.store.open import FILES, address_of, check_store, open_store
-from holdfast.store.served import ServedStore
+from holdfast.store.open import address_of, check_store, open_store
 
 CACHE = "metrics.json"
 ACTOR = "auto:metrics"
@@ -121,15 +118,16 @@ def _of_store(repository: Repository) -> Iterator[Metric]:
     store, address = repository.context.store, address_of(repository.root)
     health, kind = check_store(store, address), address.partition(":")[0]
     yield _gauge("store_up", _UP, 1)
-    server = {"store": kind, "server": str(store.server or ""), "repository": repository.format.repository_id}
-    yield _gauge("info", "The store of the repository; always 1.", 1, **server)
-    if address == FILES:
+    server = store.server
+    version = "" if server is None else str(server.version or "")
+    labels = {"store": kind, "server": version, "repository": repository.format.repository_id}
+    yield _gauge("info", "The store of the repository; always 1.", 1, **labels)
+    if server is None:
         return
     yield _gauge("store_response_seconds", "How long the store took to answer.", health.seconds)
     text = "How far the clock of the store is ahead of this machine's."
     yield _gauge("store_clock_ahead_seconds", text, health.clock_difference)
-    space = store.space() if isinstance(store, ServedStore | FailFastStore) else None
-    if space is not None:
+    if (space := server.space()) is not None:
         yield _gauge("store_size_bytes", "The size of the data on the server.", space.size)
         if space.limit:
             yield _gauge("store_limit_bytes", "The size at which the server refuses to write.", space.limit)
@@ -166,8 +164,8 @@ def _of_streams(repository: Repository) -> Iterator[Metric]:
     with contextlib.suppress(NotFound, Corrupt):
         read = _CODEC.decode(durable.read(path, limit=_MOST_BYTES), CACHE)
         known = read if read.repository_id == repository_id else known
-    if isinstance(store, ServedStore):
-        store.seal(trail)
+    if store.server is not None:
+        store.server.seal(trail)
     audit = _counted(store, trail, _names_of_entry, known.streams.get(trail.name))
     issues = _counted(store, EVENTS, lambda event: [event.type], known.streams.get(EVENTS.name))
     streams = {trail.name: audit, EVENTS.name: issues}
@@ -259,16 +257,16 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
 
 def _of_process(store: Store) -> Iterator[Metric]:
     """Counters of this process alone; useful in a long-lived one."""
-    if isinstance(store, ServedStore):
-        made = store.statistics()
+    if store.server is not None:
+        made = store.server.statistics()
         yield _total("process_commits", "Commits of this process.", made.commits)
         yield _total(
             "process_conflicts",
             "Attempts of this process to commit that conflicted with another commit.",
             made.conflicts,
         )
-    elif isinstance(store, FileStore):
-        locks = store.lock_statistics()
+    elif store.files is not None:
+        locks = store.files.lock_statistics()
         yield _total("process_lock_waits", "Document locks for which this process had to wait.", locks.contended)
         yield _total(
             "process_lock_wait_seconds", "How long this process waited for document locks.", locks.seconds_waited

@@ -30,7 +30,6 @@ from holdfast.store import model
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
 from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream
-from holdfast.store.served import ServedStore
 
 if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
@@ -187,8 +186,8 @@ def _copy(
     total: int = 0,
 ) -> Moved:
     _refuse_held_leases(source, rows)  # 1.
-    if isinstance(source, ServedStore) and not dry_run:
-        source.seal(AuditTrail().stream)
+    if source.server is not None and not dry_run:
+        source.server.seal(AuditTrail().stream)
     copied_documents = copied_records = 0
     for number in range(1, PASSES + 1):
         current = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)

@@ -421,6 +421,7 @@ def describe(repository: Repository) -> RepositoryInfo:
         if failure is not repository.trouble:
             raise
     kind, address, engine = filesystem_kind(repository.root), "unknown", None
+    server = repository.context.store.server
     with contextlib.suppress(Failure):
         address = address_of(repository.root)
     with contextlib.suppress(Failure):
@@ -430,7 +431,7 @@ def describe(repository: Repository) -> RepositoryInfo:
     return RepositoryInfo(
         root=repository.root,
         store=address,
-        server=repository.context.store.server,
+        server=None if server is None else server.version,
         trouble=repository.trouble,
         format=known,
         worktrees=worktrees,

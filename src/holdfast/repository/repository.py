@@ -40,13 +40,14 @@ from holdfast.repository.payloads import directory_of, lease_name, refuse_replac
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
-from holdfast.store.audit import AuditReader, AuditTrail
+from holdfast.store.audit import AuditReader, AuditTrail, ChainEnd, check_chain
 from holdfast.store.fail_fast import FailFastStore
-from holdfast.store.model import Store, View, Watch
+from holdfast.store.model import ServerVersion, Store, View, Watch
 from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from holdfast.findings import Finding, Repaired
     from holdfast.leases.deadlock import ReadGraph
@@ -164,6 +165,22 @@ class Repository:
     def root(self) -> Path:
         """The directory of the repository, without symbolic links in its path."""
         return self.context.paths.root
+
+    @property
+    def paths(self) -> RepositoryPaths:
+        """The paths of the repository's files."""
+        return self.context.paths
+
+    @property
+    def home(self) -> Home:
+        """Where the directories and the content of the repository are: plain, or in a git checkout."""
+        return self.context.home
+
+    @property
+    def server(self) -> ServerVersion | None:
+        """The server that keeps the records, once it has answered; None if they are in files."""
+        server = self.context.store.server
+        return None if server is None else server.version
 
     @cached_property
     def leases(self) -> LeaseService:
@@ -337,6 +354,10 @@ class Repository:
         """The time by the store's clock."""
         return self.context.store.now()
 
+    def fenced(self, worktree: str, proof: Proof | None) -> AbstractContextManager[None]:
+        """Turn a failure of the block into `FencingMismatch` if the lease was granted to another holder meanwhile."""
+        return fenced(self.context, worktree, proof)
+
     def audit(self, *, verified: bool = False, last: int | None = None) -> AuditReader:
         """A reader of the audit trail, from its beginning, or of at least its `last` entries."""
         return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
@@ -344,6 +365,16 @@ class Repository:
     def watch_audit(self) -> Watch:
         """A watch that wakes up when the audit trail grows."""
         return self.context.store.watch(self.context.trail.stream)
+
+    def verify_audit(self) -> ChainEnd:
+        """Verify the whole chain of the audit trail, and return its end; `AuditChainBroken` names the first break."""
+        return check_chain(self.context.store, self.context.trail)
+
+    def watch_landing(self) -> Watch:
+        """A watch that wakes up when a landing queue changes."""
+        from holdfast.repository.landing_records import TARGETS
+
+        return self.context.store.watch(TARGETS)
 
     def snapshot(
         self,
@@ -427,6 +458,10 @@ class Repository:
         )
         free_ports(self)
         return removed
+
+    def prove_files(self) -> None:
+        """Raise `FilesUnproven` or `StoreRestored` unless this machine sees the files that the records belong to."""
+        self.context.prove_site()
 
     def adopt_files(self) -> int:
         """Declare that these are the files that the records on the server belong to; return the new epoch. Raises

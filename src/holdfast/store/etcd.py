@@ -85,7 +85,7 @@ class EtcdEngine:
         self._upgrades = False  # whether the store has an older version
 
     @property
-    def server(self) -> ServerVersion | None:
+    def version(self) -> ServerVersion | None:
         return self.gateway.server
 
     def fetch(self, named: Sequence[Named]) -> Fetched:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from holdfast.clock import SKEW
 from holdfast.errors import Failure, StoreIncompatible, StoreUnavailable
 from holdfast.store import model
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
-from holdfast.store.served import ServedStore
 
 
 class FailFastStore:
@@ -28,8 +27,35 @@ class FailFastStore:
         return SKEW if self._store is None else self._store.skew
 
     @property
-    def server(self) -> model.ServerVersion | None:
-        return None if self._store is None else self._store.server
+    def server(self) -> Self | None:
+        return None if self._store is None or self._store.server is None else self
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    @property
+    def version(self) -> model.ServerVersion | None:
+        return self._server.version
+
+    def space(self) -> model.ServerSpace | None:
+        with self._using():
+            return self._server.space()
+
+    def moved_to(self) -> str | None:
+        with self._using():
+            return self._server.moved_to()
+
+    def seal(self, stream: Stream[Any]) -> None:
+        with self._using():
+            self._server.seal(stream)
+
+    def end(self, stream: Stream[Any]) -> int:
+        with self._using():
+            return self._server.end(stream)
+
+    def statistics(self) -> model.CommitStatistics:
+        return self._server.statistics()
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._using() as store:
@@ -73,17 +99,15 @@ class FailFastStore:
         with self._using() as store:
             return store.now()
 
-    def moved_to(self) -> str | None:
-        with self._using() as store:
-            return store.moved_to() if isinstance(store, ServedStore) else None
-
-    def space(self) -> model.ServerSpace | None:
-        with self._using() as store:
-            return store.space() if isinstance(store, ServedStore) else None
-
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+    @property
+    def _server(self) -> model.StoreServer:
+        server = None if self._store is None else self._store.server
+        assert server is not None, "`server` is None until the store is open"
+        return server
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Store]:

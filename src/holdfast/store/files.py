@@ -499,7 +499,6 @@ class FileStore:
         return found
 
     def lock_statistics(self) -> LockStatistics:
-        """How often this store has taken document locks and waited for them, and how long it has held them."""
         return self._locks.statistics()
 
     def _locate(self, what: Named) -> Location:

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from holdfast.clock import INSTANT
 from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import MAX_NAME, SAFE_NAME, SAFE_PATH, is_safe_name, safe_name, split_relative
+
+if TYPE_CHECKING:
+    from holdfast.locks.file_lock import LockStatistics
 
 MOST_BYTES = 4 << 20  # the size limit of an encoded record
 
@@ -462,6 +465,9 @@ class StoreFiles(Protocol):
 
     path: Path
 
+    def lock_statistics(self) -> LockStatistics:
+        """How often this store has taken document locks and waited for them, and how long it has held them."""
+
     def lock_files(self, directory: str) -> list[str]:
         """The paths of the document locks in a directory of the store and in those right below it."""
 
@@ -494,6 +500,41 @@ class ServerSpace(NamedTuple):
     alarms: tuple[str, ...] = ()
 
 
+class CommitStatistics(NamedTuple):
+    """Counters of a store since it was opened: successful transactions, and attempts that conflicted with another."""
+
+    commits: int
+    conflicts: int
+
+
+class StoreServer(Protocol):
+    """The part of the interface that only a store on a server has: its address, version, space and loose records."""
+
+    @property
+    def address(self) -> str:
+        """The address of the store, without secrets."""
+
+    @property
+    def version(self) -> ServerVersion | None:
+        """The server's version, once it has answered."""
+
+    def space(self) -> ServerSpace | None:
+        """The space that the server has left; None if it has no limit of its own, or this user may not know."""
+
+    def moved_to(self) -> str | None:
+        """The address that the records were moved to, or None if they are here."""
+
+    def seal(self, stream: Stream[Any]) -> None:
+        """Give the loose records of a stream their positions, in the order of their commits. For a user without write
+        access they stay loose and are not visible."""
+
+    def end(self, stream: Stream[Any]) -> int:
+        """The position of the last record, which is also the number of records."""
+
+    def statistics(self) -> CommitStatistics:
+        """How often this store has committed, and how often it had to retry."""
+
+
 class Store(Protocol):
     """The interface of every store: documents and streams, read directly and changed by transactions."""
 
@@ -510,8 +551,8 @@ class Store(Protocol):
         """The known reason why the store cannot be used, or None."""
 
     @property
-    def server(self) -> ServerVersion | None:
-        """The server's version, once it has answered; None for a store without a server."""
+    def server(self) -> StoreServer | None:
+        """The operations of a store on a server; None for other stores, and for a store that is not open yet."""
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         """The current document, or None if it does not exist. Takes no lock."""

@@ -74,7 +74,7 @@ class PostgresEngine:
         return CLOCKS_APART if self.connections.is_distributed else 0.0
 
     @property
-    def server(self) -> ServerVersion | None:
+    def version(self) -> ServerVersion | None:
         return self.connections.server
 
     def fetch(self, named: Sequence[Named]) -> Fetched:

@@ -177,7 +177,7 @@ class ServerEngine(Protocol):
     def skew(self) -> float: ...
 
     @property
-    def server(self) -> model.ServerVersion | None: ...
+    def version(self) -> model.ServerVersion | None: ...
 
     def fetch(self, named: Sequence[Named]) -> Fetched: ...
 
@@ -218,13 +218,6 @@ class ServerEngine(Protocol):
     def close(self) -> None: ...
 
 
-class CommitStatistics(NamedTuple):
-    """Counters of a store since it was opened: successful transactions, and attempts that conflicted with another."""
-
-    commits: int
-    conflicts: int
-
-
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
 
@@ -237,7 +230,7 @@ class ServedStore:
         self._layout = Layout()
         self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
-        self._counts, self._counting = CommitStatistics(0, 0), threading.Lock()
+        self._counts, self._counting = model.CommitStatistics(0, 0), threading.Lock()
 
     @property
     def address(self) -> str:
@@ -248,11 +241,14 @@ class ServedStore:
         return self.engine.skew
 
     @property
-    def server(self) -> model.ServerVersion | None:
-        return self.engine.server
+    def server(self) -> Self:
+        return self
+
+    @property
+    def version(self) -> model.ServerVersion | None:
+        return self.engine.version
 
     def space(self) -> model.ServerSpace | None:
-        """The space that the server has left; None if it has no limit of its own, or this user may not know."""
         try:
             return self.engine.space()
         except StoreAccessRefused:
@@ -321,7 +317,6 @@ class ServedStore:
                 return
 
     def end(self, stream: Stream[Any]) -> int:
-        """The position of the last record, which is also the number of records."""
         self._check(stream)
         return self.engine.fetch([stream]).of(stream.name).position
 
@@ -329,7 +324,6 @@ class ServedStore:
         self.engine.set_moved(target)
 
     def moved_to(self) -> str | None:
-        """The address that the records were moved to, or None if they are here."""
         return self.engine.moved_to()
 
     def watch(self, what: model.Watched) -> model.Watch:
@@ -393,15 +387,12 @@ class ServedStore:
     def _count(self, *, made: bool) -> None:
         with self._counting:
             commits, conflicts = self._counts
-            self._counts = CommitStatistics(commits + made, conflicts + (not made))
+            self._counts = model.CommitStatistics(commits + made, conflicts + (not made))
 
-    def statistics(self) -> CommitStatistics:
-        """How often this store has committed, and how often it had to retry."""
+    def statistics(self) -> model.CommitStatistics:
         return self._counts
 
     def seal(self, stream: Stream[Any]) -> None:
-        """Give the loose records of a stream their positions, in the order of their commits. For a user without write
-        access they stay loose and are not visible."""
         tries = _Tries("", self.patience)
         with contextlib.suppress(StoreAccessRefused):
             while stream.chain is not None and self.engine.loose_records(stream.name, 1):

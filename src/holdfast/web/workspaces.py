@@ -25,7 +25,6 @@ from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import EVENTS as LEDGER_EVENTS
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository.landing import Landings
-from holdfast.repository.landing_records import TARGETS
 from holdfast.repository.ledgers import OpenLedger, open_ledger
 from holdfast.repository.live import ChangeWatcher, holder_pids
 from holdfast.repository.locating import is_git_home, main_checkout_of
@@ -169,7 +168,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _watch_landing(self) -> Iterator[Watch]:
-        with self.repository() as repository, repository.context.store.watch(TARGETS) as watch:
+        with self.repository() as repository, repository.watch_landing() as watch:
             yield watch
 
     @contextlib.contextmanager

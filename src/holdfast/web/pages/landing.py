@@ -142,7 +142,7 @@ def _entries(run: CheckRun) -> tuple[str, ...]:
 def batches_part(asked: PageRequest) -> Html:
     """The batches, the newest first. While somebody works on a queue, the scripts ask again."""
     with asked.workspace.landings() as landings, asked.workspace.repository() as repository:
-        paths, entries = repository.context.paths, {each.landing_id: each for each in landings.all()}
+        paths, entries = repository.paths, {each.landing_id: each for each in landings.all()}
         runs = list(islice(check_runs(paths), MOST_RUNS))[::-1]
         going = frozenset(run.run_id for run in runs if is_running(paths, run))
         leases = repository.named_leases
@@ -242,7 +242,7 @@ def entry_page(asked: PageRequest) -> Page:
 def log_part(asked: PageRequest) -> Html:
     """The end of the log of the last run that tested an entry."""
     with asked.workspace.landings() as landings, asked.workspace.repository() as repository:
-        entry, paths = landings.find(_checked(asked.name)), repository.context.paths
+        entry, paths = landings.find(_checked(asked.name)), repository.paths
         about = (run for run in check_runs(paths) if entry.landing_id in _entries(run) or run.run_id == entry.log)
         run = next(about, None)
         if run is None:
@@ -253,7 +253,7 @@ def log_part(asked: PageRequest) -> Html:
 def run_page(asked: PageRequest) -> Page:
     """One run of checks, and its log."""
     with asked.workspace.repository() as repository:
-        run = _run(repository.context.paths, asked.name)
+        run = _run(repository.paths, asked.name)
     links = [
         (h("a", h("code", each[:8]), href=address(asked.workspace, "landing", each)), " ") for each in _entries(run)
     ]
@@ -277,7 +277,7 @@ def run_page(asked: PageRequest) -> Page:
 def run_log_part(asked: PageRequest) -> Html:
     """The end of the log of a run."""
     with asked.workspace.repository() as repository:
-        return _log(repository.context.paths, _run(repository.context.paths, asked.name))
+        return _log(repository.paths, _run(repository.paths, asked.name))
 
 
 def _run(paths: RepositoryPaths, run_id: str) -> CheckRun:

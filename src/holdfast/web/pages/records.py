@@ -9,7 +9,6 @@ from holdfast.errors import AuditChainBroken, NotInitialised
 from holdfast.findings import Finding, Severity, is_wrong
 from holdfast.fs.names import counted, shortened
 from holdfast.ledger.log import Recorded
-from holdfast.store.audit import check_chain
 from holdfast.web.html import Child, Html, h, join
 from holdfast.web.layout import (
     Page,
@@ -151,7 +150,7 @@ def audit_check_part(asked: PageRequest) -> Html:
     """Verify the whole chain."""
     with asked.workspace.repository() as repository:
         try:
-            end = check_chain(repository.context.store, repository.context.trail)
+            end = repository.verify_audit()
         except AuditChainBroken as failure:
             return notice("bad", "✗ The chain is broken: ", failure.message, ".")
     return notice(
