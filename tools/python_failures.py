@@ -31,14 +31,18 @@ Repository.payload: -
 Repository.config: NotFound
 Repository.proof: FencingMismatch
 Repository.now: -
+Repository.fenced: FencingMismatch
 Repository.audit: -
+Repository.verify_audit: AuditChainBroken
 Repository.watch_audit: -
+Repository.watch_landing: -
 Repository.snapshot: NotFound LockNotHeld LockExpired FencingMismatch LockConflict ConsistencyUnavailable
     AlreadyExists EngineUnavailable DirectoryReplaced
 Repository.restore: NotFound Ambiguous SnapshotCollected PartialSnapshot LockNotHeld LockExpired FencingMismatch
     LockConflict InUse ConsistencyUnavailable Refused
 Repository.remove_worktree: NotFound LockConflict InUse ConsistencyUnavailable Refused FencingMismatch LockExpired
     NotApproved TeardownFailed
+Repository.prove_files: FilesUnproven StoreRestored
 Repository.adopt_files: LockConflict UsageFailure
 Repository.examine: -
 Repository.repair: -

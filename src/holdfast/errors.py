@@ -214,7 +214,7 @@ class RepoLocked(LockConflict, code="E_REPO_LOCKED"):
 class LockReentry(LockConflict, code="E_LOCK_REENTRY", retryable=False):
     """The calling thread already holds this lock, and would wait for itself forever."""
 
-    hint = "Pass on the guard that you have instead of locking again, or release it first."
+    hint = "Reuse the lock that this thread holds, or release it first."
 
 
 class LockChanged(LockConflict, code="E_LOCK_CHANGED", retryable=False):

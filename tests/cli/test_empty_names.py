@@ -47,7 +47,7 @@ def repo(scratch: Path) -> Path:
         ["issue", "claim-next", "--actor", ""],
         ["issue", "create", "title", "--assignee", ""],
         ["ledger", "claim", ""],
-        ["ledger", "release", "node", "--claim-id", ""],
+        ["ledger", "release", "node", "--claim", ""],
     ],
     ids=lambda command: " ".join(each or "''" for each in command),
 )

@@ -242,7 +242,7 @@ def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
     for command in ("release", "extend"):
         stranger = claim(command, "1.2", "--actor", "b")
         assert (stranger.returncode, error(stranger)["code"]) == (5, "E_LOCK_NOT_HELD")
-    assert data(claim("extend", "1.2", "--actor", "a", "--claim-id", taken["claim_id"]))["time_left"] > 200
+    assert data(claim("extend", "1.2", "--actor", "a", "--claim", taken["claim_id"]))["time_left"] > 200
     listed = data(claim("claims", "--under", "1"))
     assert [each["claim_id"] for each in listed["active"]] == [taken["claim_id"]]
     assert "1.2   a      active" in holdfast("ledger", "claims", "--repo", proof).stdout

@@ -58,7 +58,7 @@ def test_a_reference_is_created_listed_and_deleted(root: Path) -> None:
 
 
 def test_a_pin_is_added_listed_and_removed(root: Path) -> None:
-    made = data(holdfast("pin", "add", "head", "--reason", "look", "--until", "30d", "--json", cwd=root))
+    made = data(holdfast("pin", "add", "head", "--reason", "look", "--keep-for", "30d", "--json", cwd=root))
     assert made["until"] > made["created_at"]
     (listed,) = data(holdfast("pin", "list", "--json", cwd=root))["pins"]
     assert (listed["pin_id"], listed["reason"], listed["holds"]) == (made["pin_id"], "look", True)

@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 def holdings(root: Path, **env: str) -> dict[str, Any]:
     seen = data(holdfast("who", "--json", "--repo", root, env=env))
-    assert seen["troubles"] == []
+    assert seen["unreadable"] == []
     return {f"{each['kind']} {each['what']}": each for each in seen["holdings"]}
 
 
@@ -173,8 +173,8 @@ def test_an_unreadable_claim_does_not_hide_others(root: Path) -> None:
 
     seen = data(holdfast("who", "--json", cwd=root))
     assert [each["what"] for each in seen["holdings"]] == [whole]
-    assert [each["kind"] for each in seen["troubles"]] == ["issue"]
-    assert broken in seen["troubles"][0]["problem"]
+    assert [each["kind"] for each in seen["unreadable"]] == ["issue"]
+    assert broken in seen["unreadable"][0]["problem"]
     examined = error(holdfast("doctor", "--json", cwd=root))
     subjects = {each["subject"] for each in examined["findings"] if each["code"] == "issue-unreadable"}
     assert subjects == set(ids)
@@ -192,8 +192,8 @@ def test_an_unavailable_store_is_tried_only_once(root: Path, monkeypatch: pytest
     seen = overview.look_around(root)
 
     assert len(asked) == 1
-    assert {"lease", "operation"} <= {each.kind for each in seen.troubles}
-    assert "file lock" not in {each.kind for each in seen.troubles}
+    assert {"lease", "operation"} <= {each.kind for each in seen.unreadable}
+    assert "file lock" not in {each.kind for each in seen.unreadable}
 
 
 def test_a_current_directory_that_is_gone_is_reported(root: Path, tmp_path: Path) -> None:

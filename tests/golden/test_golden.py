@@ -132,7 +132,7 @@ def _retention(holdfast: Scenario, main: Path) -> None:
     holdfast.chapter("retention")
     holdfast("snapshot -m third", "ref create keep head -m why", "ref list", "ref create keep head")
     holdfast("ref delete keep")
-    pin = holdfast("pin add head~1 --reason because --until 30d")["pin_id"]
+    pin = holdfast("pin add head~1 --reason because --keep-for 30d")["pin_id"]
     holdfast("pin list", f"pin remove {pin}", "pin add head~1", "gc policy", "gc policy --keep-last 1")
     plan = holdfast("gc plan")["plan"]
     holdfast(f"gc run --plan {plan} --dry-run", f"gc run --plan {plan}", "gc plan --dry-run")

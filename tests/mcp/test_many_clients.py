@@ -194,5 +194,5 @@ def audit_files(repo: Path) -> None:
         for path in (repo / directory).rglob("*.jsonl"):
             assert all(json.loads(line) for line in path.read_text().splitlines())
     seen = look_around(repo)
-    assert seen.troubles == ()
+    assert seen.unreadable == ()
     assert [each for each in seen.holdings if each.liveness.value == "alive"] == []

@@ -191,15 +191,15 @@ def test_blocked_and_failed_landings_are_listed_until_they_are_queued_again() ->
 
 def test_conflicts_the_disk_and_the_store_are_listed_and_errors_come_first() -> None:
     conflict = WorktreeConflict("a", "b", False, ("f1", "f2", "f3", "f4"), ())
-    troubles = (UnreadableKind("lease", "no answer"), UnreadableKind("issue", "no answer"))
-    overview = Overview(Path("/r"), FREE_AT, (), troubles, (conflict,))
+    unreadable = (UnreadableKind("lease", "no answer"), UnreadableKind("issue", "no answer"))
+    overview = Overview(Path("/r"), FREE_AT, (), unreadable, (conflict,))
 
     found = attention_list(Situation(overview, free_space=LOW_DISK - 1))
 
     assert [each.kind for each in found] == ["store", "disk", "conflict"]
     assert found[2].message == "a conflicts with b: f1, f2, f3 and 1 more"
     assert [each.severity for each in found] == [Severity.ERROR, Severity.ERROR, Severity.WARNING]
-    assert attention_list(Situation(overview._replace(troubles=(), conflicts=()), free_space=LOW_DISK)) == ()
+    assert attention_list(Situation(overview._replace(unreadable=(), conflicts=()), free_space=LOW_DISK)) == ()
 
 
 # --- Together ----------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ def test_the_record_of_a_worktree_that_is_named_like_a_draft_is_left_alone(
     record = repository.root / ".jvs" / "worktrees" / name
     os.utime(record, (0, 0))
     assert repository.repair().remaining == ()
-    assert repository.worktrees.state(name).is_there
+    assert repository.worktrees.state(name).exists
     assert (record / "config.json").exists()
 
 

@@ -286,7 +286,7 @@ def test_a_worktree_is_in_one_clone_and_others_say_so(first: Clone, second: Clon
             attempt()
         assert raised.value.facts["clone"] == MAIN
     state = there.worktrees.state("here")
-    assert (state.clone, state.is_there, state.path) == (MAIN, False, first.repository.path("here"))
+    assert (state.clone, state.exists, state.path) == (MAIN, False, first.repository.path("here"))
     with pytest.raises(AlreadyExists):
         there.worktrees.create("here")
     there.worktrees.create("another")

@@ -123,7 +123,7 @@ def test_a_bad_name_is_refused_by_every_operation(repository: Repository, name: 
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", ".hidden", "a-dash", "x" * 128, "main2"])
 def test_names_of_letters_digits_dot_underscore_and_hyphen_are_accepted(repository: Repository, name: str) -> None:
     repository.worktrees.create(name)
-    assert repository.worktrees.state(name).is_there
+    assert repository.worktrees.state(name).exists
     assert name in [each.worktree_id for each in repository.worktrees.configs()]
     with repository.lease(name):
         pass
@@ -307,7 +307,7 @@ def test_the_holder_can_remove_its_worktree(repository: Repository) -> None:
 def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repository: Repository) -> None:
     repository.worktrees.create("dev")
     shutil.rmtree(repository.path("dev"))
-    assert not repository.worktrees.state("dev").is_there
+    assert not repository.worktrees.state("dev").exists
     with pytest.raises(NotFound, match="lost its directory"):
         repository.path("dev")
     repository.worktrees.remove("dev", save=None)

@@ -105,6 +105,7 @@ RETIRED_OPTIONS = {
     "--dir": "--repo",
     "--timeout": "--wait",
     "--patience": "--wait",
+    "--claim-id": "--claim",
     "--owner": "--actor",
     "--last": "--limit",
     "--count": "--limit",

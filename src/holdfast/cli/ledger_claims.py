@@ -32,7 +32,7 @@ def _actor(context: click.Context, parameter: click.Parameter, value: str | None
 _actor_option = options.actor_option("none", callback=_actor)
 _ttl_option = options.ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
 _claim_id_option = click.option(
-    "--claim-id", metavar="ID", default="", help="Only if the claim has this id, as printed by 'claim'."
+    "--claim", "claim_id", metavar="ID", default="", help="Only if the claim has this id, as printed by 'claim'."
 )
 
 

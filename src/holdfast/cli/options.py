@@ -183,7 +183,7 @@ SNAPSHOT_FIELDS = (
     *("not_preserved", "special", "doomed_by", "warning"),
 )
 WORKTREE_FIELDS = (
-    *("path", "worktree", "is_there", "isolation", "high_risk", "label", "created_at"),
+    *("path", "worktree", "exists", "isolation", "high_risk", "label", "created_at"),
     *("base_snapshot_id", "head_snapshot_id", "lease", "operation"),
 )
 _LISTED = 5

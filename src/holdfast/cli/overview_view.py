@@ -37,7 +37,7 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def nobody(overview: Overview) -> str:
     """The text of an overview without holdings; it promises nothing about records that cannot be read."""
-    return "No visible holder." if overview.troubles else "Nobody holds anything."
+    return "No visible holder." if overview.unreadable else "Nobody holds anything."
 
 
 def agent_cells(row: AgentRow, now: float, age: float = 0.0) -> list[Span]:
@@ -119,7 +119,7 @@ def _block(row: Sequence[str], width: int) -> Iterator[str]:
 
 
 def problem_lines(overview: Overview) -> list[str]:
-    return [f"Cannot list every {each.kind}: {printable(each.problem)}" for each in overview.troubles]
+    return [f"Cannot list every {each.kind}: {printable(each.problem)}" for each in overview.unreadable]
 
 
 def _row(held: Holding, now: float) -> list[str]:

@@ -19,7 +19,7 @@ removing one leaves the others.
 
 \b
 Example:
-  holdfast pin add head --reason "the customer is testing it" --until 30d
+  holdfast pin add head --reason "the customer is testing it" --keep-for 30d
 """,
 )
 
@@ -27,21 +27,21 @@ Example:
 @group.command(short_help="Pin a snapshot.")
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="The reason, shown to others.")
-@click.option("--until", metavar="DURATION", callback=duration, help="Keep it this long.  [default: until removed]")
+@click.option("--keep-for", metavar="DURATION", callback=duration, help="Keep it this long.  [default: until removed]")
 @worktree_options
 @with_output
 def add(
-    output: Output, *, snapshot: str, reason: str, until: float | None, repo: str | None, worktree: str | None
+    output: Output, *, snapshot: str, reason: str, keep_for: float | None, repo: str | None, worktree: str | None
 ) -> None:
     """Pin SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
 
     \b
     Examples:
-      holdfast pin add head --reason "the customer is testing it" --until 30d
+      holdfast pin add head --reason "the customer is testing it" --keep-for 30d
       holdfast pin add 4f1c
     """
     repository, here = open_worktree(repo, worktree)
-    pin = repository.snapshots.pin(snapshot, seen_from=here, reason=reason, keep_for=until)
+    pin = repository.snapshots.pin(snapshot, seen_from=here, reason=reason, keep_for=keep_for)
     kept = f"{pin.snapshot_id} is kept until {pin.until or 'the pin is removed'}."
     output.result(msgspec.structs.asdict(pin), [kept, f"To remove the pin: holdfast pin remove {pin.pin_id}"])
 

@@ -170,7 +170,7 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
 
     repository, worktree = open_worktree(repo, name)
     state = repository.worktrees.state(worktree)
-    usage = repository.worktrees.usage(worktree) if state.is_there else Usage((), 0)
+    usage = repository.worktrees.usage(worktree) if state.exists else Usage((), 0)
     output.result({**worktree_to_json(state), **_usage_to_json(usage)}, _worktree_lines(state, usage))
 
 
@@ -301,7 +301,7 @@ def _remarks(state: WorktreeState) -> Iterator[str]:
         yield f"unfinished operation: {state.operation.kind.value}"
     if state.clone:
         yield f"in the clone {state.clone}"
-    elif not state.is_there:
+    elif not state.exists:
         yield "its directory is missing"
     if state.config.label:
         yield state.config.label
@@ -310,7 +310,7 @@ def _remarks(state: WorktreeState) -> Iterator[str]:
 def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     config, operation = state.config, state.operation
     yield from lease_state_lines(config, state.lease)
-    where = f" (in the clone {state.clone})" if state.clone else "" if state.is_there else " (missing)"
+    where = f" (in the clone {state.clone})" if state.clone else "" if state.exists else " (missing)"
     yield f"  path      {state.path}{where}"
     if config.git:
         yield f"  branch    {config.git.branch or 'none'}{', isolated' if config.git.isolated else ''}"

@@ -1,4 +1,4 @@
-"""The contents of commits: entries, differences, files, export, verification, and what deleting them would free."""
+"""The contents of commits: entries, differences, files, export, verification and reclaimable sizes."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class _Files:
             self._run("update-index", "-q", "--refresh")
 
     def _is_as(self, each: Difference) -> tuple[bool, bool]:
-        """Whether the file at a path is as in the old commit, and whether it is as in the new one."""
+        """Whether the file matches the old commit, and whether it matches the new one."""
         if LINK in each.modes:
             return True, False  # the files of a nested repository do not change
         mode = mode_now(os.path.join(self._tree.top, os.fsdecode(each.path)))

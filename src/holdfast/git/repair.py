@@ -41,7 +41,7 @@ def repair(git: Git, commits: Iterable[str], worktrees: Iterable[Path], room: Pa
 
 
 def _candidates(git: Git, entry: TreeEntry, worktrees: list[Path]) -> Iterator[tuple[Path, bytes]]:
-    """Files that may have the content: those at the same path, then those that an index lists with this very blob."""
+    """Files that may have the content: those at the same path, then those that an index lists with this blob."""
     yield from ((top, entry.path) for top in worktrees)
     for top in worktrees:
         for record in git.run("ls-files", "-s", "-z", worktree=top).split(b"\0"):

@@ -186,7 +186,7 @@ def require_room(top: Path, found: list[Difference]) -> None:
 
 
 def _in_the_way(top: Path, found: list[Difference]) -> list[bytes]:
-    """The files at the path of something new, or of a directory above it."""
+    """Untracked files at the path of a new entry, or at a directory above it."""
     ours = {each.path for each in found if each.modes[0] != NONE}
     new = [each.path for each in found if each.modes[0] == NONE and each.modes[1] != LINK]  # links change no file
     above = {path[:end] for path in new for end, byte in enumerate(path) if byte == ord("/")}

@@ -75,7 +75,7 @@ def merge_issues(old: Issue | None, one: Issue, other: Issue) -> Issue:
         known = issue.unknown.get(SUPERSEDED)
         kept = [*(known if isinstance(known, list) else []), *superseded]
         issue = msgspec.structs.replace(issue, unknown={**issue.unknown, SUPERSEDED: kept})
-    return _in_line(issue, before)
+    return _with_ruled_state(issue, before)
 
 
 def superseded_values(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def _standing(old: Issue | None, earlier: Issue, later: Issue) -> Issue | None:
 
 
 def _progress(state: State) -> State:
-    """The state; one for all waiting issues: which of the two they are in follows from other issues."""
+    """The state, with `backlog` and `ready` as one: other issues decide which of the two applies."""
     return State.BACKLOG if state in WAITING else state
 
 
@@ -123,9 +123,9 @@ def _aligned(issue: Issue, standing: Issue, old: Issue | None, superseded: list[
     return msgspec.structs.replace(issue, unknown=unknown, **values)
 
 
-def _in_line(issue: Issue, sides: Iterable[Issue]) -> Issue:
-    """The issue with the state that the rules require, as far as one issue tells: a dependency is done if it was on the
-    side that has it. What followed on other branches is for `validate`."""
+def _with_ruled_state(issue: Issue, sides: Iterable[Issue]) -> Issue:
+    """The issue with the state that the rules require, as far as this issue alone shows: a dependency is done if it was
+    done on the side that has it. `validate` settles what followed on other branches."""
     done = {on for each in sides if each.state in (State.READY, State.GATED) for on in each.dependencies}
     state, released = issue.state, done.issuperset(issue.dependencies)
     if state in WAITING:
@@ -141,7 +141,7 @@ def _kept(path: Path, value: Any, side: Issue) -> dict[str, Any]:
 
 
 def _values(issue: Issue) -> dict[str, Any]:
-    """The fields. The result of a gate is one value: a mixture of two would be nobody's."""
+    """The fields. The result of a gate is one value, so that two results are never mixed."""
     values = _plain(issue)
     values["gates_status"] = {gate: (status,) for gate, status in values["gates_status"].items()}
     return values

@@ -513,7 +513,7 @@ class _RawCodec:
 
 
 def has_index(store: Store) -> bool:
-    """Whether the index lists the issues: it is for programs that read files."""
+    """Whether the store keeps an index: a file for other programs."""
     return store.files is not None
 
 

@@ -137,7 +137,7 @@ def _sizes(sections: Iterable[bytes]) -> list[tuple[int, int]]:
 
 
 class Ranked(NamedTuple):
-    """Summaries by id, and their ranks. What has none comes last, by age."""
+    """Summaries by id, and their ranks. Summaries without a rank come last, by age."""
 
     rows: dict[str, IssueSummary]
     ranks: dict[str, int]

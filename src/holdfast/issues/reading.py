@@ -64,7 +64,7 @@ class IssueListing(NamedTuple):
 
 
 def read_listing(store: Store) -> IssueListing:
-    """What the index says; where it lists nothing, only whether there is a tracker."""
+    """Read the index. If the store keeps none, the listing is empty, and says only whether a tracker exists."""
     if not has_index(store):
         index = store.read(TOLERANT_INDEX)
         if index is None:

@@ -192,7 +192,7 @@ def _lost(directory: Directory, acknowledged: Iterable[tuple[int, Event]], ids: 
         if identity is None or identity in ids:
             continue
         if event.get("type") == UNLOCKED:
-            message = "the event of a program whose lock was broken has replaced the record of the break; none is lost"
+            message = "an event of the former lock holder replaced the record of the break; no other event is lost"
             yield _note("replaced", where, message, "Ask its owner whether it continued after that.")
         else:
             message = f"the event {identity}, which was appended here, is gone: it was replaced, damaged or removed"
@@ -246,7 +246,7 @@ def _contradictions(event: Event, state: ClaimState, where: str) -> Iterator[Fin
             remedy = "Its writer did not read the ledger under its lock. Ask both owners what they did."
             yield _error("overlap", where, message, remedy)
     elif event["type"] in ENDING and held is None:
-        message = f"a {event['type']} of a claim that {event.get('owner')} does not have; it has no effect"
+        message = f"{event.get('owner')} has no claim that this {event['type']} could end; it has no effect"
         yield _note("without-claim", where, message, "Its writer was late: the claim had already ended.")
     elif event["type"] in ENDING and held is not None:
         if event.get("owner") == held.owner and event.get("claim_id", "") in ("", held.claim_id):

@@ -88,7 +88,7 @@ def read_situation(
     issues: IssueSet[Issue] | IssueSet[IssueSummary] | None = None,
 ) -> Situation:
     """Read what the attention list needs beyond an overview. Parts that are not in use or cannot be read are left out;
-    `overview.troubles` says why. `address` is the store of the issues, if it is not the configured one; `issues` are
+    `overview.unreadable` says why. `address` is the store of the issues, if it is not the configured one; `issues` are
     the issues from an earlier read, if none has changed since."""
     situation = Situation(overview, issues)
     if issues is None and overview.is_reachable:
@@ -147,7 +147,7 @@ def _store(situation: Situation) -> Iterator[Attention]:
     for each in situation.findings:
         yield Attention("store", each.subject, each.message, "holdfast doctor", each.severity)
     seen = {each.message for each in situation.findings}
-    for problem in dict.fromkeys(each.problem for each in situation.overview.troubles):
+    for problem in dict.fromkeys(each.problem for each in situation.overview.unreadable):
         if problem not in seen:
             yield _error("store", str(situation.overview.root), problem, "holdfast doctor")
 

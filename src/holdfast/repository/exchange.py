@@ -288,7 +288,7 @@ def _captured(
 
 @contextlib.contextmanager
 def capture_late(context: RepositoryContext, operation: Operation, directory: Path) -> Iterator[Descriptor]:
-    """Yield the descriptor of a snapshot of a directory that is being restored; its content is in place meanwhile."""
+    """Capture a directory that is being restored, and yield the descriptor; the captured tree exists for the block."""
     with (
         scratch(context, "late writes", scratch_id=new_snapshot_id()) as room,
         _captured(context, operation, room, directory, None, restore_note(operation)) as descriptor,

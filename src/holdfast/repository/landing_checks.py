@@ -227,7 +227,7 @@ class _Ongoing:
         return self._files.note(passed=None if is_cancelled else passed, cancelled=is_cancelled, seconds=seconds)
 
     def _require_ready(self, base: str, settings: Settings, environment: Mapping[str, str]) -> None:
-        """Raise `SetupFailed` if the base cannot be prepared from nothing either."""
+        """Raise `SetupFailed` if a fresh setup of the base fails too."""
         why, log = described(self._files.run), self._files.run.run_id
         self._files.write_end(f"[Preparing {base} too, to see whether the commit is to blame]\n".encode())
         self._place.empty()

@@ -63,7 +63,7 @@ class Overview(NamedTuple):
     root: Path
     at: str
     holdings: tuple[Holding, ...]
-    troubles: tuple[UnreadableKind, ...]
+    unreadable: tuple[UnreadableKind, ...]
     conflicts: tuple[WorktreeConflict, ...] = ()
     agents: tuple[AgentRow, ...] = ()
     attention: tuple[Attention, ...] = ()
@@ -75,7 +75,7 @@ class Overview(NamedTuple):
             "root": str(self.root),
             "at": self.at,
             "holdings": [each.as_record() for each in self.holdings],
-            "troubles": [each._asdict() for each in self.troubles],
+            "unreadable": [each._asdict() for each in self.unreadable],
             "conflicts": [each.as_record() for each in self.conflicts],
             "agents": [each.as_record() for each in self.agents],
             "attention": [each.as_record() for each in self.attention],
@@ -128,7 +128,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     if repo_locks is not None:
         sources["repo lock"] = lambda: held.repo_lock_holdings(repo_locks, notes)
     holdings: list[Holding] = []
-    troubles: list[UnreadableKind] = []
+    unreadable: list[UnreadableKind] = []
     stores = {"lease": None, "operation": None, "issue": address, "claim": address}
     away: dict[str | None, StoreUnavailable] = {}
     for kind, holdings_of in sources.items():
@@ -139,12 +139,12 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         except NotFound:
             continue  # this kind is not in use here
         except Failure as failure:
-            troubles.append(UnreadableKind(kind, failure.message))
+            unreadable.append(UnreadableKind(kind, failure.message))
             if kind in stores and isinstance(failure, StoreUnavailable):
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
     agents = agent_rows(holdings)
-    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles), agents=agents, is_reachable=not away)
+    return Overview(root, format_instant(now), tuple(holdings), tuple(unreadable), agents=agents, is_reachable=not away)
 
 
 def with_details(overview: Overview, *, address: str | None = None) -> Overview:
@@ -176,7 +176,7 @@ def with_conflicts(overview: Overview) -> Overview:
     except NotFound:  # before the first commit
         return overview
     except Failure as failure:
-        return overview._replace(troubles=(*overview.troubles, UnreadableKind("conflict", failure.message)))
+        return overview._replace(unreadable=(*overview.unreadable, UnreadableKind("conflict", failure.message)))
 
 
 def _tracker_of(root: Path) -> Path:

@@ -74,7 +74,7 @@ def worktree_name(text: str, *, new: bool = False) -> str:
     control directory, nor look like an option; an existing worktree with such a name can be renamed and removed."""
     name = safe_name(text, what="name of a worktree")
     if new and (name.lower() in RESERVED or name.startswith("-")):
-        hint = f"Choose a name that does not begin with '-' and is none of {', '.join(RESERVED)}."
+        hint = f"Choose a name that does not begin with '-'. {', '.join(RESERVED)} are reserved."
         raise NameInvalid(f"the worktree name {name!a} is reserved", hint=hint, name=name)
     if new and is_draft_name(name):
         hint = "Choose a name that does not end in '.tmp'."

@@ -79,7 +79,7 @@ def worktree_to_json(state: WorktreeState) -> dict[str, object]:
         "worktree": config.worktree_id,
         "path": str(state.path),
         **branch,
-        "is_there": state.is_there,
+        "exists": state.exists,
         **({"clone": state.clone} if state.clone else {}),
         "isolation": config.isolation.value,
         "high_risk": state.is_shared,

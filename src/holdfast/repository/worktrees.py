@@ -176,12 +176,12 @@ def names_of(operation: Operation) -> list[str]:
 
 
 class WorktreeState(NamedTuple):
-    """A worktree, whether its directory exists here (`is_there`), its lease, the operation pending on it, and the clone
+    """A worktree, whether its directory exists here (`exists`), its lease, the operation pending on it, and the clone
     that has the directory, if it is another one."""
 
     config: WorktreeConfig
     path: Path
-    is_there: bool
+    exists: bool
     lease: LeaseState | None
     operation: Operation | None
     clone: str | None = None

@@ -79,8 +79,8 @@ class Waiting(NamedTuple):
         return [(end + length, line) for length, line in zip(accumulate(self.lengths), self.lines, strict=True)]
 
     def shown_after(self, directory: Directory | None, location: Location, position: int) -> tuple[int, int] | None:
-        """Where the stream ended when a reader got this position for one of the lines, and how many of the lines it had
-        got by then; None if the position belongs to none of the lines."""
+        """For the position that a reader was given for a pending line: the end of the stream at that time, and how many
+        of the lines the reader had by then. None if none of the lines has had this position."""
         if directory is not None and self.start < position <= self.end + sum(self.lengths):
             sums = list(accumulate(self.lengths))
             ends = (end for end, _ in published_lines(directory, location, self.start))

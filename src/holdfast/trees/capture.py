@@ -279,7 +279,7 @@ class _Capture:
 
 
 def _damaged_sample(manifest: Manifest, stored: Stored) -> Iterator[bytes]:
-    """The directories with a damaged file, of a few from a random one on: what decays slowly must not spread.
+    """The directories with a damaged file in a random sample, so that decay does not spread into new snapshots.
 
     A file that is too large for the sample is not read; its size and time tell whether a program has changed it.
     """

@@ -313,7 +313,7 @@ def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
     except struct.error as error:
         raise _broken_record(directory, error) from None
     if kind not in _KINDS or b"\0" in target or (first and not is_safe_path(first)):
-        raise _broken_record(directory, f"{escaped(name)} is of an unknown kind, or leads elsewhere")
+        raise _broken_record(directory, f"{escaped(name)} has an unknown kind or an unsafe link target")
     return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, size, digest, target, first, device, xattrs)
 
 

@@ -2,7 +2,7 @@
 
 Each check is one function in `CHECKS`: it gets the request and returns a refusal, or None. They run in order, and the
 first refusal is the answer. A page on another site, another program on this machine's loopback, and a name that is made
-to resolve to this machine are all outside: only who opened the one-time address that the command printed is inside.
+to resolve to this machine are all outside. Only a browser that opened the one-time address of the command is inside.
 """
 
 from __future__ import annotations

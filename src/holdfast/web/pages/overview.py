@@ -58,7 +58,7 @@ def overview_page(asked: PageRequest) -> Page:
         counts,
         _agents_part(asked, agents),
         _others_part(asked, overview.holdings),
-        [notice("bad", f"Cannot list every {each.kind}: {each.problem}") for each in overview.troubles],
+        [notice("bad", f"Cannot list every {each.kind}: {each.problem}") for each in overview.unreadable],
     )
     return Page("Overview", "overview", body, "holdfast who")
 

@@ -53,7 +53,7 @@ def _row(asked: PageRequest, state: WorktreeState) -> list[Child]:
     ]
     if state.is_shared:
         name.append(h("span", " shared: nothing keeps writers apart", class_="warn"))
-    if not state.is_there:
+    if not state.exists:
         name.append(h("span", " the directory is missing", class_="bad"))
     who: Child = h("span", "free", class_="dim")
     left: Child = NOT_KNOWN
