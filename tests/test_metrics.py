@@ -262,3 +262,12 @@ def test_every_command_is_traced_and_passes_through_few_files(name: str) -> None
     assert "__main__.py" in files
     assert len(files) <= metrics.COMMANDS[name].most_files
     assert hops > len(files) / 2
+
+
+def test_the_architecture_page_names_every_file_of_its_operation() -> None:
+    page = (metrics.ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    operation = page.partition("## One operation")[2].partition("## On disk")[0]
+
+    files, _ = trace_command(metrics.COMMANDS["issue claim-next"])
+
+    assert [each for each in files if f"`{each}`" not in operation] == []
