@@ -16,7 +16,9 @@ from proof.hostile.inputs import hostile_inputs
 from proof.hostile.record_decoders import Decoder
 
 SLOW = 5.0
-"""Seconds that no input may take: each is at most a few hundred kilobytes."""
+"""Seconds of processor time that no input may take: each is at most a few hundred kilobytes."""
+STUCK = 20
+"""An input that waits instead ends after this many times as long; a busy machine keeps a process waiting too."""
 _BETWEEN = 500
 
 
@@ -39,7 +41,7 @@ class TooSlow(Exception):
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Raise `TooSlow` in the block if the timer ends, which `_wind` sets."""
+    """Raise `TooSlow` in the block if one of the timers ends, which `_wind` sets."""
     if sys.platform == "win32":
         raise NotImplementedError
 
@@ -47,11 +49,14 @@ def _timed() -> Iterator[None]:
         raise TooSlow(f"an input took more than {SLOW:g} s")
 
     before, left = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, 0)
+    before_cpu = signal.signal(signal.SIGPROF, ring)
     began = time.monotonic()
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGPROF, before_cpu)
         signal.signal(signal.SIGALRM, before)
         if left[0]:  # the time limit of the test that called us
             signal.setitimer(signal.ITIMER_REAL, max(0.1, left[0] - (time.monotonic() - began)))
@@ -60,7 +65,8 @@ def _timed() -> Iterator[None]:
 def _wind() -> None:
     if sys.platform == "win32":
         raise NotImplementedError
-    signal.setitimer(signal.ITIMER_REAL, SLOW)
+    signal.setitimer(signal.ITIMER_PROF, SLOW)
+    signal.setitimer(signal.ITIMER_REAL, STUCK * SLOW)
 
 
 def fuzz(decoders: Sequence[Decoder], count: int, *, seed: object) -> list[Raised]:
