@@ -172,6 +172,19 @@ class SnapshotElsewhere(NotFound, code="E_SNAPSHOT_ELSEWHERE"):
     hint = "Run 'holdfast snapshot push' in that clone, and 'holdfast snapshot fetch' here."
 
 
+class Archived(Failure, code="E_ARCHIVED", exit_status=ExitStatus.NOT_FOUND):
+    """The beginning of the ledger or of the audit trail was archived: the message names the file."""
+
+    hint = "Read that file: JSON lines, in order. Later events are still here: 'holdfast ledger log', 'holdfast audit'."
+
+    def __init__(self, message: str, archive: object, last: int, **facts: str | int) -> None:
+        """`archive` is the document of the stream, `last` the position of the last archived record."""
+        super().__init__(message)
+        self.facts = {**facts, "archived": last}
+        self.archive = archive
+        self.last = last
+
+
 class CommandNotFound(NotFound, code="E_COMMAND_NOT_FOUND"):
     """The command to run does not exist, or is not executable."""
 

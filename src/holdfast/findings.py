@@ -83,6 +83,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
         "worktree-unregistered": "It was removed or pruned with git. Its snapshots and its branch still exist.",
     },
     Severity.WARNING: {
+        "archive-unfinished": "They take up space. The process that archived them died, or has not finished.",
         "checks-not-made": "Their findings are unknown.",
         "clock-behind": "This machine's clock is behind, or another's is ahead. Leases and retention last longer.",
         "clock-differs": "Leases use the store's clock. Times printed by this machine are off.",
@@ -118,6 +119,7 @@ MEANINGS: dict[Severity, dict[str, str]] = {
     },
 }
 REMEDIES = {
+    "archive-unfinished": "delete them from the server; they are in the segment",
     "audit-broken": "compare it with a backup",
     "checks-not-made": "repair the store, then run doctor again",
     "clock-behind": "synchronise the clocks, preferably with a time server",

@@ -54,7 +54,7 @@ def section(title: str) -> str:
 
 
 def watching() -> str:
-    return PAGE.partition("## Monitoring")[2].replace("```shell", "```sh")
+    return PAGE.partition("## Archive old records")[2].replace("```shell", "```sh")
 
 
 @pytest.fixture

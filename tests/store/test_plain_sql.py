@@ -94,6 +94,7 @@ def do_everything(url: str) -> None:
         assert len(list(store.entries(TRAIL.stream))) == 2
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)  # also deletes old commit ids
+        store.drop(EVENTS.name, 2)
         store.set_moved("etcd://elsewhere/")
         with pytest.raises(StoreMoved):
             increment(other, INDEX)

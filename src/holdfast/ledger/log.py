@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import (
+    Archived,
     Corrupt,
     Failure,
     IoFailure,
@@ -207,6 +208,8 @@ class Ledger:
         self._known = 0
         self.gaps: set[tuple[int, int]] = set()
         """The first and last number of each gap that reading came to: events that another program removed."""
+        self.archived = 0
+        """The sequence of the last archived event that `latest` has omitted."""
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
         """Append an event; durable when this returns. Commit point: it gets its number.
@@ -279,7 +282,8 @@ class Ledger:
         return next(iter(self.store.entries(EVENTS, after=sequence)), None) is not None
 
     def events(self, *, after: int = 0, until: int | None = None) -> Iterator[Recorded]:
-        """The events after the sequence `after`, up to and including `until`, or up to the end as of now."""
+        """The events after the sequence `after`, up to and including `until`, or up to the end as of now. `Archived` if
+        one of them is archived."""
         if after < 0:
             raise UsageFailure(f"{after} is not a sequence", after=after)
         if until is not None and until <= after:
@@ -295,6 +299,15 @@ class Ledger:
                 return  # without looking for more
             last = position
 
+    def latest(self, count: int | None = None, *, until: int | None = None) -> Iterator[Recorded]:
+        """The last `count` events (None: all) up to `until`, except archived ones."""
+        after = 0 if count is None else max(0, (self.sequence if until is None else until) - count)
+        try:
+            yield from self.events(after=after, until=until)
+        except Archived as archived:
+            self.archived = archived.last
+            yield from self.events(after=archived.last, until=until)
+
     def read(self, sequence: int) -> Recorded:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
@@ -305,17 +318,24 @@ class Ledger:
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
-        """The event with this id after the sequence `after`, or None: tells whether an append succeeded."""
-
+        """The event with this id after the sequence `after`, or None: tells whether an append succeeded. `Archived` if
+        it may be among the archived events."""
+        hidden: Archived | None = None
         while True:
-            for each in self.events(after=after):
-                after = each.sequence
-                if each.event.get("id") == event_id:
-                    return each
+            try:
+                for each in self.events(after=after):
+                    after = each.sequence
+                    if each.event.get("id") == event_id:
+                        return each
+            except Archived as archived:
+                hidden, after = archived, archived.last
+                continue
             with contextlib.suppress(IoFailure):  # a transaction first finishes a commit whose author has died
                 end = self.store.transact([EVENTS], lambda view, now: Decision([], view.end(EVENTS))).result
                 if end > after:
                     continue
+            if hidden is not None:
+                raise hidden
             return None
 
     def watch(
@@ -371,8 +391,10 @@ class Ledger:
         found = None if self._checkpoint_root is None else load_checkpoint(self._checkpoint_root, name, version)
         if found is None or (until is not None and found.sequence > until):
             return None
-        stored = next(self.events(after=found.sequence - 1, until=found.sequence), None)
-        return found if stored is not None and _event_digest(stored.event) == found.event else None
+        with contextlib.suppress(Archived):
+            stored = next(self.events(after=found.sequence - 1, until=found.sequence), None)
+            return found if stored is not None and _event_digest(stored.event) == found.event else None
+        return None
 
     def save_checkpoint(self, name: str, version: str, last: Recorded, state: object) -> None:
         """Save the state of a fold after the event `last`."""

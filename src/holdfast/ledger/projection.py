@@ -23,9 +23,11 @@ from typing import Any, TypeGuard, TypeVar
 import msgspec
 
 from holdfast.clock import Deadline, TimedRight, parse_instant
-from holdfast.errors import NotFound
-from holdfast.ledger.log import CHECKPOINT_EVERY, UNLOCKED, Event, Ledger, Recorded, is_node_id
-from holdfast.store.model import Instant
+from holdfast.errors import Archived, JsonInvalid, NotFound, TooLarge
+from holdfast.fs import strictjson
+from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, UNLOCKED, Event, Ledger, Recorded, event_to_json, is_node_id
+from holdfast.store.archive import Archivable, Archive
+from holdfast.store.model import Entry, Instant, not_understood
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
@@ -227,6 +229,52 @@ def _is_instant(value: object) -> bool:
     return True
 
 
+def archivable() -> Archivable[Event]:
+    """How the ledger is archived: in the lines of 'ledger log', with the claims and queues after the last event."""
+
+    def line(entry: Entry[Event]) -> bytes:
+        return strictjson.encode(event_to_json(Recorded(*entry)))
+
+    return Archivable(EVENTS, "ledger", line, lambda event: event.get("timestamp"), ArchivedClaims)
+
+
+def archived_event(line: bytes) -> Recorded:
+    """The event in a line of a segment."""
+    try:
+        found = strictjson.decode(line)
+        return Recorded(int(found["sequence"]), dict(found["event"]))
+    except (JsonInvalid, TooLarge, KeyError, TypeError, ValueError) as error:
+        raise not_understood("a line of a segment", str(error)) from None
+
+
+class ArchivedClaims:
+    """The claims and queues after the archived events."""
+
+    def __init__(self, archive: Archive | None) -> None:
+        self.state = ClaimState() if archive is None else archived_state(archive)
+
+    def add(self, entry: Entry[Event]) -> None:
+        self.state.apply(Recorded(*entry))
+
+    def as_record(self) -> dict[str, Any]:
+        return self.state.as_record()
+
+
+def archived_state(archive: Archive) -> ClaimState:
+    state = ClaimState.from_record(archive.state, archive.last)
+    if state is None:
+        raise not_understood("the archive of the ledger", "its claims have an unknown form")
+    return state
+
+
+def state_at_cut(archived: Archived, until: int | None) -> ClaimState:
+    """The state after the last archived event; raises the failure again if `until` comes before that."""
+    assert isinstance(archived.archive, Archive)
+    if until is not None and until < archived.last:
+        raise archived
+    return archived_state(archived.archive)
+
+
 Answer = TypeVar("Answer")
 
 
@@ -243,7 +291,10 @@ class ClaimProjection:
     def query(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
         """The answer of `ask` to the state at the end, or right after the event `until`. The state does not change
         while `ask` runs."""
-        last = self._catch_up(self._open(until), until)
+        try:
+            last = self._catch_up(self._open(until), until)
+        except Archived as archived:
+            last = self._catch_up(self._skip(state_at_cut(archived, until)), until)
         with self._lock:
             state = self._state
             if state is not None and (until is None or state.sequence == until):
@@ -257,12 +308,24 @@ class ClaimProjection:
     def at_sequence(self, sequence: int) -> ClaimState:
         """The state after an event; `NotFound` if there is no such event yet."""
         state = self._restored(sequence)
-        for each in self._ledger.events(after=state.sequence, until=sequence):
-            state.apply(each)
+        try:
+            for each in self._ledger.events(after=state.sequence, until=sequence):
+                state.apply(each)
+        except Archived as archived:
+            state = state_at_cut(archived, sequence)
+            for each in self._ledger.events(after=state.sequence, until=sequence):
+                state.apply(each)
         if state.sequence != sequence:
             message = f"the ledger has no event {sequence}; the last one before it is {state.sequence}"
             raise NotFound(message, sequence=sequence)
         return state
+
+    def _skip(self, state: ClaimState) -> int:
+        """Go on from this state, unless ours is ahead of it; return the sequence."""
+        with self._lock:
+            if self._state is None or self._state.sequence < state.sequence:
+                self._state, self._saved = state, state.sequence
+            return self._state.sequence
 
     def _open(self, until: int | None) -> int:
         """The sequence of the state, which is first restored from its checkpoint."""
@@ -284,7 +347,9 @@ class ClaimProjection:
         return ClaimState() if state is None or self._is_outdated(state) else state
 
     def _is_outdated(self, state: ClaimState) -> bool:
-        """Whether another program has replaced the record of a broken lock by its own event."""
+        """Whether another program has replaced the record of a broken lock by its own event, which only files allow."""
+        if self._ledger.store.server is not None:
+            return False
         found = (next(self._ledger.events(after=each - 1, until=each), None) for each in state.unlocked)
         return any(each is None or each.event.get("type") != UNLOCKED for each in found)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
-from holdfast.errors import OutcomeUnknown, UsageFailure
+from holdfast.errors import Archived, OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_actor, checked_text, unique_id
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
@@ -232,9 +232,9 @@ class Claims:
         return [each for name in nodes for each in queues.get(name, ()) if each.counts(now)]
 
     def history(self, node: str) -> list[Recorded]:
-        """All events about the claims on a node."""
+        """All events about the claims on a node that are not archived."""
         node = node_id(node)
-        events = (each for each in self.ledger.events() if str(each.event.get("type")) in KINDS)
+        events = (each for each in self.ledger.latest() if str(each.event.get("type")) in KINDS)
         return [each for each in events if each.event.get("node_id") == node]
 
     def lock_timeout(self) -> float:
@@ -342,6 +342,8 @@ class Claims:
 
         try:
             return store.transact([EVENTS], decide, commit_id=log.commit_id_of(event_id)).result  # 4.
+        except Archived:  # while this process was suspended between the fetch and the decision
+            return self._commit(rule)
         except OutcomeUnknown as unknown:
             log.add_event_id(unknown, event_id)
             raise

@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import SKEW, parse_instant
-from holdfast.errors import Failure, NotFound
+from holdfast.errors import Archived, Failure, NotFound
 from holdfast.findings import Check, Finding, Severity, examine
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import counted
 from holdfast.fs.strictjson import MAX_BYTES
 from holdfast.ledger.claim_files import UNREADABLE, ClaimFiles
-from holdfast.ledger.log import CODEC, MOST_BYTES, UNLOCKED, Event, Ledger, Recorded
+from holdfast.ledger.log import CODEC, EVENTS, MOST_BYTES, UNLOCKED, Event, Ledger, Recorded
 from holdfast.ledger.projection import (
     ACQUIRED,
     ENDING,
@@ -32,10 +32,15 @@ from holdfast.ledger.projection import (
     VERSION,
     Claim,
     ClaimState,
+    archived_event,
+    archived_state,
     form_problem,
     has_effect,
+    state_at_cut,
 )
 from holdfast.ledger.rules import LONGEST_TTL
+from holdfast.store.archive import Archive, archive_of, read_segments
+from holdfast.store.model import not_understood
 from holdfast.store.streams import RECEIPTS, read_receipts
 
 DIRECTORY = "ledger"
@@ -83,15 +88,23 @@ class _Verification(NamedTuple):
     files: ClaimFiles | None
     state: ClaimState
     ids: set[object]
+    archive: Archive | None
+    segments: Sequence[Path]
 
 
-def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None) -> LedgerReport:
-    """Verify a ledger: its events, its checkpoint, and, if it is on files, those below `root`."""
-    verification = _Verification(ledger, root, files, ClaimState(), set())
+def verify(
+    ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None, segments: Sequence[Path] = ()
+) -> LedgerReport:
+    """Verify a ledger: its events, its checkpoint, and, if it is on files, those below `root`. With the files of all
+    `segments`, its archived events too."""
+    archive = archive_of(ledger.store, EVENTS.name)
+    state = ClaimState() if archive is None or segments else archived_state(archive)
+    begin = state.sequence
+    verification = _Verification(ledger, root, files, state, set(), archive, segments)
     findings = examine(verification, _CHECKS, _stopped)
     missing = sum(last - first + 1 for first, last in ledger.gaps)
     ledger.gaps.clear()  # they are among the findings
-    return LedgerReport(verification.state.sequence - missing, findings)
+    return LedgerReport(state.sequence - begin - missing, findings)
 
 
 def finding_to_json(finding: Finding) -> dict[str, object]:
@@ -102,7 +115,9 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
 def _stopped(verification: _Verification, check: Check[_Verification], failure: Failure) -> Iterator[Finding]:
     if check.name != "events":
         raise failure
-    if verification.root is None:  # on files, the check of the files has found it
+    if "segment" in failure.facts:
+        yield _error("segment", str(failure.facts["segment"]), failure.message, failure.hint)
+    elif verification.root is None:  # on files, the check of the files has found it
         yield _error("unreadable", str(failure.facts.get("source")), failure.message, _LOST)
 
 
@@ -205,12 +220,31 @@ def _name(number: int) -> str:
 
 def _check_events(verification: _Verification) -> Iterator[Finding]:
     state, ids = verification.state, dict[str, int]()
-    for recorded in verification.ledger.events():
+    for recorded in _events(verification):
         where = f"event {recorded.sequence}"
         yield from _form(recorded.event, where)
         yield from _appended_twice(recorded, ids, where)
         yield from _contradictions(recorded.event, state, where)
         state.apply(recorded)
+
+
+def _events(verification: _Verification) -> Iterator[Recorded]:
+    """The events of the segments, if there are any, and those in the store. If some are archived meanwhile, goes on
+    after them."""
+    archive, state = verification.archive, verification.state
+    if verification.segments:
+        for line in read_segments(archive, verification.segments):
+            yield archived_event(line)
+        if archive is not None and archived_state(archive) != state:
+            raise not_understood("the archive of the ledger", "its claims differ from the archived events")
+    after = archive.last if archive else 0
+    while True:
+        try:
+            yield from verification.ledger.events(after=after)
+            return
+        except Archived as archived:
+            vars(state).update(vars(state_at_cut(archived, None)))
+            after = state.sequence
 
 
 def _form(event: Event, where: str) -> Iterator[Finding]:
@@ -281,9 +315,12 @@ def _check_checkpoint(verification: _Verification) -> Iterator[Finding]:
     kept = ledger.checkpoint(NAME, VERSION, until=verification.state.sequence)
     if kept is None:
         return
-    replayed = ClaimState()
-    for each in ledger.events(until=kept.sequence):
-        replayed.apply(each)
+    replayed = archived_state(verification.archive) if verification.archive else ClaimState()
+    try:
+        for each in ledger.events(after=replayed.sequence, until=kept.sequence):
+            replayed.apply(each)
+    except Archived:  # meanwhile
+        return
     if ClaimState.from_record(kept.state, kept.sequence) != replayed:
         message = f"it differs from the events up to {kept.sequence}"
         remedy = "Remove the directory .holdfast/checkpoints: it is only a cache."

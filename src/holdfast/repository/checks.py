@@ -64,7 +64,8 @@ ALMOST_FULL = 0.8
 
 
 def all_checks(home: Home) -> tuple[RepositoryCheck, ...]:
-    return (Check("store", store_health), *home.checks(CHECKS), Check("ledger", _ledger), Check("issues", _issues))
+    after = Check("archives", _archives), Check("ledger", _ledger), Check("issues", _issues)
+    return (Check("store", store_health), *home.checks(CHECKS), *after)
 
 
 def store_health(examination: Examination) -> Iterator[Finding]:
@@ -107,6 +108,17 @@ def _space(server: StoreServer, address: str) -> Iterator[Finding]:
         yield findings.of("store-filling", address, message, **facts)
     for alarm in sorted({*space.alarms} - {FULL}):
         yield findings.of("store-alarm", address, f"the server has raised the alarm {alarm}", **facts)
+
+
+def _archives(examination: Examination) -> Iterator[Finding]:
+    """Archived records that are still on the server."""
+    _require_store(examination)
+    server = examination.context.store.server
+    if server is None:
+        return
+    for stream, last in server.unfinished_archives().items():
+        message = f"records of {stream} up to {last} are archived, but still on the server"
+        yield findings.of("archive-unfinished", stream, message, partial(server.drop, stream, last), last=last)
 
 
 _UNUSABLE: dict[type[Failure], tuple[str, str]] = {

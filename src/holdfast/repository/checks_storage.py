@@ -45,6 +45,7 @@ from holdfast.repository.doctor import Examination, names_in
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.retention import effect_of
+from holdfast.store.archive import archive_of
 from holdfast.store.audit import AuditEntry, AuditReader, check_chain
 from holdfast.store.model import Decision, View
 
@@ -300,27 +301,34 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     ]
     if orphaned and not examination.operations():
         last, needed = last_events(context, set(orphaned)), None
+        archived = archive_of(context.store, context.trail.stream.name) is not None
         with contextlib.suppress(Corrupt):  # the needs of a tree cannot be read: all trees may be needed
             needed = need_of_all(context.paths)
         for each in orphaned:
-            yield _orphan(context, each, last.get(each), is_needed=needed is None or each in needed)
+            is_needed = needed is None or each in needed
+            yield _orphan(context, each, last.get(each), is_needed=is_needed, archived=archived)
     for name in trees:
         if not _is_ours(examination, name):
             message = f"{context.paths.snapshots / name!s:.300} is not the tree of a snapshot"
             yield findings.of("snapshot-directory-strange", name, message)
 
 
-def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool) -> Finding:
-    """The finding about a tree without a descriptor, judged by the last event that mentions it."""
+def _orphan(
+    context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool, archived: bool
+) -> Finding:
+    """The finding about a tree without a descriptor, judged by the last event that mentions it. If the trail is
+    `archived`, that event may be missing, so even an incomplete tree may have been published."""
     paths, tree = context.paths, context.paths.tree(snapshot_id)
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
         return findings.of("descriptor-missing", snapshot_id, message)
-    if last is not None or payloads.is_left(paths, snapshot_id) or not context.home.is_ready(snapshot_id):
+    ready = context.home.is_ready(snapshot_id)
+    if last is not None or payloads.is_left(paths, snapshot_id) or not (ready or archived):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
         remedy = "remove it, except for what other snapshots need" if is_needed else ""
         return findings.of("tree-orphaned", snapshot_id, message, partial(_retire, context, snapshot_id), remedy)
-    message, target = f"{tree} is a complete tree of unknown origin", paths.quarantine / snapshot_id
+    form = "a complete" if ready else "an incomplete"
+    message, target = f"{tree} is {form} tree of unknown origin", paths.quarantine / snapshot_id
     if is_needed:
         return findings.of("tree-unknown", snapshot_id, message, quarantine=None)
     fix, remedy = partial(_quarantine, context, snapshot_id, target), f"move it to {target}, where you can examine it"

@@ -27,6 +27,7 @@ from holdfast.issues.model import INDEX, UNLISTED
 from holdfast.leases.service import LeaseService
 from holdfast.repository.context import has_several_clones
 from holdfast.store import model
+from holdfast.store.archive import ARCHIVES, archive_of
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
 from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream
@@ -153,6 +154,8 @@ def migrate(
     still be a prefix of the source's.
     """
     _refuse_files_of_one(source, target)
+    _refuse_archived(source)
+    _refuse_archived(target)
     copy = partial(_copy, source, target, rows, overwrite=overwrite, progress=progress)
     tried = copy(set(), dry_run=True)
     if dry_run:
@@ -229,6 +232,15 @@ def _refuse_files_of_one(source: Store, target: Store) -> None:
     if several:
         hint = "Let all clones but 'main' leave first ('holdfast deinit'), or move to another server."
         raise Refused("several clones share this repository, so its records must be on a server", hint=hint)
+
+
+def _refuse_archived(store: Store) -> None:
+    """Refuse a store without the beginning of a stream: the copy would give other numbers to the rest."""
+    for stream in ARCHIVES:
+        if (archive := archive_of(store, stream)) is not None:
+            message = f"the records of {stream} up to {archive.last} are archived: this store cannot be migrated"
+            hint = "To move it to another server of its kind, use the server's own backup and restore."
+            raise Refused(message, hint=hint, stream=stream, archived=archive.last)
 
 
 def _contents(store: Store, row: Row) -> dict[str, bytes]:

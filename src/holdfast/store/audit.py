@@ -9,6 +9,7 @@ entry replaces it.
 On a server, an entry is loose at first: a separate record, written by the transaction that it records. Readers and,
 every few commits, writers seal loose entries: one transaction gives them their numbers and hashes, in the order of
 their commits, and moves them to the end of the chain. So unrelated commits do not wait for each other (decision 0018).
+The first entries may be archived there (`archive`): the chain then continues from the number and hash of the last one.
 Rewriting both the trail and its head goes unnoticed: compare the last hash with one noted elsewhere.
 """
 
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AuditChainBroken, Corrupt
-from holdfast.store.model import Append, Entry, Instant, Key, Store, Stream, StructCodec, View
+from holdfast.errors import Archived, AuditChainBroken, Corrupt
+from holdfast.store.archive import Archivable, Archive, archive_of, read_segments
+from holdfast.store.model import Append, Document, Entry, Instant, Key, Store, Stream, StructCodec, View, not_understood
 from holdfast.store.served import ServedStore
 
 START = "0" * 64  # the previous hash of the first entry
@@ -96,9 +99,16 @@ def _hash(entry: AuditEntry) -> str:
     return hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
 
 
-def verify(entries: Iterable[Entry[AuditEntry]], *, after: AuditEntry | None = None) -> Iterator[AuditEntry]:
+class ChainEnd(NamedTuple):
+    """The end of a chain: the number of entries and the last hash, which can be noted elsewhere."""
+
+    entries: int = 0
+    hash: str = START
+
+
+def verify(entries: Iterable[Entry[AuditEntry]], *, after: ChainEnd | None = None) -> Iterator[AuditEntry]:
     """Yield the entries that follow `after` (None: the start); `AuditChainBroken` at a break in the chain."""
-    number, previous = (0, START) if after is None else (after.number, after.hash)
+    number, previous = after or ChainEnd()
     for position, entry in entries:
         problem = ""
         if entry.number != number + 1:
@@ -113,16 +123,10 @@ def verify(entries: Iterable[Entry[AuditEntry]], *, after: AuditEntry | None = N
         yield entry
 
 
-class ChainEnd(NamedTuple):
-    """The end of a chain: the number of entries and the last hash, which can be noted elsewhere."""
-
-    entries: int
-    hash: str
-
-
 class AuditReader:
-    """Reads a trail from the beginning, then only new entries. With `verified`, checks the chain. Without it, a store
-    on a server may skip all but the `last` entries."""
+    """Reads a trail from the beginning, or after its archived entries; then only new entries. With `verified`, checks
+    the chain. Without it, a store on a server may skip all but the `last` entries. `archived` is the number of the last
+    entry that was not read because it is archived."""
 
     def __init__(self, store: Store, trail: AuditTrail, *, verified: bool = False, last: int | None = None) -> None:
         self._store = store
@@ -130,15 +134,11 @@ class AuditReader:
         self._head = trail.head
         self._verified = verified
         self._position = 0
-        self._last: AuditEntry | None = None
+        self.end = ChainEnd()  # of the entries read so far
+        self.archived = 0
         if isinstance(store, ServedStore) and last is not None and not verified:
             store.seal(self._stream)
             self._position = max(0, store.end(self._stream) - last)
-
-    @property
-    def end(self) -> ChainEnd:
-        """The end of the entries read so far."""
-        return ChainEnd(0, START) if self._last is None else ChainEnd(self._last.number, self._last.hash)
 
     def read(self) -> Iterator[AuditEntry]:
         """The entries not read yet, up to the current end.
@@ -146,13 +146,21 @@ class AuditReader:
         `AuditChainBroken` at the first entry that breaks the chain or cannot be decoded, and at the end if the last
         entries are missing. A last line without a newline was torn by a crash and never acknowledged: it is ignored.
         """
-        after = self._last
         head = self._store.read(self._head) if self._verified else None  # before the entries, which only grow
+        while True:
+            try:
+                yield from self._read(head)
+                return
+            except Archived as archived:
+                self._position, self.end = archive_end(archived.archive)
+                self.archived = self.end.entries
+
+    def _read(self, head: Document[AuditEntry] | None) -> Iterator[AuditEntry]:
         entries = self._track(self._store.entries(self._stream, after=self._position))
         try:
             unverified = (each.record for each in entries)
-            for entry in verify(entries, after=after) if self._verified else unverified:
-                self._last = entry
+            for entry in verify(entries, after=self.end) if self._verified else unverified:
+                self.end = ChainEnd(entry.number, entry.hash)
                 if head is not None and entry.number == head.record.number and entry.hash != head.record.hash:
                     message = f"entry {entry.number} is not the one that was written"
                     raise AuditChainBroken(message, number=entry.number, position=self._position)
@@ -179,8 +187,52 @@ class AuditReader:
             yield entry
 
 
+class ArchivedChain:
+    """The end of the chain after the archived entries, which are verified before they are archived."""
+
+    def __init__(self, archive: Archive | None) -> None:
+        self.end = ChainEnd() if archive is None else archive_end(archive)[1]
+
+    def add(self, entry: Entry[AuditEntry]) -> None:
+        for each in verify([entry], after=self.end):
+            self.end = ChainEnd(each.number, each.hash)
+
+    def as_record(self) -> dict[str, Any]:
+        return {"chain": list(self.end)}
+
+
+def archive_end(archive: object) -> tuple[int, ChainEnd]:
+    """The last archived position, and the end of the chain there."""
+    assert isinstance(archive, Archive)
+    try:
+        return archive.last, msgspec.convert(archive.state.get("chain"), ChainEnd)
+    except msgspec.ValidationError as error:
+        raise not_understood("the archive of the audit trail", str(error)) from None
+
+
+def archivable(trail: AuditTrail) -> Archivable[AuditEntry]:
+    """How the trail is archived: in the lines that it has in files."""
+
+    def line(entry: Entry[AuditEntry]) -> bytes:
+        return trail.stream.codec.encode(entry.record)
+
+    return Archivable(trail.stream, "audit", line, lambda entry: entry.at, ArchivedChain)
+
+
+def check_segments(store: Store, trail: AuditTrail, files: Sequence[Path]) -> ChainEnd:
+    """Verify the archived segments, their chain, and that the entries in the store continue it."""
+    archive, codec = archive_of(store, trail.stream.name), trail.stream.codec
+    chain = ArchivedChain(None)
+    for number, line in enumerate(read_segments(archive, files), 1):
+        chain.add(Entry(number, codec.decode(line, f"archived entry {number}")))
+    if archive is not None and chain.as_record() != archive.state:
+        message = f"the archived entries end with the hash {chain.end.hash}, but the next entry continues another"
+        raise AuditChainBroken(message, number=chain.end.entries + 1, position=archive.last)
+    return chain.end
+
+
 def check_chain(store: Store, trail: AuditTrail) -> ChainEnd:
-    """Verify the whole chain; `AuditChainBroken` names the first break."""
+    """Verify the whole chain that is not archived; `AuditChainBroken` names the first break."""
     reader = AuditReader(store, trail, verified=True)
     for _ in reader.read():
         pass

@@ -6,7 +6,7 @@ is one transaction too, so it sees one revision. It is always linearizable, neve
 reads that may be stale). See `served` for the protocol around these transactions.
 
     <prefix>/d/<name>              a document
-    <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps
+    <prefix>/s/<stream>/<number>   a record of a stream; numbers have no gaps, but the first ones may be archived
     <prefix>/s/<stream>/~<place>   a loose record of a stream
     <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
     <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy of it unless large
@@ -56,7 +56,8 @@ from holdfast.store.served import (
     StoredValue,
 )
 
-SCHEMA_VERSION = 2  # 1 had no heads; the first append to a store of version 1 upgrades it
+SCHEMA_VERSION = 3  # has archived streams; the first archive upgrades a store
+FIRST_VERSION = 2  # of a new store; 1 had no heads, and the first append upgrades a store from it
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _LOOK_AT = 4 * _FORGET_EVERY  # notes
@@ -148,11 +149,11 @@ class EtcdEngine:
         """Refuse an unknown schema version; the first client of a new store records the version."""
         row = rows[0] if rows else None
         if row is None and self._create:
-            row = self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
+            row = self._put_if_absent(self.keys.schema, str(FIRST_VERSION).encode())
         if row is not None or not self._create:
             found = None if row is None else decoded(row["value"]).decode()
             served.require_version(self.address, found, SCHEMA_VERSION, oldest=1)
-            self._upgrades = found != str(SCHEMA_VERSION)
+            self._upgrades = found == "1"
         self._checked = True
 
     @contextlib.contextmanager
@@ -189,19 +190,21 @@ class EtcdEngine:
         return True
 
     def _conditions(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
-        """The conditions that everything fetched is unchanged. Records are never removed, so a stream ends where it did
-        if the next number is free. Sealing is allowed even after the store was moved: it adds nothing new."""
+        """The conditions that everything fetched is unchanged. A stream ends where it did if its head is unchanged. The
+        next number must be free too, because clients of version 1 write no head; alone, it does not suffice, because
+        archived records are deleted. Sealing is allowed even after the store was moved: it adds nothing new."""
         if not plan.sealed:
             yield _is_absent(self.keys.moved)
         for each in plan.named:
             found = plan.fetched.of(each.name)
+            key = self.keys.document(each.name)
             if isinstance(each, Stream):
+                key = self.keys.head(each.name)
                 yield _is_absent(self.keys.record(each.name, found.position + 1))
-            elif found.content is None:
-                yield _is_absent(self.keys.document(each.name))
-            else:
-                key = encoded(self.keys.document(each.name))
-                yield {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
+            if found.version:
+                yield {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
+            elif not found.position:
+                yield _is_absent(key)
         for loose in plan.loose:  # the place is nearly always free, but a put would replace a record there
             yield _is_absent(self.keys.loose_record(loose.stream, loose.place))
 
@@ -221,7 +224,9 @@ class EtcdEngine:
         for loose in plan.sealed:
             yield {"request_delete_range": {"key": encoded(self.keys.loose_record(loose.stream, loose.place))}}
         if plan.additions and self._upgrades:
-            yield _put(self.keys.schema, str(SCHEMA_VERSION).encode())
+            old = {"key": encoded(self.keys.schema), "target": "VALUE", "result": "EQUAL", "value": encoded(b"1")}
+            upgrade = _put(self.keys.schema, str(FIRST_VERSION).encode())
+            yield {"request_txn": {"compare": [old], "success": [upgrade]}}
 
     def _send(self, request: object) -> Any:
         with self.gateway.deadline.within(self.gateway.timeout) as deadline:
@@ -270,6 +275,19 @@ class EtcdEngine:
         for start in range(0, len(old), _MOST_RANGES):
             some = [{"request_delete_range": {"key": key}} for key in old[start : start + _MOST_RANGES]]
             self.gateway.ask("/v3/kv/txn", {"success": some})
+
+    def bury(self, stream: str, position: int, tombstone: bytes) -> None:
+        key = self.keys.record(stream, position)
+        there = {"key": encoded(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
+        changes = [_put(self.keys.schema, str(SCHEMA_VERSION).encode()), _put(key, tombstone)]
+        self.gateway.ask("/v3/kv/txn", {"compare": [there], "success": changes})
+
+    def drop_records(self, stream: str, first: int, last: int) -> None:
+        bounds = {
+            "key": encoded(self.keys.record(stream, first)),
+            "range_end": encoded(self.keys.record(stream, last + 1)),
+        }
+        self.gateway.ask("/v3/kv/txn", {"success": [{"request_delete_range": bounds}]})
 
     def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
         first = self.keys.loose_record(stream, 0)

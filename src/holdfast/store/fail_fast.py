@@ -54,6 +54,14 @@ class FailFastStore:
         with self._using():
             return self._server.end(stream)
 
+    def unfinished_archives(self) -> dict[str, int]:
+        with self._using():
+            return self._server.unfinished_archives()
+
+    def drop(self, stream: str, last: int) -> None:
+        with self._using():
+            self._server.drop(stream, last)
+
     def statistics(self) -> model.CommitStatistics:
         return self._server.statistics()
 

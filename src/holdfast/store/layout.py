@@ -92,7 +92,9 @@ TABLE: tuple[Row, ...] = (
     Row("jit/dependents/{name}",  ".jit/dependents/{name}.json",       _ISSUE),
     # The ledger, whose lock is the lock file that other programs know too.
     Row("ledger/meta",            "meta.json",                         "ledger/.meta.lock"),
+    Row("ledger/archive",         ".holdfast/ledger-archive.json",     "ledger/.meta.lock"),
     Row("ledger/events",          "ledger/event-{number}.json",        "ledger/ledger.lock", Kind.NUMBERED),
+    Row("jvs/audit-archive",      ".jvs/audit/archive.json",           ".jvs/guards/audit-archive.lock"),
     # Streams that every change appends to come last, so that their locks are held only briefly.
     Row("jit/events",             ".jit/events.jsonl",                 ".jit/.events.lock", Kind.LINES),
     Row("jvs/audit",              ".jvs/audit/audit.jsonl",            ".jvs/audit/.audit.lock", Kind.LINES),

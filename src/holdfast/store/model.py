@@ -531,6 +531,12 @@ class StoreServer(Protocol):
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last record, which is also the number of records."""
 
+    def unfinished_archives(self) -> dict[str, int]:
+        """The streams that still have archived records, and the position of the last archived one."""
+
+    def drop(self, stream: str, last: int) -> None:
+        """Delete the archived records of a stream up to `last`, which is not its last record."""
+
     def statistics(self) -> CommitStatistics:
         """How often this store has committed, and how often it had to retry."""
 

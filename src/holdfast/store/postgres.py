@@ -169,6 +169,15 @@ class PostgresEngine:
 
         return self.connections.run(ask, patience=3 * self.connections.timeout)
 
+    def bury(self, stream: str, position: int, tombstone: bytes) -> None:
+        self._write(statements.BURY, [tombstone, stream.encode(), position])
+
+    def drop_records(self, stream: str, first: int, last: int) -> None:
+        self._write(statements.DROP_RECORDS, [stream.encode(), first, last])
+
+    def _write(self, statement: str, parameters: Sequence[Any]) -> None:
+        self.connections.run(lambda connection: connection.ask_at_once(statement, parameters))
+
     def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
         rows = self._rows(statements.PAGE_OF_STREAM, [_loose(stream), -1, limit])
         return [LooseRecord(stream, place, content) for place, content in rows]

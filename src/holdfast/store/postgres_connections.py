@@ -342,7 +342,8 @@ class Connections:
         if found == "1" and self.create:
             self._upgrade(connection)
             found = _schema_version(connection)
-        require_version(self.address.display, found, statements.SCHEMA_VERSION, oldest=None if self.create else 1)
+        oldest = statements.FIRST_VERSION if self.create else 1
+        require_version(self.address.display, found, statements.SCHEMA_VERSION, oldest=oldest)
         self.numbers = not self.is_distributed and connection.info.server_version >= 130000 and found != "1"
         self._checked = True
 
@@ -374,7 +375,7 @@ class Connections:
                 for statement in statements.CREATE.split(";\n"):
                     if statement.strip():
                         connection.execute(statement)
-                connection.execute(statements.NOTE_VERSION, [str(statements.SCHEMA_VERSION)])
+                connection.execute(statements.NOTE_VERSION, [str(statements.FIRST_VERSION)])
                 return
             except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
                 raise StoreAccessRefused(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 
-SCHEMA_VERSION = 2  # 1 had notes without names and numbers; see `UPGRADE`
+SCHEMA_VERSION = 3  # has archived streams; the first archive upgrades a store (`BURY`)
+FIRST_VERSION = 2  # of a new store; 1 had notes without names and numbers, see `UPGRADE`
 
 CREATE = """
 CREATE TABLE IF NOT EXISTS holdfast.settings (name text PRIMARY KEY, value text NOT NULL);
@@ -214,6 +215,11 @@ WHERE name > %s AND name < %s AND content IS NOT NULL ORDER BY name LIMIT %s"""
 
 PAGE_OF_STREAM = """
 SELECT position, content FROM holdfast.entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
+
+BURY = """
+WITH upgraded AS (UPDATE holdfast.settings SET value = '3' WHERE name = 'schema_version' AND value = '2')
+UPDATE holdfast.entries SET content = %s WHERE stream = %s AND position = %s"""
+DROP_RECORDS = "DELETE FROM holdfast.entries WHERE stream = %s AND position BETWEEN %s AND %s"
 
 LAST_LOOSE = "SELECT coalesce(max(position), 0) FROM holdfast.entries WHERE stream = %s"
 VERSION = "SELECT name, version FROM holdfast.documents WHERE name = %s AND version <> ''"

@@ -34,7 +34,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.locks.retry import CHANCE
-from holdfast.store import model
+from holdfast.store import archive, model
 from holdfast.store.layout import Kind, Layout
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 
@@ -50,6 +50,7 @@ _TAKE_TURNS_FOR = 1.0
 _MOST_CONFLICTS = 1000
 _SEAL_EVERY = 128  # commits, on average
 _MOST_SEALED_BYTES = 256 << 10
+_DROPPED_AT_ONCE = 1000
 _RANDOM_BITS = 12  # of the place of a loose record: two in one microsecond rarely collide, and then one is retried
 _LEAST_TRIES = 3  # however slow this process is: the deadline alone could end a transaction at its first conflict
 
@@ -199,6 +200,12 @@ class ServerEngine(Protocol):
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
 
+    def bury(self, stream: str, position: int, tombstone: bytes) -> None:
+        """Replace a record by a tombstone, and refuse clients that do not know archived streams."""
+
+    def drop_records(self, stream: str, first: int, last: int) -> None:
+        """Delete the records of a stream at these positions."""
+
     def loose_records(self, stream: str, limit: int) -> list[LooseRecord]:
         """The first loose records of a stream."""
 
@@ -312,13 +319,33 @@ class ServedStore:
             lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
         )
         for position, content in pages:
+            if content == archive.TOMBSTONE:
+                raise archive.unreadable(self, stream.name, after, position)
             yield model.Entry(position, stream.codec.decode(content, self._where(stream.name, position)))
+            after = position
             if position >= end:
                 return
 
     def end(self, stream: Stream[Any]) -> int:
         self._check(stream)
         return self.engine.fetch([stream]).of(stream.name).position
+
+    def unfinished_archives(self) -> dict[str, int]:
+        found = {stream: archive.archive_of(self, stream) for stream in archive.ARCHIVES}
+        lasts = {stream: each.last for stream, each in found.items() if each is not None}
+        return {stream: last for stream, last in lasts.items() if self._first(stream) != (last, archive.TOMBSTONE)}
+
+    def _first(self, stream: str) -> tuple[int, bytes]:
+        return next(iter(self.engine.page_of_stream(stream, 0, 1)), (0, b""))
+
+    def drop(self, stream: str, last: int) -> None:
+        # From the newest to the oldest, after the tombstone is there: so readers never meet a gap.
+        if self._first(stream) == (last, archive.TOMBSTONE):
+            return
+        self.engine.bury(stream, last, archive.TOMBSTONE)
+        first, _ = self._first(stream)
+        for each in range(last - 1, first - 1, -_DROPPED_AT_ONCE):
+            self.engine.drop_records(stream, max(first, each - _DROPPED_AT_ONCE + 1), each)
 
     def set_moved(self, target: str | None) -> None:
         self.engine.set_moved(target)
@@ -551,11 +578,11 @@ def _pages(
         limit = min(_LARGEST_PAGE, limit * 4) if total < _ENOUGH_BYTES else max(4, limit // 4)
 
 
-def require_version(address: str, found: str | None, known: int, *, oldest: int | None = None) -> None:
+def require_version(address: str, found: str | None, known: int, *, oldest: int) -> None:
     """Refuse a store whose schema version is missing (`NotFound`) or unknown (`StoreIncompatible`)."""
     if found is None:
         raise NotFound(f"there is no store at {address} yet", store=address)
-    if found not in map(str, range(known if oldest is None else oldest, known + 1)):
+    if found not in map(str, range(oldest, known + 1)):
         raise StoreIncompatible(
             f"the store {address} has the schema version {found}; this version of Holdfast supports {known}",
             store=address,
