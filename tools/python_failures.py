@@ -32,7 +32,8 @@ Repository.config: NotFound
 Repository.proof: FencingMismatch
 Repository.now: -
 Repository.fenced: FencingMismatch
-Repository.audit: -
+Repository.audit: AuditChainBroken
+Repository.archive_audit: AuditChainBroken AlreadyExists Changed Refused
 Repository.verify_audit: AuditChainBroken
 Repository.watch_audit: -
 Repository.watch_landing: -
@@ -180,15 +181,18 @@ Ledger.sequence: -
 OpenLedger.close: -
 OpenLedger.break_lock: NotFound LockChanged
 OpenLedger.verify: -
+OpenLedger.archive: AlreadyExists Changed Refused
+OpenLedger.archived: -
 Ledger.append: -
 Ledger.append_if_sequence: SequenceMismatch
 Ledger.append_many: -
 Ledger.append_decided: TooManyRetries
-Ledger.events: -
-Ledger.read: NotFound
-Ledger.find: -
-Ledger.watch: -
-Ledger.fold: -
+Ledger.events: Archived
+Ledger.latest: -
+Ledger.read: NotFound Archived
+Ledger.find: Archived
+Ledger.watch: Archived
+Ledger.fold: Archived
 Ledger.checkpoint: -
 Ledger.save_checkpoint: -
 Claims.claim: NodeLocked LockTimeout Deadlock
@@ -200,7 +204,7 @@ Claims.extend: LockNotHeld LockExpired
 Claims.release: LockNotHeld
 Claims.reap: -
 Claims.append: LockNotHeld LockExpired
-Claims.active: NotFound
+Claims.active: NotFound Archived
 Claims.expired: -
 Claims.waiting: -
 Claims.history: -

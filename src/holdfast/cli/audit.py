@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import json_option, limit_option, repo_option
+from holdfast.cli.entry import CommandGroup, LazyCommand
+from holdfast.cli.options import archive_option, json_option, limit_option, repo_option
 from holdfast.cli.output import Output, counted
 from holdfast.cli.repository import open_repository
 from holdfast.clock import parse_duration, parse_instant
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
     from holdfast.store.audit import AuditEntry
 
 Since = Callable[[float], float] | None
-"""A function from the current time to the first instant to show."""
+"""A function from the current time to an instant."""
 FOLLOW_PAUSE = 5.0
 """The longest wait for new entries, so that an interruption is noticed on every system."""
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> Since:
+def since_option(context: click.Context, parameter: click.Parameter, value: str | None) -> Since:
     """Read a duration (how long ago) or an instant."""
     if value is None:
         return None
@@ -40,15 +42,30 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
         raise SettingInvalid(parameter.opts[0], value, expected) from None
 
 
-@click.command("audit", short_help="Show or verify the audit trail.")
+@click.command(
+    "audit",
+    cls=CommandGroup,
+    short_help="Show or verify the audit trail.",
+    table={"archive": LazyCommand("holdfast.cli.archive:audit_archive", "Move old entries from a server to files.")},
+)
 @click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
 @click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
 @limit_option("Show the last N entries only.")
-@click.option("--since", metavar="WHEN", callback=_since, help="Start this long ago (2h), or at this instant.")
+@click.option("--since", metavar="WHEN", callback=since_option, help="Start this long ago (2h), or at this instant.")
+@archive_option
 @repo_option
 @json_option
 @click.pass_obj
-def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, since: Since, repo: str | None) -> None:
+def audit(
+    output: Output,
+    *,
+    verify: bool,
+    follow: bool,
+    limit: int | None,
+    since: Since,
+    archive: Sequence[str],
+    repo: str | None,
+) -> None:
     """Show the audit trail: every change to the repository, in order.
 
     Each entry contains the hash of the previous one, and a copy of the last one is kept beside the trail, so
@@ -61,10 +78,15 @@ def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, sinc
     Examples:
       holdfast audit --limit 20
       holdfast audit --verify --json
+      holdfast audit --verify --archive /srv/archive/audit-1-90000.jsonl
       holdfast audit --follow --since 1h
     """
+    if CommandGroup.passes_on():
+        return
+    if archive and not verify:
+        raise click.UsageError("--archive needs --verify.", click.get_current_context())
     repository = open_repository(repo)
-    reader = repository.audit(verified=verify, last=None if since else limit)
+    reader = repository.audit(verified=verify, last=None if since else limit, segments=tuple(map(Path, archive)))
     start = since(repository.now()) if since else None
     found = (each for each in reader.read() if start is None or parse_instant(each.at) >= start)
     entries = list(deque(found, maxlen=limit))
@@ -76,7 +98,11 @@ def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, sinc
     lines = [_line(each) for each in entries]
     if verify:
         lines.append(f"The chain is intact: {counted(number, 'entry')}, the last hash is {last}.")
-    record = {"entries": records, "verified": verify, "count": number, "last_hash": last}
+    if archive:
+        lines.append(f"This includes {counted(len(archive), 'segment')} of archived entries.")
+    elif reader.archived:
+        lines.append(f"Entries 1 to {reader.archived} are archived{', and were not checked' if verify else ''}.")
+    record = {"entries": records, "verified": verify, "count": number, "last_hash": last, "archived": reader.archived}
     output.result(record, lines or ["The audit trail is empty."])
 
 

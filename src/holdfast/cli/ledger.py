@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.ledger.log import Recorded
+    from holdfast.ledger.log import Ledger, Recorded
     from holdfast.locks.ledger_lock import LedgerLockState
     from holdfast.repository.ledgers import OpenLedger
 
@@ -43,6 +44,7 @@ Examples:
         "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
         "reap": LazyCommand(f"{_CLAIMS}:reap", "Reap expired claims."),
         "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
+        "archive": LazyCommand("holdfast.cli.archive:ledger_archive", "Move old events from a server to files."),
     },
 )
 
@@ -72,15 +74,19 @@ def open_at(directory: str) -> OpenLedger:
 
     opened = open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
     context = click.get_current_context()
-    context.call_on_close(lambda: _warn_of_gaps(context.find_object(Output), opened.ledger.gaps))
+    context.call_on_close(lambda: _warn(context.find_object(Output), opened.ledger))
     return opened
 
 
-def _warn_of_gaps(output: Output | None, gaps: Iterable[tuple[int, int]]) -> None:
-    for first, last in sorted(gaps):
+def _warn(output: Output | None, ledger: Ledger) -> None:
+    """Say which events were not read."""
+    if output is None:
+        return
+    for first, last in sorted(ledger.gaps):
         missing = f"event {first} is" if first == last else f"events {first} to {last} are"
-        if output is not None:
-            output.diagnostic(f"Warning: {missing} missing. 'holdfast ledger verify' says what to do.")
+        output.diagnostic(f"Warning: {missing} missing. 'holdfast ledger verify' says what to do.")
+    if ledger.archived:
+        output.diagnostic(f"Events 1 to {ledger.archived} are archived: 'holdfast ledger status' lists the files.")
 
 
 @group.command(short_help="Create a ledger in a directory.")
@@ -204,10 +210,13 @@ def log(
     """
     from holdfast.ledger.log import events_to_json
 
-    ledger, selects, start = open_at(repo).ledger, _selects(kind, node), after or 0
-    if limit is not None and kind is None and node is None and until is None:
-        start = max(start, ledger.sequence - limit)  # skip events that are not shown
-    found = filter(selects, ledger.events(after=start, until=until))
+    ledger, selects = open_at(repo).ledger, _selects(kind, node)
+    last = limit if kind is None and node is None and until is None else None  # events that are not shown are not read
+    if after is None:
+        events = ledger.latest(last, until=until)
+    else:
+        events = ledger.events(after=max(after, ledger.sequence - last) if last else after, until=until)
+    found = filter(selects, events)
     chosen = found if limit is None else iter(deque(found, maxlen=limit))
     if output.as_json:
         output.result(events_to_json(chosen))
@@ -320,7 +329,7 @@ def status(output: Output, *, repo: str) -> None:
       holdfast ledger status
     """
     opened = open_at(repo)
-    claims, lock = opened.claims, opened.lock.state() if opened.lock else None
+    claims, lock, archive = opened.claims, opened.lock.state() if opened.lock else None, opened.archived()
     record = {
         "root": str(opened.root),
         "sequence": opened.ledger.sequence,
@@ -330,6 +339,8 @@ def status(output: Output, *, repo: str) -> None:
         "active_claims": len(claims.active()),
         "expired_claims": len(claims.expired()),
         "waiting": len(claims.waiting()),
+        "archived": archive.last if archive else 0,
+        "segments": [each.file for each in archive.segments] if archive else [],
     }
     output.result(record, _status_lines(record))
 
@@ -340,23 +351,27 @@ def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
     yield f"  claims   {active} active, {expired} expired, {record['waiting']} waiting"
     yield f"  ttl      {format_duration(record['lock_timeout'])} for each claim, unless given"
+    for each in record["segments"]:
+        yield f"  archived {each}"
 
 
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
+@options.archive_option
 @in_ledger
-def verify(output: Output, *, repo: str) -> None:
+def verify(output: Output, *, repo: str, archive: Sequence[str]) -> None:
     """Check for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
     Repairs nothing. Fails with status 6 if there is an error. Harmless findings, such as drafts left by an
     interruption, are notes. Each finding says what to do about it.
 
     \b
-    Example:
+    Examples:
       holdfast ledger verify
+      holdfast ledger verify --archive /srv/archive/ledger-1-90000.jsonl
     """
     from holdfast.ledger.verify import finding_to_json
 
-    report = open_at(repo).verify()
+    report = open_at(repo).verify(tuple(map(Path, archive)))
     findings = [finding_to_json(each) for each in report.findings]
     lines = [f"{counted(report.events, 'event')} can be read in order."]
     for each in report.findings:

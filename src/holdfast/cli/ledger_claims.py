@@ -174,9 +174,11 @@ def claim_history(output: Output, *, node: str, repo: str) -> None:
     Example:
       holdfast ledger claim-history 1.2.3
     """
-    found = open_at(repo).claims.history(node)
+    claims = open_at(repo).claims
+    found = claims.history(node)
     record = {"node_id": node, "events": [event_to_json(each) for each in found]}
-    output.result(record, [event_line(each) for each in found] or [f"{node} has never been claimed."])
+    none = "There are none." if claims.ledger.archived else f"{node} has never been claimed."
+    output.result(record, [event_line(each) for each in found] or [none])
 
 
 def claim_to_json(claim: Claim, now: float) -> dict[str, Any]:

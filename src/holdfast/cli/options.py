@@ -84,6 +84,13 @@ def dry_run_option(help: str) -> Callable[[Command], Command]:
     return click.option("--dry-run", is_flag=True, help=help)
 
 
+archive_option = click.option(
+    "--archive",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="Also check what was archived: a segment. Repeat it for all of them.",
+)
 ignore_touches_option = click.option(
     "--ignore-touches", is_flag=True, help="Also claim an issue that touches the same paths as one in progress."
 )

@@ -370,7 +370,7 @@ class Ledger:
 
         With a `name`, the state is saved as a checkpoint, and the next fold of that name reads only new events. Such a
         state must be representable in JSON, and its reducer must not change it in place; a changed reducer needs
-        another `version`.
+        another `version`. `Archived` if an event that it has to read is archived.
         """
         if name is not None:
             _check_json(initial)

@@ -112,7 +112,7 @@ def _issue(call: Call, name: str) -> Record:
 
 def _tail(call: Call) -> Record:
     ledger = call.project.ledger()
-    return log.events_to_json(deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL))
+    return log.events_to_json(deque(ledger.latest(TAIL), maxlen=TAIL))
 
 
 def _event(call: Call, sequence: str) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.ledger.service import Claims
     from holdfast.ledger.verify import LedgerReport
     from holdfast.locks.ledger_lock import LedgerLock
+    from holdfast.store.archive import Archive, Segment
 
 AGENT = "holdfast"
 DIRECTORY = "ledger"
@@ -90,11 +92,31 @@ class OpenLedger:
         self.lock.break_lock(identity)
         return number
 
-    def verify(self) -> LedgerReport:
-        """Examine the ledger. Repairs nothing, but finishes a batch whose author is gone, as every reader does."""
+    def verify(self, segments: Sequence[Path] = ()) -> LedgerReport:
+        """Examine the ledger, and its archived events if the files of all segments are given. Repairs nothing, but
+        finishes a batch whose author is gone, as every reader does."""
         from holdfast.ledger.verify import verify
 
-        return verify(self.ledger, self.root if self._on_files else None, self.files)
+        return verify(self.ledger, self.root if self._on_files else None, self.files, segments)
+
+    def archive(
+        self, directory: Path, *, keep: int = 1, before: float | None = None, dry_run: bool = False
+    ) -> list[Segment]:
+        """Move the events of a ledger on a server, except the last `keep` and those that are not older than `before`,
+        to files in a directory; return these segments."""
+        from holdfast.ledger.projection import archivable
+        from holdfast.locks.identity import current_holder
+        from holdfast.store.archive import archive
+
+        holder_id = current_holder().holder_id
+        how: dict[str, Any] = {"keep": keep, "before": before, "dry_run": dry_run}
+        return archive(self.ledger.store, archivable(), directory, holder_id=holder_id, **how)
+
+    def archived(self) -> Archive | None:
+        """The archived events; None if there are none."""
+        from holdfast.store.archive import archive_of
+
+        return archive_of(self.ledger.store, log.EVENTS.name)
 
 
 def init_ledger(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import Corrupt, Failure, NotFound, NotInitialised
+from holdfast.errors import Archived, Corrupt, Failure, NotFound, NotInitialised
 from holdfast.fs import durable
 from holdfast.fs.directory import make_directories
 from holdfast.issues.model import EVENTS
@@ -27,6 +27,7 @@ from holdfast.repository.landing_records import TARGETS
 from holdfast.repository.opening import tracker_of
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
+from holdfast.store.archive import ARCHIVES, archive_of
 from holdfast.store.audit import AuditEntry
 from holdfast.store.model import Record, Store, Stream, StructCodec
 from holdfast.store.open import address_of, check_store, open_store
@@ -192,12 +193,15 @@ def _names_of_entry(entry: AuditEntry) -> list[str]:
 def _counted(
     store: Store, stream: Stream[Record], names_of: Callable[[Record], list[str]], known: StreamCount | None
 ) -> StreamCount:
-    """Count the entries that are new, or all if the last known one is not where it was."""
-    known = known or StreamCount()
+    """Count the entries that are new, or all that are not archived if the last known one is not where it was."""
+    if known is None or not known.digest:
+        archive = archive_of(store, stream.name) if stream.name in ARCHIVES else None
+        start = archive.last if archive else 0
+        known = StreamCount(before=start, position=start)
     entries = store.entries(stream, after=known.before)
     if known.digest:
         found = None
-        with contextlib.suppress(Corrupt):
+        with contextlib.suppress(Corrupt, Archived):
             found = next(entries, None)
         if found is None or (found.position, _digest(found.record)) != (known.position, known.digest):
             return _counted(store, stream, names_of, None)

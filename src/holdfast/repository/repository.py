@@ -8,7 +8,7 @@ import threading
 import time
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, NotInitialised, Refused, UsageFailure
 from holdfast.fs import calls
@@ -40,7 +40,7 @@ from holdfast.repository.payloads import directory_of, lease_name, refuse_replac
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
-from holdfast.store.audit import AuditReader, AuditTrail, ChainEnd, check_chain
+from holdfast.store.audit import AuditReader, AuditTrail, ChainEnd, check_chain, check_segments
 from holdfast.store.fail_fast import FailFastStore
 from holdfast.store.model import ServerVersion, Store, View, Watch
 from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from holdfast.repository.snapshot_service import Snapshots
     from holdfast.repository.waits import ClaimGraph
     from holdfast.repository.worktree_changes import Removed
+    from holdfast.store.archive import Segment
+    from holdfast.store.model import Append
     from holdfast.trees.engines import Engine
     from holdfast.trees.scan import Progress
 
@@ -358,9 +360,29 @@ class Repository:
         """Turn a failure of the block into `FencingMismatch` if the lease was granted to another holder meanwhile."""
         return fenced(self.context, worktree, proof)
 
-    def audit(self, *, verified: bool = False, last: int | None = None) -> AuditReader:
-        """A reader of the audit trail, from its beginning, or of at least its `last` entries."""
+    def audit(self, *, verified: bool = False, last: int | None = None, segments: Sequence[Path] = ()) -> AuditReader:
+        """A reader of the audit trail, from its beginning, or of at least its `last` entries. With the files of all
+        `segments`, the archived entries are verified first."""
+        if segments:
+            check_segments(self.context.store, self.context.trail, segments)
         return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
+
+    def archive_audit(
+        self, directory: Path, *, keep: int = 1, before: float | None = None, dry_run: bool = False
+    ) -> list[Segment]:
+        """Move the entries of an audit trail on a server, except the last `keep` and those that are not older than
+        `before`, to files in a directory; return these segments."""
+        from holdfast.store.archive import archive
+        from holdfast.store.audit import archivable
+
+        trail, holder_id = self.context.trail, self.context.holder.holder_id
+
+        def noted(view: View, now: float, segment: Segment) -> Append:
+            facts = {"first": segment.first, "last": segment.last, "file": segment.file, "sha256": segment.sha256}
+            return self.context.audit(view, now, "audit_archived", **facts)
+
+        how: dict[str, Any] = {"keep": keep, "before": before, "dry_run": dry_run, "also": (trail.stream, noted)}
+        return archive(self.context.store, archivable(trail), directory, holder_id=holder_id, **how)
 
     def watch_audit(self) -> Watch:
         """A watch that wakes up when the audit trail grows."""

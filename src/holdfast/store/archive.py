@@ -71,6 +71,7 @@ ARCHIVES: Mapping[str, Key[Archive]] = {
     "jvs/audit": Key("jvs/audit-archive", _CODEC),
 }
 """The documents of the streams that can be archived."""
+_NOUNS = {"ledger/events": "event", "jvs/audit": "audit entry"}
 
 
 def archive_of(store: Store, stream: str) -> Archive | None:
@@ -88,7 +89,7 @@ def unreadable(store: Store, stream: str, after: int, tombstone: int) -> Failure
     number = after + 1
     segment = next(each for each in archive.segments if number <= each.last)
     host = segment.holder_id.partition(":")[0]
-    message = f"number {number} of {stream} was archived: it is in {segment.file}, written on {host}"
+    message = f"{_NOUNS[stream]} {number} was archived: it is in {segment.file}, written on {host}"
     return Archived(message, archive, archive.last, stream=stream, number=number, file=segment.file)
 
 

@@ -36,7 +36,8 @@ def ledger_page(asked: PageRequest) -> Page:
         with asked.workspace.ledger() as opened:
             last = opened.ledger.sequence
             before = _before(asked.query, last)
-            events = list(opened.ledger.events(after=max(0, before - MOST_SHOWN), until=before))
+            events = list(opened.ledger.latest(MOST_SHOWN, until=before))
+            archived = opened.ledger.archived
             active, expired = opened.claims.active(), opened.claims.expired()
             now = opened.ledger.store.now()
     except NotInitialised:
@@ -58,9 +59,10 @@ def ledger_page(asked: PageRequest) -> Page:
         if claims
         else None,
         section("Events", table(("", "When", "Type", "Content"), rows, label="Events", class_="rows tight"), count=last)
-        if rows
+        if rows or archived
         else empty("The ledger has no events yet.", 'holdfast ledger append \'{"type":"note"}\''),
-        _older(asked, "ledger", before - MOST_SHOWN),
+        _archived("Events", archived),
+        None if archived else _older(asked, "ledger", before - MOST_SHOWN),
     )
     return Page("Ledger", "ledger", body, command)
 
@@ -82,6 +84,10 @@ def _older(asked: PageRequest, page: str, before: int) -> Html | None:
     if before <= 0:
         return None
     return h("p", h("a", "Older", href=address(asked.workspace, page, before=str(before)), class_="button"))
+
+
+def _archived(what: str, last: int) -> Html | None:
+    return h("p", f"{what} 1 to {last} are archived.", class_="dim") if last else None
 
 
 def _event_row(asked: PageRequest, recorded: Recorded) -> list[Child]:
@@ -120,7 +126,8 @@ def ledger_check_part(asked: PageRequest) -> Html:
 def audit_page(asked: PageRequest) -> Page:
     wanted = asked.query.get("event", "")
     with asked.workspace.repository() as repository:
-        found = (each for each in repository.audit().read() if not wanted or each.event == wanted)
+        reader = repository.audit()
+        found = (each for each in reader.read() if not wanted or each.event == wanted)
         before = asked.query.get("before", "")
         limit = int(before) if before.isdigit() and len(before) < 12 else None
         entries = list(deque((each for each in found if limit is None or each.number <= limit), maxlen=MOST_SHOWN))
@@ -141,6 +148,7 @@ def audit_page(asked: PageRequest) -> Page:
         if wanted
         else None,
         table(("", "When", "Event", "Facts", "By", "Hash"), rows, label="Audit trail", class_="rows tight"),
+        _archived("Entries", reader.archived),
         _older(asked, "audit", entries[0].number - 1) if entries and len(entries) == MOST_SHOWN else None,
     )
     return Page("Audit", "audit", body, "holdfast audit --verify")

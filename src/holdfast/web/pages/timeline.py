@@ -136,8 +136,7 @@ def _of_leases(workspace: Workspace) -> Iterator[HeldSpan]:
 
 def _of_nodes(workspace: Workspace, *, everything: bool) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.ledger() as opened:
-        after = 0 if everything else max(0, opened.ledger.sequence - RECENT)
-        yield from node_spans(opened.ledger.events(after=after))
+        yield from node_spans(opened.ledger.latest(None if everything else RECENT))
 
 
 def _titles(workspace: Workspace, spans: Iterable[HeldSpan]) -> dict[str, str]:
