@@ -229,12 +229,16 @@ def _project(worktree: str) -> Plant:
 _LINKED = (
     *("objects", "objects/pack", "objects/info", "refs", "refs/heads", "refs/holdfast", "refs/holdfast/snapshots"),
     *("worktrees", "worktrees/spare", "worktrees/side", "logs", "info", "holdfast", "holdfast/.jvs/index", "hooks"),
+    *("rr-cache", "sequencer", "rebase-merge", "modules", "lfs", "unknown", "worktrees/open/logs", "worktrees/open/x"),
 )
 _READ = (
     *("HEAD", "config", "index", "packed-refs", "worktrees/spare/gitdir", "worktrees/spare/commondir"),
     *("worktrees/spare/HEAD", "worktrees/spare/index", "worktrees/spare/holdfast", "refs/heads/trunk", "info/exclude"),
     *("holdfast/.jvs/index/main", "holdfast/.jvs/index/main.sums", "objects/info/alternates", "commondir", "shallow"),
+    *("COMMIT_EDITMSG", "ORIG_HEAD", "FETCH_HEAD", "logs/HEAD", "objects/info/commit-graph", "objects/pack/x"),
 )
+_WRITTEN_BY_A_COMMIT = ("COMMIT_EDITMSG", "HEAD", "index", "logs/HEAD", "MERGE_RR", "MERGE_MSG", "ORIG_HEAD", "unknown")
+_COMMITTING = ("land open --wait 0", "land open --dry-run", "snapshot --worktree open -m x")
 
 
 def contents() -> Iterator[Attack]:
@@ -247,6 +251,11 @@ def contents() -> Iterator[Attack]:
     for path in (".gitignore", ".gitattributes", "src/.gitignore", ".gitmodules"):
         yield Attack(f"{path} is a fifo", lambda victim, path=path: fifo(victim.place / path), ALL)  # type: ignore[misc]
         yield Attack(f"{path} is a link to a sentinel", _work_linked(path), ALL)
+    for name in _WRITTEN_BY_A_COMMIT:
+        path = f"worktrees/open/{name}"
+        yield Attack(f".git/{path} is a link to a sentinel, and there is work to commit", _committing(path), _COMMITTING)
+    yield Attack("every directory of objects is a link to a trap", _linked_objects, _COMMITTING)
+    yield Attack("every object that work needs is a link to a sentinel", _linked_object, _COMMITTING)
     for name in ("..", "x", "0" * 16, "../../heads/trunk", "-d", "0123456789abcdef/x"):
         yield Attack(f"a reference of a snapshot is called {name!a}", _reference(name), ALL)
     yield Attack("a reference of a snapshot names no object", _wrong_reference("f" * 40), ALL)
@@ -270,6 +279,32 @@ def _linked(path: str, target: str) -> Plant:
 
 def _made(path: str, make: Callable[[Path], None]) -> Plant:
     return lambda victim: make(common(victim) / path)
+
+
+def _work(victim: Victim) -> Path:
+    """Work that a landing has to commit, and that makes new objects."""
+    return write(victim.worktree("open") / "src/new", "work\n")
+
+
+def _committing(path: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        link(common(victim) / path, victim.letter)
+        _work(victim)
+
+    return plant
+
+
+def _linked_objects(victim: Victim) -> None:
+    for path in (common(victim) / f"objects/{number:02x}" for number in range(256)):
+        if not path.exists():
+            link(path, victim.trap)
+    _work(victim)
+
+
+def _linked_object(victim: Victim) -> None:
+    """git touches an object that it would write, if there is one."""
+    found = subprocess.run(["git", "hash-object", _work(victim)], capture_output=True, check=True).stdout.decode()
+    link(common(victim) / f"objects/{found[:2]}/{found[2:].strip()}", victim.letter)
 
 
 def _work_linked(path: str) -> Plant:

@@ -354,6 +354,21 @@ class Directory(Closing):
         with failing_to("examine the entries of", self.shown):  # on some filesystems, each entry needs a stat
             return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
 
+    def sorted_out(self) -> tuple[list[str], dict[str, os.stat_result]]:
+        """The names of the subdirectories, and the statuses of all entries that are neither directories nor regular
+        files: links, pipes, sockets and devices."""
+        directories: list[str] = []
+        others: dict[str, os.stat_result] = {}
+        with failing_to("examine the entries of", self.shown):
+            for entry in self._entries():
+                if sys.platform == "win32" and is_link(status := entry.stat(follow_symlinks=False)):
+                    others[entry.name] = status  # a junction
+                elif entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+                elif not entry.is_file(follow_symlinks=False):
+                    others[entry.name] = entry.stat(follow_symlinks=False)
+        return directories, others
+
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
             with calls.scandir(self.shown if self.fd is None else self.fd) as entries:

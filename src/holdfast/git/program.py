@@ -63,6 +63,13 @@ _SETTINGS = (
     "submodule.recurse=false",
 )
 _CHANGING_REFERENCES = ("update-ref", "symbolic-ref", "fetch")
+_WITHOUT_OBJECTS = frozenset(
+    """
+    cat-file check-ignore check-ref-format checkout-index config diff diff-index diff-tree for-each-ref log ls-files
+    ls-remote ls-tree merge-base remote rev-list rev-parse show-ref status symbolic-ref update-ref worktree
+    """.split()
+)
+"""Commands that write no objects."""
 _REFERENCE = re.compile(r"refs/[^\s\0:]+")
 _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Without these, git returns the memory of zlib to the system after each object: a third of the time of writing small
@@ -116,10 +123,11 @@ class Git(NamedTuple):
         for setting in (*_SETTINGS, *settings):
             command += ["-c", setting]
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
+        what = next(each for each in arguments if not each.startswith("-"))
         for each in {self.common, own or self.common}:
-            require_sound(each)
+            require_sound(each, every_object=what not in _WITHOUT_OBJECTS)
         require_approved(self.common, own or self.common, self._listed)
-        if arguments[0] in _CHANGING_REFERENCES:
+        if what in _CHANGING_REFERENCES:
             for name in set(_REFERENCE.findall("\0".join(arguments) + "\0" + os.fsdecode(content or b""))):
                 require_plain_reference(self.common, name)
         variables = {"GIT_DIR": os.fspath(own or self.common), **(author or HOLDFAST).variables()}
