@@ -43,6 +43,10 @@ def script(victim: Victim) -> str:
 
 # --- Settings ---------------------------------------------------------------------------------------
 
+_HOOKS = (
+    *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
+    *("pre-commit", "post-commit", "post-rewrite", "push-to-checkout", "proc-receive", "fsmonitor-watchman"),
+)
 _PROGRAMS = {
     "a monitor of the file system": "[core]\nfsmonitor = {harm}\n",
     "hooks elsewhere": "[core]\nhooksPath = {hooks}\n",
@@ -68,6 +72,14 @@ _PROGRAMS = {
     "a remote that is a command": '[protocol "ext"]\nallow = always\n[remote "origin"]\nurl = ext::{harm}\n',
     "a remote for missing objects": '[core]\nsshCommand = {harm}\n[remote "x"]\nurl = x:y\npromisor = true\n',
     "a program of LFS": '[lfs "customtransfer.x"]\npath = {harm}\n[lfs]\nstandalonetransferagent = x\n',
+    "hooks with names of their own": "".join(
+        f'[hook "{each}"]\nevent = {each}\ncommand = {{harm}}\n' for each in _HOOKS
+    )
+    + "".join(f'[hook "x"]\nevent = {each}\ncommand = {{harm}}\n' for each in _HOOKS),
+    "a program that keeps objects": "[gc]\nrecentObjectsHook = {harm}\n",
+    "bundles elsewhere": '[fetch]\nbundleURI = {home}/docs\n[bundle "x"]\nuri = {home}/docs\n',
+    "references elsewhere": "[core]\nrepositoryFormatVersion = 1\n[extensions]\nrefStorage = files://{home}/trap\n",
+    "objects of LFS elsewhere": "[lfs]\nstorage = {home}/trap\n",
     "another index and many logs": "[core]\nsplitIndex = true\nlogAllRefUpdates = always\n[index]\nsparse = 1\n",
 }
 
@@ -85,12 +97,6 @@ def settings() -> Iterator[Attack]:
     yield Attack("every git hook does harm", lambda victim: _hooks(victim, common(victim) / "hooks"), ALL)
     yield Attack("attributes name programs that nobody has set", _attributes, ALL)
     yield Attack("the records are behind a link, and git's settings have filters", _behind_a_link, ALL)
-
-
-_HOOKS = (
-    *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
-    *("pre-commit", "post-commit", "post-rewrite", "push-to-checkout", "proc-receive", "fsmonitor-watchman"),
-)
 
 
 def _settings(text: str) -> Plant:
@@ -253,7 +259,9 @@ def contents() -> Iterator[Attack]:
         yield Attack(f"{path} is a link to a sentinel", _work_linked(path), ALL)
     for name in _WRITTEN_BY_A_COMMIT:
         path = f"worktrees/open/{name}"
-        yield Attack(f".git/{path} is a link to a sentinel, and there is work to commit", _committing(path), _COMMITTING)
+        yield Attack(
+            f".git/{path} is a link to a sentinel, and there is work to commit", _committing(path), _COMMITTING
+        )
     yield Attack("every directory of objects is a link to a trap", _linked_objects, _COMMITTING)
     yield Attack("every object that work needs is a link to a sentinel", _linked_object, _COMMITTING)
     for name in ("..", "x", "0" * 16, "../../heads/trunk", "-d", "0123456789abcdef/x"):

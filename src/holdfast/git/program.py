@@ -47,6 +47,13 @@ _KEPT = tuple(
     """.split()
 )
 """Variables that say who the user is and how servers are reached, not which repository this is."""
+_EVENTS = """
+    applypatch-msg commit-msg fsmonitor-watchman p4-changelist p4-post-changelist p4-pre-submit p4-prepare-changelist
+    post-applypatch post-checkout post-commit post-index-change post-merge post-receive post-rewrite post-update
+    pre-applypatch pre-auto-gc pre-commit pre-merge-commit pre-push pre-rebase pre-receive prepare-commit-msg
+    proc-receive push-to-checkout reference-transaction sendemail-validate update
+""".split()
+"""The events of hooks: from git 2.54 on, a configuration names hooks too, and from 2.55 on, this switches them off."""
 _SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",  # a program that the repository names, which git would ask instead of comparing files
@@ -61,6 +68,7 @@ _SETTINGS = (
     "gc.auto=0",
     "maintenance.auto=false",
     "submodule.recurse=false",
+    *(f"hook.{event}.enabled=false" for event in _EVENTS),
 )
 _CHANGING_REFERENCES = ("update-ref", "symbolic-ref", "fetch")
 _WITHOUT_OBJECTS = frozenset(
