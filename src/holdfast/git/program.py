@@ -21,7 +21,7 @@ from typing import IO, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import failing_to
+from holdfast.fs.directory import Directory, failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
 from holdfast.git.configured import ConfiguredProgram, programs_of, require_approved
 from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_plain_reference, require_sound
@@ -118,12 +118,14 @@ class Git(NamedTuple):
         content: bytes | None = None,
         settings: tuple[str, ...] = (),
         author: Author | None = None,
+        private: bool = False,
     ) -> bytes:
         """Run a git command and return its standard output; raises `GitFailed` if it fails.
 
         With a `worktree`, git runs in it, with its git directory or with `git_dir`. With `objects`, new objects go to
         this directory; the repository's are found too, unless the directory is to be used `alone`. Commits are
-        Holdfast's own, unless there is an `author`.
+        Holdfast's own, unless there is an `author`. If `private`, only those who may read the records may read what git
+        writes, unless `core.sharedRepository` says otherwise.
         """
         require_git()
         _require_trust(self.common)
@@ -148,7 +150,12 @@ class Git(NamedTuple):
             if not alone:
                 variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
         with descriptors_of_held(os.fspath(self.common / "holdfast")) as held:
-            return _output(command, arguments, worktree or self.common, variables, content, held)
+            umask = self._umask() if private else -1
+            return _output(command, arguments, worktree or self.common, variables, content, held, umask)
+
+    def _umask(self) -> int:
+        with Directory.open(self.common / "holdfast") as root:
+            return 0o007 if root.is_shared() else 0o077
 
     def programs(self) -> list[ConfiguredProgram]:
         """The programs that the configuration of this repository names, approved or not."""
@@ -306,10 +313,11 @@ def _output(
     variables: dict[str, str],
     content: bytes | None,
     inherited: Sequence[int] = (),
+    umask: int = -1,
 ) -> bytes:
     if any("\0" in each for each in arguments):  # from a damaged file of git's: no argument can have one
         raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
-    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited)
+    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited, umask)
     if ended.status:
         failure = _failed(arguments, ended.status, os.fsdecode(ended.said))
         failure.output = ended.output
@@ -318,7 +326,12 @@ def _output(
 
 
 def _completed(
-    command: list[str], directory: Path, environment: dict[str, str], content: bytes, inherited: Sequence[int]
+    command: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    content: bytes,
+    inherited: Sequence[int],
+    umask: int,
 ) -> _Ended:
     """Run git, which inherits our locks: if we are killed, it goes on, and nobody may finish our work until it ends."""
     try:
@@ -330,6 +343,7 @@ def _completed(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=() if sys.platform == "win32" else inherited,
+            umask=-1 if sys.platform == "win32" else umask,
         )
     except OSError as error:
         if not calls.is_directory(directory):
