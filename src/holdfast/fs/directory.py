@@ -272,8 +272,7 @@ class Directory(Closing):
 
     def is_shared(self) -> bool:
         """Whether a group shares this directory."""
-        here = self.own_status()
-        return here is not None and here.st_mode & _SHARED == _SHARED
+        return is_shared(self.own_status())
 
     def adopts(self) -> bool:
         """Whether `adopt` has anything to do here."""
@@ -425,6 +424,11 @@ def _refuse_links(path: str, depth: int | None = None) -> None:
         with contextlib.suppress(OSError):
             if is_link(calls.stat(each, follow_symlinks=False)):
                 raise _is_a_link(str(each))
+
+
+def is_shared(status: os.stat_result | None) -> bool:
+    """Whether this is the status of a directory that a group shares."""
+    return status is not None and status.st_mode & _SHARED == _SHARED
 
 
 def is_link(status: os.stat_result | None) -> bool:
