@@ -45,7 +45,10 @@ def names(top: Path) -> list[str]:
 
 def test_filters_that_are_there_when_a_checkout_is_adopted_work(top: Path) -> None:
     configure(top, **FILTER)
-    made = adopt_checkout(top)
+    with pytest.raises(NotApproved, match=r"filter.up.clean = tr a-z A-Z"):
+        adopt_checkout(top)
+    assert not (top / ".git/holdfast").exists()
+    made = adopt_checkout(top, agree=lambda programs: None)
     assert made.programs == tuple(f"{key} = {value}" for key, value in FILTER.items())
     (top / "a.up").write_text("other\n")
     with Repository(top) as repository, repository.lease("main") as lease:

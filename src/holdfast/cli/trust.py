@@ -184,10 +184,13 @@ def _say(output: Output, *lines: str) -> None:
 
 
 def _confirm(output: Output, root: Path, question: str, *, yes: bool) -> None:
+    confirm(output, f"holdfast trust --repo {shlex.quote(str(root))} --yes", question, yes=yes)
+
+
+def confirm(output: Output, command: str, question: str, *, yes: bool) -> None:
+    """Ask for approval. Raises `UsageFailure` where nobody can answer; `command` approves without a question."""
     if yes:
         return
-    command = f"holdfast trust --repo {shlex.quote(str(root))} --yes"
     if output.as_json or sys.stdin is None or not sys.stdin.isatty():
-        hint = f"To approve it: '{command}'."
-        raise UsageFailure("approval needs a terminal, or --yes", hint=hint)
+        raise UsageFailure("approval needs a terminal, or --yes", hint=f"To approve it: '{command}'.")
     click.confirm(printable(question), abort=True, err=True)
