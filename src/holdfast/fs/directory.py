@@ -360,12 +360,12 @@ class Directory(Closing):
         others: dict[str, os.stat_result] = {}
         with failing_to("examine the entries of", self.shown):
             for entry in self._entries():
-                if sys.platform == "win32" and is_link(status := entry.stat(follow_symlinks=False)):
-                    others[entry.name] = status  # a junction
-                elif entry.is_dir(follow_symlinks=False):
+                is_junction = sys.platform == "win32" and self.is_link(entry.name)
+                if entry.is_dir(follow_symlinks=False) and not is_junction:
                     directories.append(entry.name)
-                elif not entry.is_file(follow_symlinks=False):
-                    others[entry.name] = entry.stat(follow_symlinks=False)
+                elif is_junction or not entry.is_file(follow_symlinks=False):
+                    status = self.status(entry.name)
+                    others |= {} if status is None else {entry.name: status}
         return directories, others
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
