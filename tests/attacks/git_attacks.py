@@ -5,14 +5,23 @@ They are planted after the user has adopted the checkout, and approved what git'
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from proof.hostile.victim import Victim, write
-from tests.attacks.planting import Attack, change_record, clear, fifo, head_of, huge, link, plant_operation
+from proof.hostile.victim import Victim, read_json, write
+from tests.attacks.planting import (
+    Attack,
+    change_record,
+    clear,
+    fifo,
+    head_of,
+    huge,
+    link,
+    plant_operation,
+    regular_content,
+)
 
 READING = (
     *("info", "status", "history --all", "who", "worktree list", "doctor", "diff --patch", "verify --all", "conflicts"),
@@ -32,6 +41,10 @@ Plant = Callable[[Victim], object]
 
 def common(victim: Victim) -> Path:
     return victim.place / ".git"
+
+
+def _text(path: Path) -> str:
+    return regular_content(path).decode()
 
 
 def script(victim: Victim) -> str:
@@ -108,7 +121,7 @@ def _settings(text: str) -> Plant:
         added = text
         for name, value in values.items():
             added = added.replace(name, value)
-        write(path, path.read_text() + added)
+        write(path, _text(path) + added)
         filters = f'[filter "evil"]\nclean = {values["{harm}"]}\nsmudge = {values["{harm}"]}\n'
         write(victim.place / "outer.config", "[include]\npath = evil.config\n")
         for included in (victim.place / "evil.config", common(victim) / "config.worktree"):
@@ -189,7 +202,7 @@ def _linked_common(target: str) -> Plant:
 def _recorded(target: str) -> Plant:
     def plant(victim: Victim) -> None:
         path = victim.root / ".jvs/worktrees/spare/config.json"
-        record = json.loads(path.read_text())
+        record = read_json(path)
         change_record(path, git={**(record.get("git") or {}), "path": str(victim.base / target)})
         plant_operation(victim, "open", kind="remove", worktree_id="open", path=str(victim.base / target))
 
@@ -199,7 +212,7 @@ def _recorded(target: str) -> Plant:
 def _noted(target: str) -> Plant:
     def plant(victim: Victim) -> None:
         config = common(victim) / "config"
-        write(config, f"{config.read_text()}[core]\nbare = true\n")
+        write(config, f"{_text(config)}[core]\nbare = true\n")
         write(victim.root / "checkout", f"{victim.base / target}\n")
 
     return plant
@@ -217,7 +230,7 @@ def _project(worktree: str) -> Plant:
         git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
         for words in (("init", "-q", "."), ("commit", "-q", "--allow-empty", "-m", "x")):
             project.mkdir(exist_ok=True)
-            subprocess.run([*git, *words], cwd=project, env=victim.environment(), check=True)
+            subprocess.run([*git, *words], cwd=project, env=victim.environment(), check=True, timeout=20)
         subprocess.run(["cp", "-r", victim.root, project / ".git/holdfast"], check=True)
         if worktree == "main":
             os.rename(common(victim), victim.place / "kept")
@@ -321,14 +334,14 @@ def _work_linked(path: str) -> Plant:
 
 def _reference(name: str) -> Plant:
     def plant(victim: Victim) -> None:
-        with (common(victim) / "packed-refs").open("a") as file:
-            file.write(f"{_commit(victim)} refs/holdfast/snapshots/{name}\n")
+        path = common(victim) / "packed-refs"
+        write(path, f"{_text(path)}{_commit(victim)} refs/holdfast/snapshots/{name}\n")
 
     return plant
 
 
 def _commit(victim: Victim) -> str:
-    return (common(victim) / "refs/heads/trunk").read_text().strip()
+    return _text(common(victim) / "refs/heads/trunk").strip()
 
 
 def _wrong_reference(content: str) -> Plant:
@@ -389,12 +402,14 @@ def _submodule(victim: Victim) -> None:
         nested = place / "module"
         for words in (("init", "-q", nested), ("-C", nested, "commit", "-q", "--allow-empty", "-m", "x")):
             git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
-            subprocess.run([*git, *map(str, words)], cwd=place, env=victim.environment(), check=True)
-        subprocess.run(["git", "add", "module"], cwd=place, env=victim.environment(), check=True, capture_output=True)
+            subprocess.run([*git, *map(str, words)], cwd=place, env=victim.environment(), check=True, timeout=20)
+        subprocess.run(
+            ["git", "add", "module"], cwd=place, env=victim.environment(), check=True, timeout=20, capture_output=True
+        )
         write(place / ".gitmodules", '[submodule "module"]\npath = module\nurl = x\nignore = none\n')
         write(nested / "new", "a change\n")
         config = nested / ".git/config"
-        write(config, f"{config.read_text()}[core]\nfsmonitor = {script(victim)}\n")
+        write(config, f"{_text(config)}[core]\nfsmonitor = {script(victim)}\n")
 
 
 ATTACKS = [*settings(), *places(), *contents()]
