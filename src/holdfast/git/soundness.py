@@ -42,13 +42,14 @@ def require_sound(git_dir: Path, *, every_object: bool) -> None:
     here = os.fspath(git_dir)
     for place in _PLACES:
         below = _require_sound(here, place)
-        if place == "worktrees" or (place == "objects" and every_object):
-            for name in below:
-                _require_sound(here, f"{place}/{name}")
+        if below and (place == "worktrees" or (place == "objects" and every_object)):
+            with contextlib.suppress(NotFound), Directory.open(os.path.join(here, place)) as parent:
+                for name in below:
+                    _require_sound(here, f"{place}/{name}", parent)
 
 
-def _require_sound(git_dir: str, place: str) -> list[str]:
-    """Check one directory, unless it is as it was; return its subdirectories."""
+def _require_sound(git_dir: str, place: str, parent: Directory | None = None) -> list[str]:
+    """Check one directory, in its parent if that is open, unless it is as it was; return its subdirectories."""
     where = os.path.join(git_dir, place) if place else git_dir
     try:
         status = calls.stat(where, follow_symlinks=False)
@@ -62,7 +63,7 @@ def _require_sound(git_dir: str, place: str) -> list[str]:
         return []  # git will say that it is no directory
     looked_at = time.time_ns()
     try:
-        with Directory.open(where) as directory:
+        with Directory.open(where) if parent is None else parent.enter(os.path.basename(place)) as directory:
             below, others = directory.sorted_out()
     except NotFound:
         return []  # a `git gc` or a command on worktrees has just removed it
