@@ -52,6 +52,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "locks/flock.py", "import fcntl"): "the names of the lock modes, no calls",
     (file_system_uses, "locks/flock.py", "import msvcrt"): "the handle behind a descriptor, for LockFileEx",
     (file_system_uses, "fs/directory.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
+    (file_system_uses, "fs/directory.py", ".is_file()"): "on such an entry",
     (file_system_uses, "fs/directory.py", "os.close"): "in a finalizer, which may run at any moment",
     (file_system_uses, "trees/scan.py", ".is_dir()"): "on an entry listed by `calls.scandir`",
     (file_system_uses, "trees/scan.py", ".stat()"): "on such an entry: the one call per unchanged file",
@@ -85,6 +86,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (front_end_uses, "git/configured.py", "os.path.expanduser"): "where git finds a file that a configuration includes",
     (paths_looked_up, "git/configured.py", "calls.read_small"): "reads configurations as git does, wherever they are",
     (paths_looked_up, "git/configured.py", "calls.stat"): "tells whether one of them has changed",
+    (paths_looked_up, "git/soundness.py", "calls.stat"): "tells whether a directory has changed, and sees links",
     (paths_looked_up, "git/look.py", "calls.read_small"): "counts the entries of our own index",
     (
         paths_looked_up,

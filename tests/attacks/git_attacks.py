@@ -5,14 +5,23 @@ They are planted after the user has adopted the checkout, and approved what git'
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from proof.hostile.victim import Victim, write
-from tests.attacks.planting import Attack, change_record, clear, fifo, head_of, huge, link, plant_operation
+from proof.hostile.victim import Victim, read_json, write
+from tests.attacks.planting import (
+    Attack,
+    change_record,
+    clear,
+    fifo,
+    head_of,
+    huge,
+    link,
+    plant_operation,
+    regular_content,
+)
 
 READING = (
     *("info", "status", "history --all", "who", "worktree list", "doctor", "diff --patch", "verify --all", "conflicts"),
@@ -34,6 +43,10 @@ def common(victim: Victim) -> Path:
     return victim.place / ".git"
 
 
+def _text(path: Path) -> str:
+    return regular_content(path).decode()
+
+
 def script(victim: Victim) -> str:
     """A program in the repository that does harm."""
     path = write(common(victim) / "harm.sh", f"#!/bin/sh\ntouch {victim.planted}\ncat\n")
@@ -43,6 +56,10 @@ def script(victim: Victim) -> str:
 
 # --- Settings ---------------------------------------------------------------------------------------
 
+_HOOKS = (
+    *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
+    *("pre-commit", "post-commit", "post-rewrite", "push-to-checkout", "proc-receive", "fsmonitor-watchman"),
+)
 _PROGRAMS = {
     "a monitor of the file system": "[core]\nfsmonitor = {harm}\n",
     "hooks elsewhere": "[core]\nhooksPath = {hooks}\n",
@@ -68,6 +85,14 @@ _PROGRAMS = {
     "a remote that is a command": '[protocol "ext"]\nallow = always\n[remote "origin"]\nurl = ext::{harm}\n',
     "a remote for missing objects": '[core]\nsshCommand = {harm}\n[remote "x"]\nurl = x:y\npromisor = true\n',
     "a program of LFS": '[lfs "customtransfer.x"]\npath = {harm}\n[lfs]\nstandalonetransferagent = x\n',
+    "hooks with names of their own": "".join(
+        f'[hook "{each}"]\nevent = {each}\ncommand = {{harm}}\n' for each in _HOOKS
+    )
+    + "".join(f'[hook "x"]\nevent = {each}\ncommand = {{harm}}\n' for each in _HOOKS),
+    "a program that keeps objects": "[gc]\nrecentObjectsHook = {harm}\n",
+    "bundles elsewhere": '[fetch]\nbundleURI = {home}/docs\n[bundle "x"]\nuri = {home}/docs\n',
+    "references elsewhere": "[core]\nrepositoryFormatVersion = 1\n[extensions]\nrefStorage = files://{home}/trap\n",
+    "objects of LFS elsewhere": "[lfs]\nstorage = {home}/trap\n",
     "another index and many logs": "[core]\nsplitIndex = true\nlogAllRefUpdates = always\n[index]\nsparse = 1\n",
 }
 
@@ -87,12 +112,6 @@ def settings() -> Iterator[Attack]:
     yield Attack("the records are behind a link, and git's settings have filters", _behind_a_link, ALL)
 
 
-_HOOKS = (
-    *("post-index-change", "reference-transaction", "pre-push", "pre-auto-gc", "post-checkout", "post-merge"),
-    *("pre-commit", "post-commit", "post-rewrite", "push-to-checkout", "proc-receive", "fsmonitor-watchman"),
-)
-
-
 def _settings(text: str) -> Plant:
     def plant(victim: Victim) -> None:
         if "{hooks}" in text:
@@ -102,7 +121,7 @@ def _settings(text: str) -> Plant:
         added = text
         for name, value in values.items():
             added = added.replace(name, value)
-        write(path, path.read_text() + added)
+        write(path, _text(path) + added)
         filters = f'[filter "evil"]\nclean = {values["{harm}"]}\nsmudge = {values["{harm}"]}\n'
         write(victim.place / "outer.config", "[include]\npath = evil.config\n")
         for included in (victim.place / "evil.config", common(victim) / "config.worktree"):
@@ -183,7 +202,7 @@ def _linked_common(target: str) -> Plant:
 def _recorded(target: str) -> Plant:
     def plant(victim: Victim) -> None:
         path = victim.root / ".jvs/worktrees/spare/config.json"
-        record = json.loads(path.read_text())
+        record = read_json(path)
         change_record(path, git={**(record.get("git") or {}), "path": str(victim.base / target)})
         plant_operation(victim, "open", kind="remove", worktree_id="open", path=str(victim.base / target))
 
@@ -193,7 +212,7 @@ def _recorded(target: str) -> Plant:
 def _noted(target: str) -> Plant:
     def plant(victim: Victim) -> None:
         config = common(victim) / "config"
-        write(config, f"{config.read_text()}[core]\nbare = true\n")
+        write(config, f"{_text(config)}[core]\nbare = true\n")
         write(victim.root / "checkout", f"{victim.base / target}\n")
 
     return plant
@@ -211,7 +230,7 @@ def _project(worktree: str) -> Plant:
         git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
         for words in (("init", "-q", "."), ("commit", "-q", "--allow-empty", "-m", "x")):
             project.mkdir(exist_ok=True)
-            subprocess.run([*git, *words], cwd=project, env=victim.environment(), check=True)
+            subprocess.run([*git, *words], cwd=project, env=victim.environment(), check=True, timeout=20)
         subprocess.run(["cp", "-r", victim.root, project / ".git/holdfast"], check=True)
         if worktree == "main":
             os.rename(common(victim), victim.place / "kept")
@@ -229,12 +248,16 @@ def _project(worktree: str) -> Plant:
 _LINKED = (
     *("objects", "objects/pack", "objects/info", "refs", "refs/heads", "refs/holdfast", "refs/holdfast/snapshots"),
     *("worktrees", "worktrees/spare", "worktrees/side", "logs", "info", "holdfast", "holdfast/.jvs/index", "hooks"),
+    *("rr-cache", "sequencer", "rebase-merge", "modules", "lfs", "unknown", "worktrees/open/logs", "worktrees/open/x"),
 )
 _READ = (
     *("HEAD", "config", "index", "packed-refs", "worktrees/spare/gitdir", "worktrees/spare/commondir"),
     *("worktrees/spare/HEAD", "worktrees/spare/index", "worktrees/spare/holdfast", "refs/heads/trunk", "info/exclude"),
     *("holdfast/.jvs/index/main", "holdfast/.jvs/index/main.sums", "objects/info/alternates", "commondir", "shallow"),
+    *("COMMIT_EDITMSG", "ORIG_HEAD", "FETCH_HEAD", "logs/HEAD", "objects/info/commit-graph", "objects/pack/x"),
 )
+_WRITTEN_BY_A_COMMIT = ("COMMIT_EDITMSG", "HEAD", "index", "logs/HEAD", "MERGE_RR", "MERGE_MSG", "ORIG_HEAD", "unknown")
+_COMMITTING = ("land open --wait 0", "land open --dry-run", "snapshot --worktree open -m x")
 
 
 def contents() -> Iterator[Attack]:
@@ -247,6 +270,13 @@ def contents() -> Iterator[Attack]:
     for path in (".gitignore", ".gitattributes", "src/.gitignore", ".gitmodules"):
         yield Attack(f"{path} is a fifo", lambda victim, path=path: fifo(victim.place / path), ALL)  # type: ignore[misc]
         yield Attack(f"{path} is a link to a sentinel", _work_linked(path), ALL)
+    for name in _WRITTEN_BY_A_COMMIT:
+        path = f"worktrees/open/{name}"
+        yield Attack(
+            f".git/{path} is a link to a sentinel, and there is work to commit", _committing(path), _COMMITTING
+        )
+    yield Attack("every directory of objects is a link to a trap", _linked_objects, _COMMITTING)
+    yield Attack("every object that work needs is a link to a sentinel", _linked_object, _COMMITTING)
     for name in ("..", "x", "0" * 16, "../../heads/trunk", "-d", "0123456789abcdef/x"):
         yield Attack(f"a reference of a snapshot is called {name!a}", _reference(name), ALL)
     yield Attack("a reference of a snapshot names no object", _wrong_reference("f" * 40), ALL)
@@ -272,20 +302,46 @@ def _made(path: str, make: Callable[[Path], None]) -> Plant:
     return lambda victim: make(common(victim) / path)
 
 
+def _work(victim: Victim) -> Path:
+    """Work that a landing has to commit, and that makes new objects."""
+    return write(victim.worktree("open") / "src/new", "work\n")
+
+
+def _committing(path: str) -> Plant:
+    def plant(victim: Victim) -> None:
+        link(common(victim) / path, victim.letter)
+        _work(victim)
+
+    return plant
+
+
+def _linked_objects(victim: Victim) -> None:
+    for path in (common(victim) / f"objects/{number:02x}" for number in range(256)):
+        if not path.exists():
+            link(path, victim.trap)
+    _work(victim)
+
+
+def _linked_object(victim: Victim) -> None:
+    """git touches an object that it would write, if there is one."""
+    found = subprocess.run(["git", "hash-object", _work(victim)], capture_output=True, check=True).stdout.decode()
+    link(common(victim) / f"objects/{found[:2]}/{found[2:].strip()}", victim.letter)
+
+
 def _work_linked(path: str) -> Plant:
     return lambda victim: link(victim.place / path, victim.letter)
 
 
 def _reference(name: str) -> Plant:
     def plant(victim: Victim) -> None:
-        with (common(victim) / "packed-refs").open("a") as file:
-            file.write(f"{_commit(victim)} refs/holdfast/snapshots/{name}\n")
+        path = common(victim) / "packed-refs"
+        write(path, f"{_text(path)}{_commit(victim)} refs/holdfast/snapshots/{name}\n")
 
     return plant
 
 
 def _commit(victim: Victim) -> str:
-    return (common(victim) / "refs/heads/trunk").read_text().strip()
+    return _text(common(victim) / "refs/heads/trunk").strip()
 
 
 def _wrong_reference(content: str) -> Plant:
@@ -346,12 +402,14 @@ def _submodule(victim: Victim) -> None:
         nested = place / "module"
         for words in (("init", "-q", nested), ("-C", nested, "commit", "-q", "--allow-empty", "-m", "x")):
             git = ("git", "-c", "user.name=u", "-c", "user.email=u@x")
-            subprocess.run([*git, *map(str, words)], cwd=place, env=victim.environment(), check=True)
-        subprocess.run(["git", "add", "module"], cwd=place, env=victim.environment(), check=True, capture_output=True)
+            subprocess.run([*git, *map(str, words)], cwd=place, env=victim.environment(), check=True, timeout=20)
+        subprocess.run(
+            ["git", "add", "module"], cwd=place, env=victim.environment(), check=True, timeout=20, capture_output=True
+        )
         write(place / ".gitmodules", '[submodule "module"]\npath = module\nurl = x\nignore = none\n')
         write(nested / "new", "a change\n")
         config = nested / ".git/config"
-        write(config, f"{config.read_text()}[core]\nfsmonitor = {script(victim)}\n")
+        write(config, f"{_text(config)}[core]\nfsmonitor = {script(victim)}\n")
 
 
 ATTACKS = [*settings(), *places(), *contents()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import pytest
 from proof.hostile.campaign import NOBODY
 from proof.hostile.commands import facts_of
 from proof.hostile.runner import Job, Runner
-from proof.hostile.victim import Victim, make_victim, own
+from proof.hostile.victim import Victim, make_victim, own, write
+from tests.attacks.planting import head_of
 
 OWNER = 12345
 NAME, CONTENT = "name-of-a-private-file", "content of a private file"
@@ -74,6 +76,37 @@ def test_what_a_private_directory_contains_stays_private_after(
             assert NAME.encode() not in Path(path).read_bytes(), f"others read the name in {path}"
             assert NAME not in path, f"others see the name {path}"
             assert CONTENT.encode() not in Path(path).read_bytes(), f"others read the content in {path}"
+
+
+@pytest.mark.parametrize("shared", [None, "world"])
+def test_other_users_cannot_read_snapshots_in_a_git_home_unless_git_shares_it(
+    shared: str | None, git_victim: Victim, runner: Runner
+) -> None:
+    write(git_victim.place / f"private/{NAME}", CONTENT).chmod(0o600)
+    (git_victim.place / "private").chmod(0o700)
+    git_victim.base.parent.chmod(0o755)
+    if shared is not None:
+        _git(git_victim, 0, "config", "core.sharedRepository", shared)
+    own(git_victim.base, OWNER)
+    lines = ("snapshot -m x", "ref create it head", "worktree create made --from it")
+    for line in lines:
+        outcome = runner.run(as_user(git_victim.job(*line.split()), OWNER))
+        assert outcome.status == 0, outcome
+    name = f"refs/holdfast/snapshots/{head_of(git_victim)}:private/{NAME}"
+    read = [_git(git_victim, user, "cat-file", "-p", name) for user in (OWNER, NOBODY)]
+    assert read == [CONTENT, "" if shared is None else CONTENT]
+    made = git_victim.worktree("made")
+    assert (made / f"private/{NAME}").read_text() == CONTENT
+    assert not [each for each in seen_by_others(made.parent.parent) if each.startswith(str(made))]
+
+
+def _git(victim: Victim, user: int, *words: str) -> str:
+    trusted = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    environment = victim.environment(trusted | {"HOME": "/nonexistent"})
+    done = subprocess.run(
+        ["git", *words], cwd=victim.place, env=environment, user=user, capture_output=True, text=True, check=False
+    )
+    return done.stdout
 
 
 WRITERS: dict[str, Callable[[Victim], tuple[str, ...]]] = {

@@ -143,8 +143,9 @@ def test_a_lease_outlives_the_process_that_acquired_it_and_is_not_reported_dead(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_lease_whose_id_could_not_be_printed_is_released(repo: Path) -> None:
-    command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >/dev/full"
+@pytest.mark.parametrize("where", ["/dev/full", "&-"])
+def test_a_lease_whose_id_could_not_be_printed_is_released(repo: Path, where: str) -> None:
+    command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >{where}"
     result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
     assert result.returncode != 0
     assert Repository(repo).leases.state("main") is None

@@ -224,6 +224,7 @@ def test_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path:
 
     assert result.returncode == 1
     assert "cannot write to standard output: No space left on device" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     if options:
         assert error(result, on="stderr")["code"] == "E_IO"
 
@@ -241,7 +242,7 @@ def test_help_that_cannot_be_written_is_an_error(unbuffered: str, tmp_path: Path
             cwd=tmp_path,
         )
 
-    assert (result.returncode, "E_IO" in result.stderr) == (1, True)
+    assert (result.returncode, "E_IO" in result.stderr, len(result.stderr.splitlines())) == (1, True, 1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")

@@ -186,7 +186,11 @@ def test_programs_of_the_git_configuration_are_shown_and_approved(tmp_path: Path
     git("init", "-q", "-b", "trunk", top)
     git("commit", "-q", "--allow-empty", "-m", "first", at=top)
     git("config", "credential.helper", "mine", at=top)
-    made = data(holdfast("init", "--json", cwd=top))
+    asked = holdfast("init", cwd=top)
+    assert (asked.returncode, asked.stdout) == (2, "git configuration: credential.helper = mine\n")
+    assert "holdfast init --yes" in asked.stderr
+    assert not (top / ".git/holdfast").exists()
+    made = data(holdfast("init", "--yes", "--json", cwd=top))
     assert made["approved_programs"] == ["credential.helper = mine"]
     git("config", "filter.x.clean", "sort", at=top)
     assert error(holdfast("status", "--json", cwd=top))["code"] == "E_NOT_APPROVED"

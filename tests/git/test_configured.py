@@ -45,7 +45,10 @@ def names(top: Path) -> list[str]:
 
 def test_filters_that_are_there_when_a_checkout_is_adopted_work(top: Path) -> None:
     configure(top, **FILTER)
-    made = adopt_checkout(top)
+    with pytest.raises(NotApproved, match=r"filter.up.clean = tr a-z A-Z"):
+        adopt_checkout(top)
+    assert not (top / ".git/holdfast").exists()
+    made = adopt_checkout(top, agree=lambda programs: None)
     assert made.programs == tuple(f"{key} = {value}" for key, value in FILTER.items())
     (top / "a.up").write_text("other\n")
     with Repository(top) as repository, repository.lease("main") as lease:
@@ -88,6 +91,47 @@ def test_programs_are_found_wherever_they_are(top: Path) -> None:
     ]
 
 
+NEED_APPROVAL = {
+    "hook.x.command": "harm", "hook.x.event": "reference-transaction", "hook.pre-commit.command": "harm",
+    "fetch.bundleURI": "https://x", "transfer.bundleURI": "true", "bundle.x.uri": "https://x",
+    "gc.recentObjectsHook": "harm", "http.proxy": "http://x", "http.https://x.sslVerify": "false",
+    "http.saveCookies": "true", "lfs.storage": "/elsewhere", "lfs.url": "https://x", "remote.x.proxy": "http://x",
+    "remote.x.url": "helper::x", "remote.x.pushurl": "helper::x", "url.helper::x.insteadOf": "y",
+    "extensions.refStorage": "files:///elsewhere", "remote.x.lfsurl": "https://x",
+}  # fmt: skip
+NEED_NONE = {
+    "http.https://x.extraheader": "AUTHORIZATION: a secret", "http.postBuffer": "1", "lfs.https://x.access": "basic",
+    "lfs.repositoryFormatVersion": "0", "remote.x.url": "ssh://[2001:db8::1]/x", "remote.y.url": "u@x:y",
+    "branch.x.merge": "refs/heads/x", "gitflow.branch.master": "main", "core.fsmonitor": "true",
+    "branch.x.vscode-merge-base": "origin/main", "extensions.worktreeConfig": "true", "x.y": "a::b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NEED_APPROVAL)
+def test_a_setting_that_starts_contacts_or_writes_something_needs_approval(key: str, top: Path) -> None:
+    configure(top, **{key: NEED_APPROVAL[key]})
+    assert [each.lower() for each in names(top)] == [key.lower()]
+
+
+def test_settings_of_everyday_need_none(top: Path) -> None:
+    configure(top, **NEED_NONE)
+    assert names(top) == []
+
+
+def test_a_directory_of_objects_elsewhere_needs_approval(top: Path) -> None:
+    adopt_checkout(top)
+    Git(top / ".git").run("rev-parse", "HEAD")
+    (top / ".git/objects/info/alternates").write_text("# of a clone\n/elsewhere/objects\n")
+    with pytest.raises(NotApproved, match="objects/info/alternates = /elsewhere/objects"):
+        Git(top / ".git").run("rev-parse", "HEAD")
+
+
+def test_the_password_in_an_address_is_not_shown(top: Path) -> None:
+    configure(top, **{"http.proxy": "http://me:secret@proxy"})
+    (found,) = Git(top / ".git").programs()
+    assert found.shown == "http.proxy = http://...@proxy"
+
+
 def test_our_own_merge_driver_needs_no_approval(top: Path) -> None:
     configure(top, **{"merge.holdfast.driver": configured.MERGE_DRIVER})
     assert names(top) == []
@@ -103,7 +147,19 @@ def test_includes_that_cannot_be_followed_are_refused(top: Path, text: str) -> N
 
 _SECTIONS = (
     *('[filter "a"]', "[FILTER.b]", '[merge "x"]', "[core]", "[include]", '[includeIf "x"]', "[lfs]", '[remote "o"]'),
-    *("[http]", "[credential]", "[protocol]", "[extensions]", "[user]", "[", "x"),
+    *(
+        "[http]",
+        "[credential]",
+        "[protocol]",
+        "[extensions]",
+        "[user]",
+        "[",
+        "x",
+        '[hook "h"]',
+        "[bundle.b]",
+        "[fetch]",
+    ),
+    *('[http "x"]', "[gc]", '[url "x:\\:y"]', '[url "x::"]'),
 )
 _KEYS = (
     *("clean", "smudge = x", "driver=y", "sshCommand = z", "path = /dev/null", "vcs", "cookieFile = c", "promisor"),
@@ -116,6 +172,8 @@ _KEYS = (
         "name = x",
         "a = \\\n",
     ),
+    *("command = x", "event = update", "uri = x", "bundleURI = x", "recentObjectsHook = x", "proxy = x", "lfsurl = x"),
+    *("url = x::y", 'url = x:":"y', "url = x:\\\n:y", "insteadOf = x", "refStorage = files://x", "sslVerify = no"),
 )
 _BETWEEN = ("\n", " ", "", "\t", "\r\n", "# x\n", ";", '"', "\\\n", "\ufeff", "-", "x")
 
@@ -134,8 +192,9 @@ def test_a_configuration_without_a_suspicious_word_names_no_program(top: Path) -
             listed = Git(top / ".git")._listed(path).decode().split("\0")
         except Failure:
             continue  # git reads nothing of it
-        keys = [each.partition("\n")[0] for each in listed]
-        programs = [key for key in keys if configured._PROGRAMS.fullmatch(key) or configured._INCLUDES.fullmatch(key)]
+        pairs = [each.partition("\n")[::2] for each in listed]
+        judged = (configured._PROGRAMS.fullmatch, configured._INCLUDES.fullmatch)
+        programs = [pair for pair in pairs if any(each(pair[0]) for each in judged) or configured._is_helped(*pair)]
         found += bool(programs)
         assert not programs or configured._SUSPICIOUS.search(path.read_bytes()), path.read_bytes()
     assert found

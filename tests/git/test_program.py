@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, PathEscape, Refused
-from holdfast.git import program
+from holdfast.git import program, soundness
 from holdfast.git import worktrees as linked
 from holdfast.git.program import Git, require_git
-from holdfast.git.soundness import require_sound
 from tests.git.conftest import git, new_repository, write
 
 
@@ -28,8 +29,9 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for remembered in (program._why_unavailable, program._require_trust, require_sound):
+    for remembered in (program._why_unavailable, program._require_trust):
         remembered.cache_clear()
+    soundness._sound.clear()
 
 
 def test_variables_of_a_hook_do_not_lead_git_elsewhere(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +58,7 @@ def test_hooks_do_not_run(checkout: Path) -> None:
 
     ours.run(*refresh, worktree=checkout)
     assert not (checkout / "ran").exists()
+    assert ours.run("config", "--get", "hook.post-index-change.enabled") == b"false\n"  # for git 2.55
     git(checkout, *refresh)
     assert (checkout / "ran").exists()
 
@@ -164,7 +167,9 @@ def test_a_repository_of_another_user_is_refused_until_git_trusts_it(
     assert Git(checkout / ".git").run("status", "--porcelain", worktree=checkout) == b""
 
 
-@pytest.mark.parametrize("place", ["logs", "refs/holdfast", "objects/pack", "config", "worktrees"])
+@pytest.mark.parametrize(
+    "place", ["logs", "refs/holdfast", "objects/pack", "config", "worktrees", "COMMIT_EDITMSG", "logs/HEAD", "any"]
+)
 def test_a_link_that_git_would_follow_is_refused(checkout: Path, place: str) -> None:
     there = checkout / ".git" / place
     if there.exists():
@@ -174,6 +179,48 @@ def test_a_link_that_git_would_follow_is_refused(checkout: Path, place: str) -> 
 
     with pytest.raises(PathEscape, match="git would follow it"):
         Git(checkout / ".git").run("status", worktree=checkout)
+
+
+def test_a_link_that_comes_while_the_process_runs_is_refused_too(checkout: Path) -> None:
+    """A server looks once, and again when a directory has changed."""
+    ours = Git(checkout / ".git")
+    while str(checkout / ".git") not in soundness._sound:  # it has changed a moment ago
+        ours.run("rev-parse", "--git-dir")
+    examined = dict(soundness._sound)
+    ours.run("rev-parse", "--git-dir")
+    assert soundness._sound == examined
+    for place in ("ORIG_HEAD", "objects/00", "logs/x"):
+        (checkout / ".git" / place).symlink_to(checkout.parent)
+        with pytest.raises(PathEscape, match=place):
+            ours.run("rev-parse", "--git-dir")
+        (checkout / ".git" / place).unlink()
+
+
+def test_a_link_in_place_of_an_object_is_refused_before_git_touches_it(checkout: Path) -> None:
+    name = git(checkout, "rev-parse", "HEAD")
+    there = checkout / ".git/objects" / name[:2] / name[2:]
+    there.rename(checkout.parent / "object")
+    there.symlink_to(checkout.parent / "object")
+
+    Git(checkout / ".git").run("status", worktree=checkout)
+    with pytest.raises(PathEscape, match=name[2:]):
+        Git(checkout / ".git").run("update-index", "--refresh", worktree=checkout)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs sockets and links")
+def test_what_people_keep_in_a_git_directory_is_accepted(checkout: Path) -> None:
+    """A linked directory of hooks, the socket of git's own monitor, and files and directories of other programs."""
+    place = checkout / ".git"
+    if (place / "hooks").exists():
+        shutil.rmtree(place / "hooks")
+    (place / "hooks").symlink_to(checkout.parent)
+    write(place / "tool/state.db", "any bytes")
+    write(place / "gk/config", "x")
+    (place / "tool/link").symlink_to(checkout.parent)
+    with socket.socket(socket.AF_UNIX) as monitor, contextlib.chdir(place):
+        monitor.bind("fsmonitor--daemon.ipc")
+
+    assert b"trunk" in Git(place).run("status", worktree=checkout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process waits for")

@@ -38,10 +38,12 @@ class DiesWithGit:
         self.left, self.git = start, Doomed(call)
         self.run = program._completed
 
-    def __call__(self, command: list[str], directory: Path, environment: Any, content: bytes, inherited: Any) -> Any:
+    def __call__(
+        self, command: list[str], directory: Path, environment: Any, content: bytes, inherited: Any, umask: int
+    ) -> Any:
         self.left -= 1
         if self.left != 0:
-            return self.run(command, directory, environment, content, inherited)
+            return self.run(command, directory, environment, content, inherited, umask)
         done = self.git.run(
             command,
             input=content,
@@ -50,6 +52,7 @@ class DiesWithGit:
             cwd=directory,
             env=environment,
             pass_fds=inherited,
+            umask=umask,
         )
         if self.git.died:
             os._exit(_DIED)

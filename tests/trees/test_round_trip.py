@@ -252,6 +252,11 @@ def test_the_juicefs_engine_runs_juicefs_clone(scratch: Path, monkeypatch: pytes
     monkeypatch.setattr("holdfast.trees.engines._found", {})
     source = grow(scratch / "source")
 
+    (scratch / "shared").mkdir()
+    (scratch / "shared").chmod(0o2770)
+    with pytest.raises(EngineUnavailable, match="a group shares the repository"):
+        choose_engine(source, scratch / "shared", Engine.JUICEFS_CLONE)
+    assert choose_engine(source, scratch / "shared") is not Engine.JUICEFS_CLONE
     assert choose_engine(source, scratch) is Engine.JUICEFS_CLONE
     cloned = capture(source, scratch / "a", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=True)
     copied = capture(source, scratch / "b", engine=Engine.COPY, quiesced=True)

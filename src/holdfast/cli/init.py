@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,9 @@ from holdfast.cli.progress import showing
 from holdfast.errors import NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.git.configured import ConfiguredProgram
     from holdfast.repository.context import Consistency
     from holdfast.repository.init import Initialised
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 @accept_unsafe_server_option
 @click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
 @click.option("--shared", is_flag=True, help="Let the group of DIRECTORY use the repository like its owner.")
+@click.option("--yes", is_flag=True, help="Approve the programs of the git configuration without asking.")
 @json_option
 @click.pass_obj
 def init(
@@ -38,12 +43,14 @@ def init(
     accept_unsafe_server: bool,
     nested: bool,
     shared: bool,
+    yes: bool,
 ) -> None:
     """Adopt the git checkout around the current directory, or create a repository in DIRECTORY.
 
     Without DIRECTORY, inside a git checkout, the checkout becomes 'main' as it is: nothing is copied or moved, and the
     output of 'git status' does not change. Snapshots are commits under refs/holdfast/, further worktrees are git
-    worktrees, and the records are in .git/holdfast. 'holdfast deinit' undoes this.
+    worktrees, and the records are in .git/holdfast. 'holdfast deinit' undoes this. If the configuration of the
+    repository names programs that git starts, such as filters, they are shown and must be approved.
 
     A DIRECTORY must be empty; it is created if it is missing.
 
@@ -67,13 +74,23 @@ def init(
     if store is not None and accept_unsafe_server:
         store = accepting_unsafe_server(store)
     if directory is None and source is None and find_checkout(os.getcwd(), os.environ.get("GIT_DIR")) is not None:
-        made = adopt_checkout(os.getcwd(), git_dir=os.environ.get("GIT_DIR"), store=store, shared=shared)
+        agree = partial(_agree, output, yes=yes)
+        given: dict[str, Any] = {"git_dir": os.environ.get("GIT_DIR"), "store": store, "shared": shared}
+        made = adopt_checkout(os.getcwd(), **given, agree=agree)
     else:
         chosen = directory or "."
         how: dict[str, Any] = {"consistency": consistency, "store": store, "nested": nested, "shared": shared}
         with showing("Importing") if source else contextlib.nullcontext() as progress:
             made = initialise(chosen, source=source, progress=progress, **how)
     _report(output, made, source, store)
+
+
+def _agree(output: Output, programs: Sequence[ConfiguredProgram], *, yes: bool) -> None:
+    from holdfast.cli.trust import confirm
+
+    for each in () if output.as_json else programs:
+        output.line(f"git configuration: {each.key} = {each.command}")
+    confirm(output, "holdfast init --yes", "Let git run these programs when Holdfast starts it?", yes=yes)
 
 
 def _report(output: Output, made: Initialised, source: str | None, store: str | None) -> None:
@@ -100,7 +117,6 @@ def _report(output: Output, made: Initialised, source: str | None, store: str | 
     lines = [f"Created a repository in {made.root}."]
     if made.format.home:
         lines = [f"Adopted the git checkout {main}: nothing in it has changed."]
-        lines += [f"Approved a program of the git configuration: {each}" for each in made.programs]
     if made.imported is not None:
         advice = "Take the first snapshot, so that other worktrees can start from it: holdfast snapshot"
         lines += [f"Copied {counted(made.imported, 'file')} from {source}.", advice]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from holdfast.cli import LOCK_ID as LOCK_ID
 from holdfast.cli import REPO as REPO
 from holdfast.cli import STORE
 from holdfast.cli import WORKTREE as WORKTREE
-from holdfast.errors import Failure, SettingInvalid, UsageFailure
+from holdfast.errors import Failure, IoFailure, SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.output import Output
@@ -213,9 +214,12 @@ def field_option(*names: str) -> Callable[[Command], Command]:
 
 @contextlib.contextmanager
 def given_back(give_back: Callable[[], object]) -> Iterator[None]:
-    """Print a lease or claim in the block. If that fails, give it back: nobody knows its id, and others would wait."""
+    """Print a lease or claim in the block. If that fails, or standard output is closed, give it back: nobody knows its
+    id, and others would wait."""
     try:
         yield
+        if sys.stdout is None:
+            raise IoFailure("write to", "standard output", OSError(errno.EBADF, "it is closed"))
     except BaseException:
         with contextlib.suppress(Failure):  # it expires; why it could not be printed matters more
             give_back()

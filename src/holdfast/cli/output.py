@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Paint = Callable[[str], StyledLine]
 
 SCHEMA_VERSION = 1
+_STDOUT = "standard output"
 
 
 class CommandFailed(Exception):
@@ -74,7 +75,10 @@ class Output:
     def failure(self, failure: Failure, *, advice: str | None = None) -> None:
         """Print a failure; `advice` for people replaces its hint."""
         if self.as_json:
+            self._envelopes_to_stderr |= sys.stdout is None  # closed before this process started
             self._write_envelope({"ok": False, "error": failure.as_record()})
+        elif isinstance(failure, IoFailure) and failure.facts.get("path") == _STDOUT:
+            self.diagnostic(f"Error: {printable(failure.message)}. Code: {failure.code}")
         else:
             hint = advice or printable(failure.hint)
             self.diagnostic(_error_text(printable(failure.message), hint, failure.code))
@@ -93,11 +97,11 @@ class Output:
             yield
 
     def line(self, text: str) -> None:
-        _write(sys.stdout, printable(text), "standard output")
+        _write(sys.stdout, printable(text), _STDOUT)
 
     def text(self, text: str) -> None:
         """Print Holdfast's own text, such as help or a script, without escaping."""
-        _write(sys.stdout, text, "standard output")
+        _write(sys.stdout, text, _STDOUT)
 
     def diagnostic(self, text: str) -> None:
         """Print Holdfast's own text to standard error, without escaping."""
@@ -121,7 +125,7 @@ class Output:
             _write(sys.stderr, text, "standard error")
             return
         try:
-            _write(sys.stdout, text, "standard output")
+            _write(sys.stdout, text, _STDOUT)
         except IoFailure:
             self._envelopes_to_stderr = True  # for the report of this failure
             raise
@@ -162,7 +166,7 @@ def lost_output(error: BaseException) -> IoFailure | None:
         if not isinstance(error, OSError) or error.filename is not None or error.errno not in _LOST:
             return None
     discard_output(sys.stdout)
-    return IoFailure("write to", "standard output", error)
+    return IoFailure("write to", _STDOUT, error)
 
 
 def discard_output(stream: TextIO | None) -> None:

@@ -142,13 +142,13 @@ def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dic
     programs = Git(root.parent).programs() if is_git_home(os.fspath(root)) else []
     approved = are_approved(root, [each.text for each in programs])
     for each, known in zip(programs, approved, strict=True):
-        _say(output, f"git configuration: {each.key} = {each.value}{_state(known)}")
+        _say(output, f"git configuration: {each.key} = {each.command}{_state(known)}")
     if not all(approved) and not show:
         _confirm(output, root, "Let git run these programs when Holdfast starts it?", yes=yes)
         approve(root, commands=[each.text for each in programs])
         approved = [True] * len(programs)
     told = zip(programs, approved, strict=True)
-    return [{"setting": each.key, "command": each.value, "approved": known} for each, known in told]
+    return [{"setting": each.key, "command": each.command, "approved": known} for each, known in told]
 
 
 def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int | None:
@@ -184,10 +184,13 @@ def _say(output: Output, *lines: str) -> None:
 
 
 def _confirm(output: Output, root: Path, question: str, *, yes: bool) -> None:
+    confirm(output, f"holdfast trust --repo {shlex.quote(str(root))} --yes", question, yes=yes)
+
+
+def confirm(output: Output, command: str, question: str, *, yes: bool) -> None:
+    """Ask for approval. Raises `UsageFailure` where nobody can answer; `command` approves without a question."""
     if yes:
         return
-    command = f"holdfast trust --repo {shlex.quote(str(root))} --yes"
     if output.as_json or sys.stdin is None or not sys.stdin.isatty():
-        hint = f"To approve it: '{command}'."
-        raise UsageFailure("approval needs a terminal, or --yes", hint=hint)
+        raise UsageFailure("approval needs a terminal, or --yes", hint=f"To approve it: '{command}'.")
     click.confirm(printable(question), abort=True, err=True)

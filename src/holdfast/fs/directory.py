@@ -278,8 +278,7 @@ class Directory(Closing):
 
     def is_shared(self) -> bool:
         """Whether a group shares this directory."""
-        here = self.own_status()
-        return here is not None and here.st_mode & _SHARED == _SHARED
+        return is_shared(self.own_status())
 
     def adopts(self) -> bool:
         """Whether `adopt` has anything to do here."""
@@ -360,6 +359,21 @@ class Directory(Closing):
         with failing_to("examine the entries of", self.shown):  # on some filesystems, each entry needs a stat
             return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
 
+    def sorted_out(self) -> tuple[list[str], dict[str, os.stat_result]]:
+        """The names of the subdirectories, and the statuses of all entries that are neither directories nor regular
+        files: links, pipes, sockets and devices."""
+        directories: list[str] = []
+        others: dict[str, os.stat_result] = {}
+        with failing_to("examine the entries of", self.shown):
+            for entry in self._entries():
+                is_junction = sys.platform == "win32" and self.is_link(entry.name)
+                if entry.is_dir(follow_symlinks=False) and not is_junction:
+                    directories.append(entry.name)
+                elif is_junction or not entry.is_file(follow_symlinks=False):
+                    status = self.status(entry.name)
+                    others |= {} if status is None else {entry.name: status}
+        return directories, others
+
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
             with calls.scandir(self.shown if self.fd is None else self.fd) as entries:
@@ -416,6 +430,11 @@ def _refuse_links(path: str, depth: int | None = None) -> None:
         with contextlib.suppress(OSError):
             if is_link(calls.stat(each, follow_symlinks=False)):
                 raise _is_a_link(str(each))
+
+
+def is_shared(status: os.stat_result | None) -> bool:
+    """Whether this is the status of a directory that a group shares."""
+    return status is not None and status.st_mode & _SHARED == _SHARED
 
 
 def is_link(status: os.stat_result | None) -> bool:

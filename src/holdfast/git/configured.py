@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,28 +25,37 @@ from holdfast.fs.names import shortened
 from holdfast.store import approvals
 
 _CONFIG, _OF_WORKTREE = "config", "config.worktree"
+_ALTERNATES = "objects/info/alternates"  # directories of objects elsewhere, which git reads, and touches
 _MOST_BYTES = 1 << 20
 _DEEPEST = 10  # includes, as with git
 _LONGEST_SHOWN = 200
 _SUSPICIOUS = re.compile(
     rb"include|clean|smudge|process|driver|command|gitproxy|askpass|helper|uploadpack|receivepack|\bvcs|promisor"
-    rb"|partialclone|protocol|cookie|\[lfs",
+    rb"|partialclone|protocol|proxy|bundle|recentobjects|refstorage|lfs(push)?url|\[(lfs|http|hook)"
+    rb"|:[\"\\\s]*:",  # `::`, however it is quoted
     re.IGNORECASE,
 )
 _PROGRAMS = re.compile(
     r"""
     core\.(sshcommand|gitproxy|askpass|alternaterefscommand)
+    | hook\..*\.(command|event)        # from git 2.54 on
     | filter\..*\.(clean|smudge|process)
     | merge\..*\.driver
     | credential\.(.*\.)?helper
-    | remote\..*\.(uploadpack|receivepack|vcs|promisor)
+    | remote\..*\.(uploadpack|receivepack|vcs|promisor|proxy|lfs(push)?url)
     | extensions\.partialclone          # git contacts this remote when an object is missing
     | protocol\.(.*\.)?allow            # a remote ext::... is a command
-    | http\.(.*\.)?(cookiefile|savecookies)
-    | lfs\.(customtransfer\..*\.path|extension\..*\.(clean|smudge)|(.*\.)?standalonetransferagent)
+    | (fetch|transfer)\.bundleuri | bundle\..*
+    | gc\.recentobjectshook
+    # Where only some settings neither start, nor contact, nor write anything, all others count as programs.
+    | http\.(?!(.*\.)?(extraheader|postbuffer|version|lowspeed(limit|time)|maxrequests|minsessions|useragent)$).*
+    | lfs\.(?!repositoryformatversion$|(.*\.)?(access|locksverify)$|(fetch(in|ex)clude|concurrenttransfers)$).*
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,  # git keeps the case of the middle part, which git-lfs ignores
 )
+_HELPED = re.compile(r"remote\..*\.(push)?url|url\..*\.(push)?insteadof", re.DOTALL | re.IGNORECASE)
+_TRANSPORT = re.compile(r"(url\.)?[a-z0-9]+::", re.IGNORECASE)  # x::y is y by way of the program git-remote-x
+_PASSWORD = re.compile(r"://[^/@\s]*@")
 _INCLUDES = re.compile(r"include\.path|includeif\..*\.path", re.DOTALL)
 
 MERGE_DRIVER = (
@@ -61,7 +70,7 @@ List = Callable[[Path], bytes]
 
 
 class ConfiguredProgram(NamedTuple):
-    """A setting that names a program, or that makes git contact or write something that it otherwise would not."""
+    """A setting that names a program, or that makes git contact, read or write what it otherwise would not."""
 
     key: str
     value: str
@@ -72,8 +81,13 @@ class ConfiguredProgram(NamedTuple):
         return f"git configuration {self.key}={self.value}"
 
     @property
+    def command(self) -> str:
+        """The value without the password in an address."""
+        return _PASSWORD.sub("://...@", self.value)
+
+    @property
     def shown(self) -> str:
-        return shortened(f"{self.key} = {self.value}", _LONGEST_SHOWN)
+        return shortened(f"{self.key} = {self.command}", _LONGEST_SHOWN)
 
 
 Stamp = tuple[int, int, int, int] | None
@@ -89,13 +103,13 @@ def require_approved(common: Path, git_dir: Path, listed: List) -> None:
         return
     read: list[tuple[Path, Stamp]] = []
     root = common / "holdfast"
-    found = list(dict.fromkeys(each for path in files for each in _programs_in(path, listed, read)))
+    found = _found(common, files, listed, read)
     if found and calls.exists(root):
         approved = approvals.are_approved(root, (each.text for each in found))
         for each, known in zip(found, approved, strict=True):
             if not known:
                 shown = f"{each.shown}, which the git configuration of {common} names,"
-                approvals.require_command(root, each.text, shown, setting=each.key, command=each.value)
+                approvals.require_command(root, each.text, shown, setting=each.key, command=each.command)
     _known[files] = read
 
 
@@ -105,7 +119,16 @@ def programs_of(common: Path, listed: List) -> list[ConfiguredProgram]:
     with contextlib.suppress(NotFound), Directory.open(common / "worktrees") as directory:
         places += [common / "worktrees" / name for name in sorted(directory.directories())]
     files = dict.fromkeys(path for place in places for path in _files(common, place))
-    return list(dict.fromkeys(each for path in files for each in _programs_in(path, listed, [])))
+    return _found(common, files, listed, [])
+
+
+def _found(
+    common: Path, files: Iterable[Path], listed: List, read: list[tuple[Path, Stamp]]
+) -> list[ConfiguredProgram]:
+    programs = [each for path in files for each in _programs_in(path, listed, read)]
+    others = (_content(common / _ALTERNATES, read) or b"").split(b"\n")
+    programs += [ConfiguredProgram(_ALTERNATES, os.fsdecode(each)) for each in others if each and each[:1] != b"#"]
+    return list(dict.fromkeys(programs))
 
 
 def _files(common: Path, git_dir: Path) -> tuple[Path, ...]:
@@ -116,21 +139,12 @@ def _programs_in(
     path: Path, listed: List, read: list[tuple[Path, Stamp]], depth: int = 0
 ) -> Iterator[ConfiguredProgram]:
     """The programs that one file and its includes name. `read` collects the files that were examined."""
-    read.append((path, _stamp(path)))
-    try:
-        content = calls.read_small(os.fspath(path), _MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise Refused(f"cannot read the git configuration {path}: {error.strerror}", path=str(path)) from error
-    if len(content) >= _MOST_BYTES:
-        limit = format_size(_MOST_BYTES)
-        raise Refused(f"the git configuration {path} is too large; the limit is {limit}", path=str(path))
-    if not _SUSPICIOUS.search(content):
+    content = _content(path, read)
+    if content is None or not _SUSPICIOUS.search(content):
         return
     for record in listed(path).split(b"\0"):
         key, _, value = os.fsdecode(record).partition("\n")
-        if _PROGRAMS.fullmatch(key) and value != MERGE_DRIVER:
+        if (_PROGRAMS.fullmatch(key) and value != MERGE_DRIVER) or _is_helped(key, value):
             yield ConfiguredProgram(key, value)
         elif _INCLUDES.fullmatch(key):
             if depth == _DEEPEST:
@@ -138,6 +152,28 @@ def _programs_in(
             if value.startswith("%("):
                 raise Refused(f"the git configuration {path} includes {value}", path=str(path))
             yield from _programs_in(path.parent / os.path.expanduser(value), listed, read, depth + 1)
+
+
+def _content(path: Path, read: list[tuple[Path, Stamp]]) -> bytes | None:
+    """The content of a file that git reads; None if there is none."""
+    read.append((path, _stamp(path)))
+    try:
+        content = calls.read_small(os.fspath(path), _MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Refused(f"cannot read the git configuration {path}: {error.strerror}", path=str(path)) from error
+    if len(content) >= _MOST_BYTES:
+        limit = format_size(_MOST_BYTES)
+        raise Refused(f"the git configuration {path} is too large; the limit is {limit}", path=str(path))
+    return content
+
+
+def _is_helped(key: str, value: str) -> bool:
+    """Whether a setting makes a program the transport of a remote, or stores references elsewhere."""
+    if key == "extensions.refstorage":
+        return ":" in value
+    return _HELPED.fullmatch(key) is not None and any(map(_TRANSPORT.match, (key, value)))
 
 
 def _stamp(path: Path) -> Stamp:

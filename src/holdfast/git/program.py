@@ -21,7 +21,7 @@ from typing import IO, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import failing_to
+from holdfast.fs.directory import Directory, failing_to
 from holdfast.git.checkout import is_worktree_of, main_checkout
 from holdfast.git.configured import ConfiguredProgram, programs_of, require_approved
 from holdfast.git.soundness import end_if_it_waits_for_a_pipe, require_plain_reference, require_sound
@@ -47,6 +47,13 @@ _KEPT = tuple(
     """.split()
 )
 """Variables that say who the user is and how servers are reached, not which repository this is."""
+_EVENTS = """
+    applypatch-msg commit-msg fsmonitor-watchman p4-changelist p4-post-changelist p4-pre-submit p4-prepare-changelist
+    post-applypatch post-checkout post-commit post-index-change post-merge post-receive post-rewrite post-update
+    pre-applypatch pre-auto-gc pre-commit pre-merge-commit pre-push pre-rebase pre-receive prepare-commit-msg
+    proc-receive push-to-checkout reference-transaction sendemail-validate update
+""".split()
+"""The events of hooks: from git 2.54 on, a configuration names hooks too, and from 2.55 on, this switches them off."""
 _SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",  # a program that the repository names, which git would ask instead of comparing files
@@ -61,8 +68,16 @@ _SETTINGS = (
     "gc.auto=0",
     "maintenance.auto=false",
     "submodule.recurse=false",
+    *(f"hook.{event}.enabled=false" for event in _EVENTS),
 )
 _CHANGING_REFERENCES = ("update-ref", "symbolic-ref", "fetch")
+_WITHOUT_OBJECTS = frozenset(
+    """
+    cat-file check-ignore check-ref-format checkout-index config diff diff-index diff-tree for-each-ref log ls-files
+    ls-remote ls-tree merge-base remote rev-list rev-parse show-ref status symbolic-ref update-ref worktree
+    """.split()
+)
+"""Commands that write no objects."""
 _REFERENCE = re.compile(r"refs/[^\s\0:]+")
 _MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Without these, git returns the memory of zlib to the system after each object: a third of the time of writing small
@@ -103,12 +118,14 @@ class Git(NamedTuple):
         content: bytes | None = None,
         settings: tuple[str, ...] = (),
         author: Author | None = None,
+        private: bool = False,
     ) -> bytes:
         """Run a git command and return its standard output; raises `GitFailed` if it fails.
 
         With a `worktree`, git runs in it, with its git directory or with `git_dir`. With `objects`, new objects go to
         this directory; the repository's are found too, unless the directory is to be used `alone`. Commits are
-        Holdfast's own, unless there is an `author`.
+        Holdfast's own, unless there is an `author`. If `private`, only those who may read the records may read what git
+        writes, unless `core.sharedRepository` says otherwise.
         """
         require_git()
         _require_trust(self.common)
@@ -116,10 +133,11 @@ class Git(NamedTuple):
         for setting in (*_SETTINGS, *settings):
             command += ["-c", setting]
         own = _git_dir_of(worktree, self.common) if worktree and git_dir is None else git_dir
+        what = next(each for each in arguments if not each.startswith("-"))
         for each in {self.common, own or self.common}:
-            require_sound(each)
+            require_sound(each, every_object=what not in _WITHOUT_OBJECTS)
         require_approved(self.common, own or self.common, self._listed)
-        if arguments[0] in _CHANGING_REFERENCES:
+        if what in _CHANGING_REFERENCES:
             for name in set(_REFERENCE.findall("\0".join(arguments) + "\0" + os.fsdecode(content or b""))):
                 require_plain_reference(self.common, name)
         variables = {"GIT_DIR": os.fspath(own or self.common), **(author or HOLDFAST).variables()}
@@ -132,7 +150,12 @@ class Git(NamedTuple):
             if not alone:
                 variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(os.fspath(self.objects))
         with descriptors_of_held(os.fspath(self.common / "holdfast")) as held:
-            return _output(command, arguments, worktree or self.common, variables, content, held)
+            umask = self._umask() if private else -1
+            return _output(command, arguments, worktree or self.common, variables, content, held, umask)
+
+    def _umask(self) -> int:
+        with Directory.open(self.common / "holdfast") as root:
+            return 0o007 if root.is_shared() else 0o077
 
     def programs(self) -> list[ConfiguredProgram]:
         """The programs that the configuration of this repository names, approved or not."""
@@ -290,10 +313,11 @@ def _output(
     variables: dict[str, str],
     content: bytes | None,
     inherited: Sequence[int] = (),
+    umask: int = -1,
 ) -> bytes:
     if any("\0" in each for each in arguments):  # from a damaged file of git's: no argument can have one
         raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
-    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited)
+    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited, umask)
     if ended.status:
         failure = _failed(arguments, ended.status, os.fsdecode(ended.said))
         failure.output = ended.output
@@ -302,7 +326,12 @@ def _output(
 
 
 def _completed(
-    command: list[str], directory: Path, environment: dict[str, str], content: bytes, inherited: Sequence[int]
+    command: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    content: bytes,
+    inherited: Sequence[int],
+    umask: int,
 ) -> _Ended:
     """Run git, which inherits our locks: if we are killed, it goes on, and nobody may finish our work until it ends."""
     try:
@@ -314,6 +343,7 @@ def _completed(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=() if sys.platform == "win32" else inherited,
+            umask=-1 if sys.platform == "win32" else umask,
         )
     except OSError as error:
         if not calls.is_directory(directory):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import Failure, GitFailed
 from holdfast.fs import calls, durable
@@ -73,6 +74,5 @@ def _hashed(git: Git, entry: TreeEntry, top: Path, path: bytes, room: Path) -> s
         with Directory.open((top / name).parent) as above:
             words, content = ("--stdin",), os.fsencode(calls.readlink(above.at((top / name).name), dir_fd=above.fd))
     command = ("hash-object", "-w", *words)
-    return (
-        git.run(*command, worktree=top, objects=room, content=content, alone=True, settings=_WRITTEN).decode().strip()
-    )
+    where: dict[str, Any] = {"worktree": top, "objects": room, "alone": True}
+    return git.run(*command, **where, content=content, settings=_WRITTEN, private=True).decode().strip()

@@ -220,6 +220,7 @@ def _pack(source: GitSource, working: WorkTree, parent_tree: str | None, message
                 objects=source.objects,
                 content="".join(f"{oid}\n" for oid in names).encode(),
                 settings=("core.fsync=pack,pack-metadata", "core.fsyncMethod=fsync"),
+                private=True,
             )
             written.result()
     except GitFailed:

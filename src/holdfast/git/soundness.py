@@ -10,46 +10,69 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Mapping
-from functools import cache
+import time
 from pathlib import Path
-from typing import Any
 
-from holdfast.errors import PathEscape, Refused
+from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, is_link
 
-_BRANCHES: Mapping[str, Any] = {"heads": {"hf": {}}, "holdfast": {"snapshots": {}, "incoming": {}}}
-_WRITTEN: Mapping[str, Any] = {
-    "HEAD": {},
-    "config": {},
-    "config.worktree": {},
-    "packed-refs": {},
-    "index": {},
-    "shallow": {},
-    "commondir": {},
-    "gitdir": {},
-    "objects": {"pack": {}, "info": {"alternates": {}}},
-    "info": {"exclude": {}, "attributes": {}, "sparse-checkout": {}},
-    "refs": _BRANCHES,
-    "logs": {"HEAD": {}, "refs": _BRANCHES},
-    "worktrees": {},
-}
-"""The names in a git directory that git writes, or reads at every start, down to where they become many."""
-_REGISTERED: Mapping[str, Any] = {"HEAD": {}, "commondir": {}, "gitdir": {}, "logs": {}}
-"""The same in the registration of a worktree: git reads all of them whenever it lists worktrees."""
+_PLACES = (
+    *("", "info", "logs", "objects", "objects/info", "objects/pack", "refs", "refs/holdfast", "reftable", "worktrees"),
+)
+"""The directories in a git directory in which git writes under names of its own choice; the worktrees' below the last.
+`require_plain_reference` examines the others in `refs` and `logs`."""
+_UNUSED = "hooks"  # git is told to look for hooks elsewhere
+_SETTLED = 50_000_000  # nanoseconds after which a change gives a directory other times
 _WAITS_FOR_A_PIPE = b"wait_for_partner"
 
+Stamp = tuple[int, int, int]
+_sound: dict[str, tuple[Stamp, list[str]]] = {}
+"""The directories that this process has found sound, with their stamps and subdirectories at that time."""
 
-@cache
-def require_sound(git_dir: Path) -> None:
-    """Raise `PathEscape` if git would follow a link from its own directory, `Refused` if it would open something other
-    than a file. Checked once per process."""
-    with Directory.open(git_dir) as directory:
-        _check(directory, _WRITTEN)
-        if directory.is_directory("worktrees"):
-            with directory.enter("worktrees") as registrations:
-                _check(registrations, dict.fromkeys(registrations.directories(), _REGISTERED))
+
+def require_sound(git_dir: Path, *, every_object: bool) -> None:
+    """Raise `PathEscape` if a link is in place of anything that git writes in its own directory, `Refused` for a pipe
+    or device; a directory is listed again after a change.
+
+    Everything but directories, regular files and sockets (of a monitor of the file system, which no git opens as a
+    file) is refused, so it does not matter which names git uses. `every_object` examines the files of objects too: git
+    touches one that it would write again.
+    """
+    here = os.fspath(git_dir)
+    for place in _PLACES:
+        below = _require_sound(here, place)
+        if below and (place == "worktrees" or (place == "objects" and every_object)):
+            with contextlib.suppress(NotFound), Directory.open(os.path.join(here, place)) as parent:
+                for name in below:
+                    _require_sound(here, f"{place}/{name}", parent)
+
+
+def _require_sound(git_dir: str, place: str, parent: Directory | None = None) -> list[str]:
+    """Check one directory, in its parent if that is open, unless it is as it was; return its subdirectories."""
+    where = os.path.join(git_dir, place) if place else git_dir
+    try:
+        status = calls.stat(where, follow_symlinks=False)
+    except OSError:
+        return []  # git creates it
+    stamp = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    if where in _sound and _sound[where][0] == stamp:
+        return _sound[where][1]
+    _require_plain(status, where)
+    if not stat.S_ISDIR(status.st_mode):
+        return []  # git will say that it is no directory
+    looked_at = time.time_ns()
+    try:
+        with Directory.open(where) if parent is None else parent.enter(os.path.basename(place)) as directory:
+            below, others = directory.sorted_out()
+    except NotFound:
+        return []  # a `git gc` or a command on worktrees has just removed it
+    for name, other in others.items():
+        if not (name == _UNUSED and not place) and not stat.S_ISSOCK(other.st_mode):
+            _require_plain(other, directory.where(name))
+    if looked_at - max(stamp[1:]) > _SETTLED:
+        _sound[where] = stamp, below
+    return below
 
 
 def require_plain_reference(common: Path, name: str) -> None:
@@ -64,17 +87,6 @@ def require_plain_reference(common: Path, name: str) -> None:
             except OSError:
                 break
             _require_plain(status, here)
-
-
-def _check(directory: Directory, names: Mapping[str, Any]) -> None:
-    for name, below in names.items():
-        status = directory.status(name)
-        if status is None:
-            continue
-        _require_plain(status, directory.where(name))
-        if stat.S_ISDIR(status.st_mode) and below:
-            with directory.enter(name) as inner:
-                _check(inner, below)
 
 
 def _require_plain(status: os.stat_result, where: str) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import Corrupt, GitFailed, NotFound
 from holdfast.fs import durable
@@ -64,10 +64,9 @@ def remote_named(git: Git, name: str | None, worktree: Path) -> Remote:
     )
 
 
-def _ask(git: Git, remote: Remote, *words: str, objects: Path | None = None, content: bytes | None = None) -> bytes:
-    settings = (*_RECEIVING, *remote.settings)
+def _ask(git: Git, remote: Remote, *words: str, **more: Any) -> bytes:
     try:
-        return git.run(*words, worktree=remote.worktree, objects=objects, content=content, settings=settings)
+        return git.run(*words, worktree=remote.worktree, settings=(*_RECEIVING, *remote.settings), **more)
     except GitFailed as failure:
         told = str(failure.facts["stderr"]).replace(remote.alias, remote.name)
         why = [each for line in told.splitlines() if (each := line.strip()) and not each.startswith(_ADVICE)]
@@ -112,7 +111,7 @@ def fetch(git: Git, remote: Remote, snapshot_ids: Iterable[str], place: str) -> 
     Durable when this returns."""
     refspecs = "".join(f"+{SNAPSHOTS}{each}:{INCOMING}{place}/{each}\n" for each in snapshot_ids)
     words = "fetch", "--quiet", *_FETCH, "--stdin", "--", remote.alias
-    _ask(git, remote, *words, content=refspecs.encode())
+    _ask(git, remote, *words, content=refspecs.encode(), private=True)
     with Directory.open(git.objects / "pack") as directory:
         durable.sync_names(directory)
 

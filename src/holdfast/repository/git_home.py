@@ -62,7 +62,8 @@ class GitHome(GitSnapshots):
 
     def place_for_worktrees(self) -> None:
         require_place(self.paths, self.git)
-        super().place_for_worktrees()
+        with Directory.open(self.paths.root) as root:  # git keeps no modes: what is private in a snapshot stays so here
+            make_directories(self.paths.worktrees, mode=0o777 if root.is_shared() else 0o700)
 
     def revision(self, text: str) -> str:
         if text == self.paths.main or self.paths.registration(text) is not None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotFound, Refused
+from holdfast.errors import AlreadyExists, Failure, NestedRepository, NotApproved, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import counted
@@ -50,12 +51,18 @@ REMOVED = "holdfast.removed"  # beside the root: left by a killed `deinit`
 
 
 def adopt_checkout(
-    start: str | os.PathLike[str], *, git_dir: str | None = None, store: str | None = None, shared: bool = False
+    start: str | os.PathLike[str],
+    *,
+    git_dir: str | None = None,
+    store: str | None = None,
+    shared: bool = False,
+    agree: Callable[[Sequence[ConfiguredProgram]], object] | None = None,
 ) -> Initialised:
     """Make the git checkout that `start` is in, or that `git_dir` (`GIT_DIR`) names, the home of a repository.
 
-    Nothing is copied or moved, and git sees no change. An existing repository is not changed. For a new one, programs
-    that git's configuration names are approved: the user works in this checkout.
+    Nothing is copied or moved, and git sees no change. An existing repository is not changed. If git's configuration
+    names programs, `agree` shows them to the user, and raises unless the user approves them; without it, they are
+    refused. Then nothing has been created.
     """
     checkout = checked_checkout(os.fspath(start), git_dir)
     root = Path(checkout.common) / "holdfast"
@@ -69,6 +76,11 @@ def adopt_checkout(
         require_free_store(root, store)
     finish_deinit(git)
     programs = git.programs()
+    if programs and agree is None:
+        message = f"{programs[0].shown}, which the git configuration of {git.common} names, is not approved"
+        raise NotApproved(message, hint="Run 'holdfast init' there: it shows such programs, and asks.", root=str(root))
+    if programs and agree is not None:
+        agree(programs)
     make_directories(root)
     _approve(root, programs)  # for this command
     if shared:

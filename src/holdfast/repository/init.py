@@ -67,7 +67,7 @@ _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snaps
 
 class Initialised(NamedTuple):
     """The result of creating a repository. `filesystem` is None if the repository already existed; `imported` is the
-    number of imported files; `programs` are the programs named in git's configuration, which are now approved."""
+    number of imported files; `programs` are the programs named in git's configuration, which the user has approved."""
 
     root: Path
     format: RepositoryFormat

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from holdfast.errors import EngineUnavailable
 from holdfast.fs import calls, probe
-from holdfast.fs.directory import Directory, close_quietly, failing_to, open_directly, opened, parent_of
+from holdfast.fs.directory import Directory, close_quietly, failing_to, is_shared, open_directly, opened, parent_of
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.manifest import KEPT_MODE, ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.trees.scan import modes_in
@@ -111,6 +111,8 @@ def _why_not(engine: Engine, places: _Places) -> str:
         return ""
     if engine is Engine.BTRFS_SUBVOLUME and places.of_source.st_ino != _SUBVOLUME_ROOT:
         return "it is not a btrfs subvolume"
+    if engine is Engine.JUICEFS_CLONE and is_shared(places.of_beside):
+        return "a group shares the repository, and `juicefs clone` would follow a link that another member makes"
     kinds = places.kinds  # device numbers are reused
     key = (engine, places.of_source.st_dev, kinds[0], places.of_beside.st_dev, kinds[1])
     if key not in _found:
