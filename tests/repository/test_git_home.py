@@ -425,6 +425,32 @@ def test_a_worktree_inside_the_checkout_is_no_content_of_it(repository: Reposito
     require_sound(repository)
 
 
+@pytest.mark.parametrize("adopted", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_a_worktree_that_contains_another_one_stays(
+    repository: Repository, path: Path, *, adopted: bool, force: bool
+) -> None:
+    repository.worktrees.create("outer")
+    inner = repository.path("outer") / "deep/inner"
+    git("worktree", "add", "-q", inner, at=path)
+    put_files(inner, {"work": "precious"})
+    if adopted:
+        repository.worktrees.adopt(inner)
+
+    with repository.lease("inner") if adopted else contextlib.nullcontext():
+        with pytest.raises(Refused, match=r"outer cannot be removed: .*inner is in it"):
+            repository.remove_worktree("outer", force=force)
+        with pytest.raises(Refused, match=r"outer cannot be renamed: .*inner is in it"):
+            repository.worktrees.change_name("outer", "new", force=force)
+
+    assert (inner / "work").read_text() == "precious"
+    git("worktree", "move", inner, path.with_name("away"), at=path)
+    repository.worktrees.change_name("outer", "new")
+    repository.remove_worktree("new")
+    assert (path.with_name("away") / "work").read_text() == "precious"
+    require_sound(repository)
+
+
 def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:
     home = repository.context.home
     assert isinstance(home, GitHome)

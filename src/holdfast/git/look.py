@@ -17,6 +17,7 @@ from holdfast.fs.directory import Directory, close_quietly, failing_to, opened, 
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.git.checkout import find_checkout
 from holdfast.git.program import Git
+from holdfast.git.worktrees import git_ids
 from holdfast.trees.walker import GONE, NOFOLLOW
 
 _CACHE_WORKS = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs tmpfs xfs zfs".split())
@@ -175,6 +176,57 @@ def _sort(record: bytes, look: Look) -> None:
             look.nested.append(record[2:])
         case b"?":
             look.changed[record[2:]] = _NOTHING
+
+
+# --- What is no content of a work tree ----------------------------------------------------------------
+
+
+class Below(NamedTuple):
+    """What is below a directory and in no snapshot of it: worktrees of the same repository, and repositories of their
+    own that git does not ignore."""
+
+    worktrees: list[Path]
+    repositories: list[Path]
+
+
+def below(git: Git, top: Path) -> Below:
+    """What would be lost if the directory of the worktree at `top` were deleted, or left behind if it were moved."""
+    registered = (Path(path) for _, path in git_ids(git))
+    worktrees = sorted(each for each in registered if top in each.parents and calls.exists(each))
+    others = [path for path in _with_git(top) if Path(path) not in worktrees]
+    ignored = set(ignored_among(git, top, [os.fsencode(os.path.relpath(path, top)) for path in others]))
+    return Below(worktrees, [Path(each) for each in others if os.fsencode(os.path.relpath(each, top)) not in ignored])
+
+
+def _with_git(top: Path) -> Iterator[str]:
+    """The directories below `top`, the outermost ones, that have a `.git`, whatever that is: no snapshot contains it."""
+    waiting = [os.fspath(top)]
+    while waiting:
+        place = waiting.pop()
+        try:
+            with calls.scandir(place) as entries:
+                found = [(each.name, each.path, each.is_dir(follow_symlinks=False)) for each in entries]
+        except OSError as error:
+            if error.errno not in (*GONE, errno.EACCES):
+                raise
+            continue
+        if place != os.fspath(top) and any(name == ".git" for name, _, _ in found):
+            yield place
+        else:
+            waiting += [path for name, path, is_directory in found if is_directory and name != ".git"]
+
+
+def ignored_among(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
+    """Those of the paths that git ignores."""
+    if not paths:
+        return []
+    try:
+        found = git.run("check-ignore", "--no-index", "-z", "--stdin", worktree=top, content=b"\0".join(paths))
+    except GitFailed as failure:
+        if failure.facts["status"] != 1:  # 1: none
+            raise
+        return []
+    return found.rstrip(b"\0").split(b"\0")
 
 
 # --- The private index --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from holdfast.git import contents
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import clone_in, is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
+from holdfast.git.look import below
 from holdfast.git.restore import require_no_ignored, restore
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
@@ -81,6 +82,9 @@ class GitHome(GitSnapshots):
         found = list(itertools.islice(self.changes(self.paths.payload(worktree), None, worktree), _MOST_NAMED + 1))
         names = [shown(os.fsdecode(each.path)) for each in found[:_MOST_NAMED]]
         return ", ".join([*names, *(["..."] if len(found) > _MOST_NAMED else [])])
+
+    def below(self, worktree: str) -> tuple[list[Path], list[Path]]:
+        return below(self.git, self.paths.payload(worktree))
 
     def first_commit(self) -> str | None:
         head = linked.head_commit(self.git, self.paths.payload(self.paths.main))

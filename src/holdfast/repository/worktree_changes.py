@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import LONGEST_DURATION, format_instant, parse_instant, ttl_within
-from holdfast.errors import AlreadyExists, DirectoryReplaced, LockConflict, NotFound
+from holdfast.errors import AlreadyExists, DirectoryReplaced, LockConflict, NotFound, Refused
 from holdfast.fs.directory import entry_exists, make_directories
 from holdfast.leases.rules import LeaseKeys, TokenCounter
 from holdfast.leases.service import HeldLease
@@ -90,6 +90,7 @@ def remove(
         if not force and payloads.status_of(context.paths, name) is not None:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
+        _refuse_nested(context, name, "removed")
         payloads.refuse_if_fixed(context, name)
         facts = {"snapshot_id": saved, "keeps": save is not None}
         operation = _decide_remove(context, name, Proof.of(right.lease), keep_for, facts)  # 4
@@ -104,6 +105,15 @@ def finish_remove(context: RepositoryContext, operation: Operation) -> Removed:
         saved = _save_late(context, operation, room.path) or operation.snapshot_id
         context.home.delete(context, operation)
         return _publish_remove(context, operation)._replace(saved=saved)  # 6
+
+
+def _refuse_nested(context: RepositoryContext, name: str, doing: str) -> None:
+    """Refuse a worktree that contains another one, leased or not: git would look for that one at its old path."""
+    worktrees, _ = context.home.below(name)
+    if worktrees:
+        hint = "Remove that one first ('holdfast worktree list' has its name), or move it away: 'git worktree move'."
+        message = f"{name} cannot be {doing}: the git worktree {worktrees[0]} is in it"
+        raise Refused(message, hint=hint, worktree=name, worktrees=[str(each) for each in worktrees])
 
 
 def _decide_remove(
@@ -237,6 +247,7 @@ def rename(context: RepositoryContext, old: str, new: str, *, force: bool = Fals
     with payload_locked(context, old, new), leased(context, old, f"rename to {new}") as right:  # 1, 2
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")
+        _refuse_nested(context, old, "renamed")
         payloads.refuse_if_fixed(context, old)
         if payloads.status_of(context.paths, new) is not None:
             if context.store.read(WORKTREES.key(new)) is not None:
