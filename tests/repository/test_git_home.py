@@ -451,6 +451,26 @@ def test_a_worktree_that_contains_another_one_stays(
     require_sound(repository)
 
 
+def test_a_repository_in_a_worktree_is_deleted_only_by_force(repository: Repository, path: Path) -> None:
+    repository.worktrees.create("dev")
+    dev = repository.path("dev")
+    for each in ("lib", "ignored.log"):
+        git("clone", "-q", path, dev / each)
+    (dev / "marker/.git").mkdir(parents=True)
+    put_files(dev, {"lib/work": "precious", "marker/file": "x"})
+
+    with pytest.raises(Refused, match="do not contain the repositories in it: .*") as refused:
+        repository.remove_worktree("dev")
+    shown = json.loads(holdfast("worktree", "remove", "dev", "--dry-run", "--json", cwd=path).stdout)["data"]
+
+    assert sorted(refused.value.facts["repositories"]) == [str(dev / "lib"), str(dev / "marker")]
+    assert sorted(shown["would_remove"]["repositories"]) == [str(dev / "lib"), str(dev / "marker")]
+    assert (dev / "lib/work").read_text() == "precious"
+    repository.worktrees.change_name("dev", "new")
+    repository.remove_worktree("new", force=True)
+    require_sound(repository)
+
+
 def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:
     home = repository.context.home
     assert isinstance(home, GitHome)

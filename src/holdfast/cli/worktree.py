@@ -214,7 +214,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @click.option(
     "--force",
     is_flag=True,
-    help="Ignore processes that use it, a failed teardown and 'git worktree lock', but not another's lease.",
+    help="Ignore processes that use it, repositories in it, a failed teardown and 'git worktree lock', but no lease.",
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
@@ -243,7 +243,9 @@ def remove(
     only its record is deleted; if NAME is the checkout of a clone, the records of all worktrees of that clone.
 
     Teardown commands ('holdfast config') run first. The removal is refused if one fails, while another holder has the
-    lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which.
+    lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which. It
+    is also refused if the worktree contains another one, or a repository that git does not ignore: no snapshot has its
+    commits and files.
 
     \b
     Examples:
@@ -257,8 +259,12 @@ def remove(
         return
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
+        worktrees, repositories = repository.worktrees.below(name)
         record = {**worktree_to_json(state), **_usage_to_json(usage)}
+        record |= {"worktrees": list(map(str, worktrees)), "repositories": list(map(str, repositories))}
         lines = ["Would remove:", *_worktree_lines(state, usage)]
+        lines += [f"in it, so it is refused: the git worktree {each}" for each in worktrees]
+        lines += [f"in it, so it needs --force: the repository {each}" for each in repositories]
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
     named = known_lock_id(lock_id)

@@ -44,6 +44,7 @@ from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 
+_MOST_NAMED = 5
 MOVED, SAVED = "moved", "saved"  # marks in the scratch directory
 
 Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
@@ -90,7 +91,7 @@ def remove(
         if not force and payloads.status_of(context.paths, name) is not None:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
-        _refuse_nested(context, name, "removed")
+        _refuse_nested(context, name, "removed", but_repositories=force)
         payloads.refuse_if_fixed(context, name)
         facts = {"snapshot_id": saved, "keeps": save is not None}
         operation = _decide_remove(context, name, Proof.of(right.lease), keep_for, facts)  # 4
@@ -107,13 +108,19 @@ def finish_remove(context: RepositoryContext, operation: Operation) -> Removed:
         return _publish_remove(context, operation)._replace(saved=saved)  # 6
 
 
-def _refuse_nested(context: RepositoryContext, name: str, doing: str) -> None:
-    """Refuse a worktree that contains another one, leased or not: git would look for that one at its old path."""
-    worktrees, _ = context.home.below(name)
+def _refuse_nested(context: RepositoryContext, name: str, doing: str, *, but_repositories: bool) -> None:
+    """Refuse a worktree that contains another one, leased or not: git would look for that one at its old path. Refuse
+    one that contains a repository too, of which a snapshot has only the id of a commit, unless `but_repositories`."""
+    worktrees, repositories = context.home.below(name)
     if worktrees:
         hint = "Remove that one first ('holdfast worktree list' has its name), or move it away: 'git worktree move'."
         message = f"{name} cannot be {doing}: the git worktree {worktrees[0]} is in it"
         raise Refused(message, hint=hint, worktree=name, worktrees=[str(each) for each in worktrees])
+    if repositories and not but_repositories:
+        paths = [str(each) for each in repositories]
+        names = ", ".join(paths[:_MOST_NAMED]) + (", ..." if len(paths) > _MOST_NAMED else "")
+        message = f"{name} cannot be {doing}: its snapshots do not contain the repositories in it: {names}"
+        raise Refused(message, hint="Move them away. Or delete them too: --force.", worktree=name, repositories=paths)
 
 
 def _decide_remove(
@@ -247,7 +254,7 @@ def rename(context: RepositoryContext, old: str, new: str, *, force: bool = Fals
     with payload_locked(context, old, new), leased(context, old, f"rename to {new}") as right:  # 1, 2
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")
-        _refuse_nested(context, old, "renamed")
+        _refuse_nested(context, old, "renamed", but_repositories=True)
         payloads.refuse_if_fixed(context, old)
         if payloads.status_of(context.paths, new) is not None:
             if context.store.read(WORKTREES.key(new)) is not None:

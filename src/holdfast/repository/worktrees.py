@@ -261,6 +261,11 @@ class Worktrees:
         options = CreateOptions(name, snapshot_id, isolation, label, commit, branch, None, isolated, progress)
         return create(self._context, options)
 
+    def below(self, name: str) -> tuple[list[Path], list[Path]]:
+        """What is in the directory of a worktree, and in no snapshot of it: other worktrees, and repositories."""
+        require_here(self._context.config(worktree_name(name)), self._context.paths.main)
+        return self._context.home.below(name)
+
     def uncommitted(self) -> str:
         """The uncommitted paths in the main checkout, or a few of them; empty in a plain home."""
         return self._context.home.uncommitted(self._context.paths.main)
@@ -311,7 +316,7 @@ class Worktrees:
     ) -> Removed:
         """Remove a worktree; its snapshots stay. `teardown` runs first, under the lease. `save` saves unsaved work;
         without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
-        ignores processes that use the directory, and `git worktree lock`. A pin protects the last snapshot for
+        ignores processes that use the directory, repositories in it, and `git worktree lock`. A pin protects the last snapshot for
         `keep_for` seconds."""
         context, name = self._context, worktree_name(name)
         settle(context, name)
