@@ -22,6 +22,7 @@ from holdfast.trees.walker import GONE, NOFOLLOW
 
 _CACHE_WORKS = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs tmpfs xfs zfs".split())
 _CHUNK = 1 << 20
+_LINK = "160000"
 _NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -46,12 +47,14 @@ class Look(NamedTuple):
 
 
 class WorkTree(msgspec.Struct, frozen=True):
-    """A work tree, the index that it is compared with, and where new objects go."""
+    """A work tree, the index that it is compared with, and where new objects go. `links` are links to nested
+    repositories in the index."""
 
     git: Git
     top: Path
     index: Path
     objects: Path | None = None
+    links: tuple[bytes, ...] = ()
 
     def run(
         self, *arguments: str, content: bytes | None = None, alone: bool = False, settings: tuple[str, ...] = ()
@@ -71,8 +74,38 @@ class WorkTree(msgspec.Struct, frozen=True):
         """Compare the files with the index. With `keep`, git writes what it learned to the index."""
         found = looked(self.run(*(() if keep else ("--no-optional-locks",)), *STATUS))
         for path in filter(self._is_loop, [each for each, seen in found.changed.items() if seen is _NOTHING]):
-            found.removed.update(self._entries_below(path))
+            found.removed.update(self._entries(f"{os.fsdecode(path)}/"))
+        for path in filter(self._is_abandoned, self.links):
+            self._take_apart(path, found)
         return found
+
+    def with_links(self) -> WorkTree:
+        """The same, with the links that are in the index now: only then does `look` find what has lost its `.git`."""
+        listed = self.run("ls-files", "--stage", "-z").split(b"\0")
+        found = tuple(each.partition(b"\t")[2] for each in listed if each.startswith(_LINK.encode()))
+        return msgspec.structs.replace(self, links=found)
+
+    def _is_abandoned(self, path: bytes) -> bool:
+        """Whether there are files where a nested repository was."""
+        where = os.path.join(self.top, os.fsdecode(path))
+        if not calls.is_directory(where) or not calls.listdir(where):
+            return False
+        found = find_checkout(where)
+        return found is None or found.top != calls.realpath(where)
+
+    def _take_apart(self, path: bytes, found: Look) -> None:
+        """Find the files of a former nested repository: while its link is in the index, git takes a directory without
+        `.git` for a submodule that is not checked out, and ignores what is in it. That is right if it is empty."""
+        name = os.fsdecode(path)
+        link = dict(self._entries(name)).get(path)
+        if link is None or link.mode != _LINK:
+            return  # taken apart since
+        words = "ls-files", "--others", "--exclude-standard", "-z", "--", f":(literal){name}/"
+        without = msgspec.structs.replace(self, index=self.index.with_name(f"{self.index.name}.none"))
+        if others := [each for each in without.run(*words).split(b"\0") if each]:
+            found.removed[path] = link
+            found.nested.extend(each for each in others if each.endswith(b"/"))
+            found.changed.update((each, _NOTHING) for each in others if not each.endswith(b"/"))
 
     def _is_loop(self, path: bytes) -> bool:
         """Whether a link leads to itself: then git does not notice that the entries below its path are gone."""
@@ -82,8 +115,8 @@ class WorkTree(msgspec.Struct, frozen=True):
             return error.errno == errno.ELOOP
         return False
 
-    def _entries_below(self, path: bytes) -> Iterator[tuple[bytes, Indexed]]:
-        for each in self.run("ls-files", "--stage", "-z", "--", f":(literal){os.fsdecode(path)}/").split(b"\0"):
+    def _entries(self, pathspec: str) -> Iterator[tuple[bytes, Indexed]]:
+        for each in self.run("ls-files", "--stage", "-z", "--", f":(literal){pathspec}").split(b"\0"):
             if each:
                 facts, _, name = each.partition(b"\t")
                 mode, oid, _ = facts.decode().split(" ")

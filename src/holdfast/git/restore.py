@@ -12,7 +12,7 @@ from holdfast.fs import calls
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
 from holdfast.git.look import Indexed, Look, WorkTree, ignored_among
 from holdfast.git.program import Background, Git
-from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of
+from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of, with_links
 from holdfast.trees.results import Change
 from holdfast.trees.walker import shown
 
@@ -27,7 +27,7 @@ def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
     """
     sums = known_sums(git, top, index)
     work = WorkTree(git, top, index if sums else git_dir_of(git, top) / "index")
-    look = work.look()
+    look = with_links(work, sums).look()
     staged: dict[bytes, Difference] = {}
     if sums is None or sums.tree != tree:
         raw = work.run("diff-index", "--cached", "-z", "--raw", "--no-abbrev", "--no-renames", tree, "--")

@@ -146,7 +146,12 @@ def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
     if sums is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return working, sums
+    return with_links(working, sums), sums
+
+
+def with_links(tree: WorkTree, sums: Sums | None) -> WorkTree:
+    """The work tree with the links in its index, whose sums are known or not."""
+    return tree if sums is not None and not sums.links else tree.with_links()
 
 
 def git_dir_of(git: Git, top: Path) -> Path:
