@@ -463,8 +463,8 @@ def test_a_repository_in_a_worktree_is_deleted_only_by_force(repository: Reposit
         repository.remove_worktree("dev")
     shown = json.loads(holdfast("worktree", "remove", "dev", "--dry-run", "--json", cwd=path).stdout)["data"]
 
-    assert sorted(refused.value.facts["repositories"]) == [str(dev / "lib"), str(dev / "marker")]
-    assert sorted(shown["would_remove"]["repositories"]) == [str(dev / "lib"), str(dev / "marker")]
+    assert refused.value.facts["repositories"] == [str(dev / "lib"), str(dev / "marker")]
+    assert shown["would_remove"]["repositories"] == [str(dev / "lib"), str(dev / "marker")]
     assert (dev / "lib/work").read_text() == "precious"
     repository.worktrees.change_name("dev", "new")
     repository.remove_worktree("new", force=True)

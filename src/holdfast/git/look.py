@@ -226,9 +226,9 @@ def below(git: Git, top: Path) -> Below:
     """What would be lost if the directory of the worktree at `top` were deleted, or left behind if it were moved."""
     registered = (Path(path) for _, path in git_ids(git))
     worktrees = sorted(each for each in registered if top in each.parents and calls.exists(each))
-    others = [path for path in _with_git(top) if Path(path) not in worktrees]
-    ignored = set(ignored_among(git, top, [os.fsencode(os.path.relpath(path, top)) for path in others]))
-    return Below(worktrees, [Path(each) for each in others if os.fsencode(os.path.relpath(each, top)) not in ignored])
+    others = sorted(Path(path) for path in _with_git(top) if Path(path) not in worktrees)
+    ignored = set(ignored_among(git, top, [os.fsencode(each.relative_to(top)) for each in others]))
+    return Below(worktrees, [each for each in others if os.fsencode(each.relative_to(top)) not in ignored])
 
 
 def _with_git(top: Path) -> Iterator[str]:

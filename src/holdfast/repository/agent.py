@@ -38,6 +38,7 @@ from holdfast.errors import (
     LandingPending,
     LockExpired,
     LockNotHeld,
+    NotFound,
     Refused,
     SequenceMismatch,
     SetupFailed,
@@ -54,8 +55,9 @@ from holdfast.leases.rules import Lease, NamedLease
 from holdfast.leases.service import COMMAND_TTL, HeldLease, LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
-from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
+from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof, settle
 from holdfast.repository.history import add_pin, remove_pin
+from holdfast.repository.payloads import status_of
 from holdfast.repository.preparation import check_setup, prepare
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
@@ -412,9 +414,11 @@ def _worktree_for(repository: Repository, name: str) -> str:
 
 
 def _create_worktree(repository: Repository, name: str, actor: str, *, isolated: bool) -> bool:
-    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
-    already exists. Refused if `main` has files but no snapshot: the agent expects them, and would find nothing."""
+    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there, or from the
+    branch that an earlier worktree of this name has left; False if it already exists. Refused if `main` has files but
+    no snapshot: the agent expects them, and would find nothing."""
     home = repository.context.home
+    _remove_lost(repository, name)
     head = _start_of_work(repository, name, actor)
     if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
@@ -422,14 +426,29 @@ def _create_worktree(repository: Repository, name: str, actor: str, *, isolated:
                 message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
                 hint = "Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'."
                 raise Refused(message, hint=hint, worktree=name)
-    with contextlib.suppress(AlreadyExists):
-        repository.worktrees.create(name, snapshot=head, isolated=isolated)
+    try:
+        repository.worktrees.create(name, snapshot=head, isolated=isolated, continues=True)
         return True
+    except AlreadyExists:
+        if repository.context.store.read(WORKTREES.key(name)) is None:
+            raise
     known = repository.context.config(name).git
     if isolated and not (known and known.isolated):
         hint = "Leave out --isolated, or name another worktree: --worktree."
         raise Refused(f"the worktree {name} exists but is not isolated", hint=hint, worktree=name)
     return False
+
+
+def _remove_lost(repository: Repository, name: str) -> None:
+    """Remove a worktree whose directory is gone, perhaps with git: a new one continues on its branch."""
+    context = repository.context
+    document = context.store.read(WORKTREES.key(name)) if context.home.has_branches else None
+    if document is None or document.record.clone != context.paths.main or name == context.paths.main:
+        return
+    settle(context, name)
+    if status_of(context.paths, name) is None:
+        with contextlib.suppress(NotFound):  # another agent was faster
+            repository.remove_worktree(name)
 
 
 def _start_of_work(repository: Repository, name: str, actor: str) -> str | None:

@@ -117,7 +117,7 @@ class GitHome(GitSnapshots):
         branch, is_new = options.branch or branch_of(name), True
         linked.require_branch_name(self.git, branch)
         if linked.branch_exists(self.git, branch):
-            if options.branch is None:
+            if options.branch is None and not options.continues:
                 hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
                 raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
             commit, is_new = linked.commit_of(self.git, f"refs/heads/{branch}"), False

@@ -78,17 +78,18 @@ def remove(
     lock_id: str | None = None,
     keep_for: float = KEEP_FOR,
 ) -> Removed:
-    """Remove a worktree without a pending operation. `teardown` runs first, if the directory exists. Without `save`,
-    unsaved work is lost."""
+    """Remove a worktree without a pending operation. `teardown` runs first. Without `save`, unsaved work is lost. If
+    the directory is gone, only the records are removed."""
     ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         if not force:
             context.home.refuse_if_locked(name)
-        if teardown is not None and payloads.status_of(context.paths, name) is not None:
+        is_there = payloads.status_of(context.paths, name) is not None
+        if teardown is not None and is_there:
             teardown(right.lease)
-        saved = None if save is None else save(right)  # 2
-        if not force and payloads.status_of(context.paths, name) is not None:
+        saved = save(right) if save is not None and is_there else None  # 2
+        if not force and is_there:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
         _refuse_nested(context, name, "removed", but_repositories=force)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 class CreateOptions(NamedTuple):
     """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at, the
-    branch, and whether it is isolated; or the directory of a linked worktree to adopt."""
+    branch, whether it is isolated, and whether it `continues` on the branch that an earlier worktree of this name has
+    left; or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
@@ -54,6 +55,7 @@ class CreateOptions(NamedTuple):
     branch: str | None = None
     adopted: Path | None = None
     isolated: bool = False
+    continues: bool = False
     progress: Progress | None = None
 
 
@@ -236,14 +238,16 @@ class Worktrees:
         label: str | None = None,
         branch: str | None = None,
         isolated: bool = False,
+        continues: bool = False,
         progress: Progress | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
 
         In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a git revision; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
-        is a clone that shares objects: commits there write nothing outside its directory.
+        worktree or a git revision; on a new branch, or on an existing one if `branch` names it or the worktree
+        `continues` on that of an earlier one of its name. With `isolated`, it is a clone that shares objects: commits
+        there write nothing outside its directory.
         """
         name = self._new_name(name, label)
         if (branch is not None or isolated) and not self._context.home.has_branches:
@@ -258,7 +262,8 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        options = CreateOptions(name, snapshot_id, isolation, label, commit, branch, None, isolated, progress)
+        how = {"branch": branch, "isolated": isolated, "continues": continues}
+        options = CreateOptions(name, snapshot_id, isolation, label, commit, progress=progress, **how)
         return create(self._context, options)
 
     def below(self, name: str) -> tuple[list[Path], list[Path]]:
