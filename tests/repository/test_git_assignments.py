@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from holdfast.errors import LandingConflict
 from holdfast.issues.model import State
+from holdfast.issues.prompt import Ending
 from holdfast.repository.agent import AssignmentOptions, take_work
+from holdfast.repository.landing import LandOptions, require_landed
 from holdfast.repository.repository import Repository
 from tests.repository.landings import Project
 from tests.support.homes import git
@@ -75,6 +80,48 @@ def test_an_attempt_continues_on_the_branch_of_a_worktree_that_is_gone(
     assert tracker.issue(issue).state is State.DONE
     assert saved in [each.snapshot_id for each in repository.snapshots.pins()]
     assert [str(each) for each in repository.examine(strict=True)] == []
+
+
+# --- Conflicts -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(project: Project, scratch: Path) -> Path:
+    place = scratch / "remote"
+    git("init", "-q", "--bare", "-b", "trunk", place)
+    git("remote", "add", "origin", place, at=project.top)
+    git("push", "-q", "origin", "trunk", at=project.top)
+    return place
+
+
+@pytest.mark.parametrize("on_remote", [False, True])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_text_about_a_conflict_can_be_followed(
+    project: Project, remote: Path, *, isolated: bool, on_remote: bool
+) -> None:
+    issue, repository, landings = project.issue("do it"), Repository(project.top), project.landings()
+    options = AssignmentOptions(assignee="agent:one", isolated=isolated)
+    how = LandOptions(remote="origin" if on_remote else None)
+    with take_work(repository, landings.changes.tracker, options) as assignment:
+        commit(assignment.path, "src/f0", "the agent\n")
+        others = project.commit({"src/f0": "somebody else\n"})
+        git("push", "-q", remote, f"{others}:refs/heads/trunk", at=project.top)
+        if not on_remote:
+            git("fetch", "-q", remote, "trunk", at=project.top)
+            git("merge", "-q", "--ff-only", others, at=project.top)
+        assert assignment.land(landings, how).succeeded is False
+
+    with pytest.raises(LandingConflict) as refused:
+        require_landed(landings.all()[0])
+    with take_work(repository, landings.changes.tracker, options) as assignment:
+        [command] = set(re.findall(r"'(git merge [0-9a-f]+)'", assignment.prompt(Ending.LANDING)))
+        assert f"'{command}'" in refused.value.hint
+        assert ("'git fetch origin trunk'" in refused.value.hint) is on_remote
+        subprocess.run(command.split(), cwd=assignment.path, capture_output=True, check=False)
+        commit(assignment.path, "src/f0", "both\n")
+        assert assignment.land(landings, how).succeeded is True
+    assert landings.changes.tracker.issue(issue).state is State.DONE
+    assert git("show", "trunk:src/f0", at=remote if on_remote else project.top) == "both"
 
 
 def test_a_worktree_whose_directory_is_gone_can_be_removed(project: Project) -> None:

@@ -459,7 +459,7 @@ def test_a_repository_in_a_worktree_is_deleted_only_by_force(repository: Reposit
     (dev / "marker/.git").mkdir(parents=True)
     put_files(dev, {"lib/work": "precious", "marker/file": "x"})
 
-    with pytest.raises(Refused, match="do not contain the repositories in it: .*") as refused:
+    with pytest.raises(Refused, match="do not contain the repositories in it") as refused:
         repository.remove_worktree("dev")
     shown = json.loads(holdfast("worktree", "remove", "dev", "--dry-run", "--json", cwd=path).stdout)["data"]
 

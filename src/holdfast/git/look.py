@@ -232,7 +232,7 @@ def below(git: Git, top: Path) -> Below:
 
 
 def _with_git(top: Path) -> Iterator[str]:
-    """The directories below `top`, the outermost ones, that have a `.git`, whatever that is: no snapshot contains it."""
+    """The outermost directories below `top` that have a `.git`, whatever that is: no snapshot contains it."""
     waiting = [os.fspath(top)]
     while waiting:
         place = waiting.pop()

@@ -51,7 +51,7 @@ from holdfast.repository.conflict_cache import LOOK
 from holdfast.repository.context import MAIN, Proof, check_early, has_several_clones
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander
-from holdfast.repository.landing_changes import LandingChanges, NewLanding
+from holdfast.repository.landing_changes import LandingChanges, NewLanding, how_to_resolve
 from holdfast.repository.landing_publish import Tell
 from holdfast.repository.landing_records import (
     LANDINGS,
@@ -208,6 +208,7 @@ class Landings:
             priority=options.priority,
             gates=tuple(self._gates(issue)) if issue else (),
             actor=self.changes.actor,
+            remote=options.remote or "",
         )
         with scratch(self._context, "land", scratch_id=landing.landing_id):
             frozen.keep(self.git, landing.landing_id, commit)
@@ -216,7 +217,7 @@ class Landings:
                 transfer.push_ref(self.git, self._remote(options.remote), ref, commit)
             entry = None
             try:
-                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof, options.remote or ""))
+                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof))
             finally:
                 if entry is None or entry.landing_id != landing.landing_id:
                     frozen.forget(self.git, [(landing.landing_id, commit)])
@@ -251,7 +252,7 @@ class Landings:
         if added.tip is None:
             conflicts = added.merged.conflicts
             message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
-            raise LandingConflict(message, branch=branch, against=tip, conflicts=list(conflicts))
+            raise _conflict(message, branch, tip, remote.name, conflicts)
         transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
         return beside, added.tip
 
@@ -466,16 +467,29 @@ class Landings:
 
 def require_landed(entry: Landing) -> Landing:
     """The entry, if it has landed; else raise the failure that says why it has not."""
-    facts = {"landing": entry.landing_id, "branch": entry.branch, "reason": entry.reason}
+    facts = {"landing": entry.landing_id, "reason": entry.reason}
     work, why = entry.worktree_id or entry.commit[:12], f" ({entry.reason})" if entry.reason else ""
     match entry.state:
         case LandingState.CONFLICT:
             paths = ", ".join(entry.conflicts[:_MOST_NAMED]) + (", ..." if len(entry.conflicts) > _MOST_NAMED else "")
-            facts |= {"against": entry.against or ""}
-            message = f"{work} conflicts with {entry.branch} in {paths}{why}"
-            raise LandingConflict(message, **facts, conflicts=list(entry.conflicts))
+            message, against = f"{work} conflicts with {entry.branch} in {paths}{why}", entry.against or ""
+            raise _conflict(message, entry.branch, against, entry.remote, entry.conflicts, **facts)
         case LandingState.FAILED:
-            raise LandingFailed(f"{work} did not pass the checks on top of {entry.branch}{why}", **facts, log=entry.log)
+            raise LandingFailed(
+                f"{work} did not pass the checks on top of {entry.branch}{why}",
+                branch=entry.branch,
+                **facts,
+                log=entry.log,
+            )
         case LandingState.WITHDRAWN:
-            raise LandingWithdrawn(f"{work} was withdrawn from the queue of {entry.branch}{why}", **facts)
+            raise LandingWithdrawn(
+                f"{work} was withdrawn from the queue of {entry.branch}{why}", branch=entry.branch, **facts
+            )
     return entry
+
+
+def _conflict(
+    message: str, branch: str, against: str, remote: str, conflicts: tuple[str, ...], **facts: str
+) -> LandingConflict:
+    hint = f"{how_to_resolve(branch, against, remote)} Then land again: 'holdfast land'."
+    return LandingConflict(message, hint=hint, branch=branch, against=against, conflicts=list(conflicts), **facts)

@@ -321,8 +321,8 @@ class Worktrees:
     ) -> Removed:
         """Remove a worktree; its snapshots stay. `teardown` runs first, under the lease. `save` saves unsaved work;
         without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
-        ignores processes that use the directory, repositories in it, and `git worktree lock`. A pin protects the last snapshot for
-        `keep_for` seconds."""
+        ignores processes that use the directory, repositories in it, and `git worktree lock`. A pin protects the last
+        snapshot for `keep_for` seconds."""
         context, name = self._context, worktree_name(name)
         settle(context, name)
         payloads.require_changeable(context, name, "removed")
