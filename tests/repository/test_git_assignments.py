@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import LandingConflict
+from holdfast.errors import GitFailed, LandingConflict
+from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import State
 from holdfast.issues.prompt import Ending
 from holdfast.repository.agent import AssignmentOptions, take_work
+from holdfast.repository.context import Proof
 from holdfast.repository.landing import LandOptions, require_landed
 from holdfast.repository.repository import Repository
+from holdfast.repository.settings import ENFORCE_TOUCHES, PUSH, change
+from tests.cli.commands import holdfast
 from tests.repository.landings import Project
 from tests.support.homes import git
 
@@ -26,6 +30,15 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="git homes are t
 @pytest.fixture
 def project(scratch: Path) -> Project:
     return Project(scratch)
+
+
+@pytest.fixture
+def remote(project: Project, scratch: Path) -> Path:
+    place = scratch / "remote"
+    git("init", "-q", "--bare", "-b", "trunk", place)
+    git("remote", "add", "origin", place, at=project.top)
+    git("push", "-q", "origin", "trunk", at=project.top)
+    return place
 
 
 def commit(path: Path, name: str, text: str = "work\n") -> str:
@@ -82,16 +95,79 @@ def test_an_attempt_continues_on_the_branch_of_a_worktree_that_is_gone(
     assert [str(each) for each in repository.examine(strict=True)] == []
 
 
+# --- Where work starts ---------------------------------------------------------------------------------
+
+
+def test_work_starts_from_the_branch_that_it_lands_on(project: Project) -> None:
+    issue, landings = project.issue("do it"), project.landings()
+    tip = project.commit({"new": "on the other branch\n"})
+    git("branch", "integration", tip, at=project.top)
+    how = LandOptions(branch="integration")
+    options = AssignmentOptions(issue_id=issue, assignee="agent:one", landing=how)
+
+    with take_work(Repository(project.top), landings.changes.tracker, options) as assignment:
+        assert git("rev-parse", "HEAD", at=assignment.path) == tip
+        commit(assignment.path, "work")
+        assert assignment.land(landings, how).succeeded
+
+    assert set(git("ls-tree", "--name-only", "integration", at=project.top).split()) == {"new", "src", "work"}
+
+
+def test_an_agent_does_not_begin_if_the_branch_to_land_on_does_not_exist(project: Project) -> None:
+    issue = project.issue("do it")
+    done = holdfast("agent", "run", "--issue", issue, "--land", "--into", "none", "--", "touch", "x", cwd=project.top)
+    assert "there is no branch none" in done.stderr
+    assert not (project.top.parent / "project.worktrees").exists()
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_work_that_lands_on_a_remote_starts_from_its_branch_there(
+    project: Project, remote: Path, *, by_agent: bool
+) -> None:
+    project.issue("do it")
+    repository = Repository(project.top)
+    change(repository.root, PUSH, ["origin"])
+    pushed = project.commit({"pushed": "by somebody\n"})
+    git("push", "-q", remote, f"{pushed}:refs/heads/trunk", at=project.top)
+
+    if by_agent:
+        with take_work(repository, project.landings().changes.tracker, AssignmentOptions()) as assignment:
+            assert git("rev-parse", "HEAD", at=assignment.path) == pushed
+    else:
+        repository.worktrees.create("dev")
+        assert git("rev-parse", "HEAD", at=repository.path("dev")) == pushed
+
+    remote.rename(remote.with_name("away"))
+    with pytest.raises(GitFailed) as failed:
+        repository.worktrees.create("other")
+    assert "--from COMMIT" in failed.value.hint
+    repository.worktrees.create("other", snapshot="HEAD")
+
+
+def test_the_scope_of_work_and_a_dry_run_look_at_the_branch_of_the_remote(project: Project, remote: Path) -> None:
+    """The branch `rel` exists only there, and the local trunk is behind."""
+    tracker = project.landings().changes.tracker
+    issue = tracker.create(NewIssue(title="do it", touches=("src/**",)))
+    repository = Repository(project.top)
+    change(repository.root, ENFORCE_TOUCHES, ["true"])
+    pushed = project.commit({"elsewhere": "by somebody\n", "src/f0": "somebody\n"})
+    git("push", "-q", remote, f"{pushed}:refs/heads/rel", f"{pushed}:refs/heads/trunk", at=project.top)
+    repository.worktrees.create("dev", snapshot=pushed)
+    commit(repository.path("dev"), "src/f1")
+    repository.worktrees.create("old")
+    commit(repository.path("old"), "src/f0", "the agent\n")
+
+    landings = project.landings()
+    for branch in ("rel", "trunk"):
+        how = LandOptions(branch=branch, remote="origin", issue_id=issue.id)
+        assert landings.preview("dev", how).conflicts == ()
+        assert landings.preview("old", how).conflicts == ("src/f0",)
+    with repository.lease("dev") as lease:
+        entry = landings.enqueue("dev", Proof.of(lease), how)
+    assert require_landed(landings.wait(entry.landing_id)).landed_as == git("rev-parse", "trunk", at=remote)
+
+
 # --- Conflicts -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def remote(project: Project, scratch: Path) -> Path:
-    place = scratch / "remote"
-    git("init", "-q", "--bare", "-b", "trunk", place)
-    git("remote", "add", "origin", place, at=project.top)
-    git("push", "-q", "origin", "trunk", at=project.top)
-    return place
 
 
 @pytest.mark.parametrize("on_remote", [False, True])

@@ -51,7 +51,7 @@ Example:
     "--from",
     "snapshot",
     metavar="SNAPSHOT",
-    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; main's commit]",
+    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; the branch to land on]",
 )
 @click.option("--branch", metavar="BRANCH", help="In a git checkout: a new or existing branch.  [default: hf/NAME]")
 @click.option(
@@ -79,8 +79,9 @@ def create(
     """Create the worktree NAME: empty, or with the content of a snapshot. Then copy files from main and run the setup
     commands, if any are configured ('holdfast config'). If a command fails, the worktree is kept.
 
-    In a git checkout, it is a git worktree beside the checkout, on its own branch. It starts at the commit that is
-    checked out in main, without the uncommitted changes there.
+    In a git checkout, it is a git worktree beside the checkout, on its own branch. It starts at the tip of the branch
+    that work lands on: at the commit that is checked out in main, without the uncommitted changes there, or, with
+    'holdfast config set land.push REMOTE', at the tip of that branch on the remote.
 
     With --isolated, it is a clone instead, for an agent that may write only in this directory. Each snapshot fetches
     the commit that is checked out there into the worktree's branch in the repository.

@@ -92,6 +92,7 @@ class AssignmentOptions(NamedTuple):
     by: str = "agent run"  # the command or program that does the work, shown to other users
     client: Holder | None = None  # the agent on whose behalf this process, a server, takes the work
     ignore_touches: bool = False  # whether the next issue may touch paths of an issue in progress
+    landing: LandOptions | None = None  # how the work is to land: it starts from the tip of that branch
     cancelled: threading.Event | None = None  # setting it ends the wait for the worktree
     leasing: Callable[[str], object] = lambda worktree: None  # called with the worktree's name before the wait for it
 
@@ -387,7 +388,7 @@ def _lease_worktree(
 ) -> HeldLease:
     issue = claimed.issue
     name = options.worktree or _worktree_for(repository, f"issue-{issue.id[:8]}")
-    created = _create_worktree(repository, name, claimed.claim.assignee, isolated=options.isolated)
+    created = _create_worktree(repository, name, claimed.claim.assignee, options)
     options.leasing(name)
     lease = repository.lease(
         name,
@@ -413,13 +414,13 @@ def _worktree_for(repository: Repository, name: str) -> str:
     return name if document is None or document.record.clone == here else f"{name}-{here}"
 
 
-def _create_worktree(repository: Repository, name: str, actor: str, *, isolated: bool) -> bool:
-    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there, or from the
-    branch that an earlier worktree of this name has left; False if it already exists. Refused if `main` has files but
-    no snapshot: the agent expects them, and would find nothing."""
-    home = repository.context.home
+def _create_worktree(repository: Repository, name: str, actor: str, options: AssignmentOptions) -> bool:
+    """Create the worktree from the head of `main`, in a git home from the tip of the branch that the work lands on, or
+    from the branch that an earlier worktree of this name has left; False if it already exists. Refused if `main` has
+    files but no snapshot: the agent expects them, and would find nothing."""
+    home, isolated = repository.context.home, options.isolated
     _remove_lost(repository, name)
-    head = _start_of_work(repository, name, actor)
+    head = _start_of_work(repository, name, actor, options.landing)
     if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
@@ -451,16 +452,16 @@ def _remove_lost(repository: Repository, name: str) -> None:
             repository.remove_worktree(name)
 
 
-def _start_of_work(repository: Repository, name: str, actor: str) -> str | None:
-    """The snapshot that a new worktree starts from: the head of `main`. In a git home, a commit, or None for the one
-    that is checked out."""
+def _start_of_work(repository: Repository, name: str, actor: str, landing: LandOptions | None) -> str | None:
+    """The snapshot that a new worktree starts from: the head of `main`. In a git home, a commit, or None for the
+    default."""
     if not repository.context.home.has_branches:
         return repository.context.config(MAIN).head_snapshot_id
-    if repository.context.store.read(WORKTREES.key(name)) is not None:
+    if landing is None or repository.context.store.read(WORKTREES.key(name)) is not None:
         return None
     from holdfast.repository.landing import Landings
 
-    return Landings(repository, actor=actor).start()
+    return Landings(repository, actor=actor).start(landing)
 
 
 def _save_if_changed(

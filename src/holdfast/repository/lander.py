@@ -15,12 +15,12 @@ from functools import partial
 import msgspec
 
 from holdfast.errors import Changed, SetupFailed
-from holdfast.git import landing, transfer
+from holdfast.git import landing
 from holdfast.issues import rules
 from holdfast.leases.service import HeldLease
 from holdfast.repository import landing_plan
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, LandingBranch, with_failure
+from holdfast.repository.landing_candidates import Chain, with_failure
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_checks import (
     CandidateCommit,
@@ -36,6 +36,7 @@ from holdfast.repository.landing_checks import (
 from holdfast.repository.landing_plan import Candidate, LandingPlan
 from holdfast.repository.landing_publish import Publisher, Tell
 from holdfast.repository.landing_records import Landing, LandingTarget, in_order
+from holdfast.repository.landing_target import LandingBranch, remote_of
 from holdfast.repository.landing_tests import CandidateTests, Tested
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
@@ -75,10 +76,7 @@ class Lander:
     def __init__(self, repository: Repository, changes: LandingChanges, target: LandingTarget, *, tell: Tell) -> None:
         context = repository.context
         assert isinstance(context.home, GitHome)
-        git = context.home.git
-        remote = (
-            transfer.remote_named(git, target.remote, repository.path(context.paths.main)) if target.remote else None
-        )
+        git, remote = context.home.git, remote_of(context.home, target.remote) if target.remote else None
         self._repository, self._changes = repository, changes
         self._target = LandingBranch(git, target.branch, target.name, remote)
         self._author = landing.author_of(git)

@@ -24,7 +24,7 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import find_holders
 from holdfast.repository.context import MAIN, RepositoryContext
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, LandingBranch
+from holdfast.repository.landing_candidates import Chain
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_records import (
     IntentEntry,
@@ -33,6 +33,7 @@ from holdfast.repository.landing_records import (
     PublishIntent,
     new_landing_id,
 )
+from holdfast.repository.landing_target import LandingBranch
 from holdfast.repository.payloads import in_use
 
 Tell = Callable[[str], object]

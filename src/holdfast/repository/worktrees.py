@@ -244,8 +244,8 @@ class Worktrees:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
 
-        In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a git revision; on a new branch, or on an existing one if `branch` names it or the worktree
+        In a git home, it begins at the tip of the branch that work lands on, which is the commit that is checked out in
+        `main` unless that is the branch of a remote; or at `snapshot`, which may also name a worktree or a revision; on a new branch, or on an existing one if `branch` names it or the worktree
         `continues` on that of an earlier one of its name. With `isolated`, it is a clone that shares objects: commits
         there write nothing outside its directory.
         """
@@ -262,7 +262,7 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        how = {"branch": branch, "isolated": isolated, "continues": continues}
+        how: dict[str, Any] = {"branch": branch, "isolated": isolated, "continues": continues}
         options = CreateOptions(name, snapshot_id, isolation, label, commit, progress=progress, **how)
         return create(self._context, options)
 
