@@ -14,6 +14,7 @@ from holdfast.errors import (
     IssueClaimed,
     LandingConflict,
     LandingPending,
+    NotFound,
     Refused,
     SetupFailed,
 )
@@ -272,6 +273,30 @@ def test_an_entry_that_conflicts_with_one_before_it_waits_for_that_one(project: 
     assert states == [LandingState.LANDED, LandingState.CONFLICT, LandingState.LANDED]
     assert project.entry(two).conflicts == ("src/f0",)
     project.verdict()
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_an_entry_lands_at_once_when_the_one_that_it_conflicts_with_is_out(project: Project, *, withdrawn: bool) -> None:
+    change(project.root, CHECKS, ["test ! -e bad"])
+    one = project.queue(project.commit({"src/f0": "one\n", "bad": "1\n"}))
+    two = project.queue(project.commit({"src/f0": "two\n"}))
+    if withdrawn:
+        cancel = f"{sys.executable} -m holdfast landing cancel {one.landing_id} --repo {project.root}"
+        change(project.root, CHECKS, [f"test ! -e bad || {{ {cancel}; false; }}"])
+    project.landings().work_off()
+    outcome = LandingState.WITHDRAWN if withdrawn else LandingState.FAILED
+    assert [project.entry(each).state for each in (one, two)] == [outcome, LandingState.LANDED]
+    project.verdict()
+
+
+def test_a_branch_that_is_gone_does_not_keep_other_queues_waiting(project: Project) -> None:
+    git("branch", "aaa", at=project.top)
+    lost = project.queue(project.commit({"lost": "1\n"}), branch="aaa")
+    git("branch", "-D", "aaa", at=project.top)
+    entry = project.queue(project.commit({"new": "1\n"}))
+    with pytest.raises(NotFound, match="there is no branch aaa"):
+        project.landings().work_off()
+    assert [project.entry(each).state for each in (lost, entry)] == [LandingState.QUEUED, LandingState.LANDED]
 
 
 def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:

@@ -113,9 +113,10 @@ class Lander:
         if work.chain.tip != self._target.tip():
             work.restart(self._chain())
         queue = self._queue(work.chain)
+        while self._fit(work.chain, queue):
+            queue = self._queue(work.chain)
         if not queue:
             return False
-        self._fit(work.chain, queue)
         work.fit(each.landing_id for each in queue) if work.plan else work.begin(queue, self._settings())
         assert work.plan is not None
         decided = landing_plan.outcome(work.plan)
@@ -239,14 +240,15 @@ class Lander:
         issue = transactions.lookup(issue_id)
         return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
 
-    def _fit(self, chain: Chain, queue: list[Landing]) -> None:
-        """Drop candidates that were built from entries no longer at the head of the queue."""
+    def _fit(self, chain: Chain, queue: list[Landing]) -> bool:
+        """Drop candidates that were built from entries no longer at the head of the queue. Returns whether entries that
+        were deferred are in the queue again: those that they conflict with may be gone."""
         same = 0
         for built, entry in zip(chain.entries, queue, strict=False):
             if built.landing_id != entry.landing_id or built.commit != entry.commit:
                 break
             same += 1
-        chain.cut(same)
+        return chain.cut(same)
 
     def _extend(self, lease: HeldLease, chain: Chain, queue: list[Landing], length: int) -> bool:
         """Build a candidate of this length, if that many entries merge. Returns whether an entry was left out, which

@@ -380,11 +380,20 @@ class Landings:
         return self.changes.landing(landing_id)
 
     def work_off(self, branch: str | None = None) -> None:
-        """Drain the queue of a branch, or of every branch, as far as possible now."""
+        """Drain the queue of a branch, or of every branch, as far as possible now. A branch that nothing can land on
+        does not keep the others waiting: its failure is raised at the end."""
+        failures: list[Failure] = []
         for target in filter(self._is_here, self.targets()):
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
-                lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
-                self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+                try:
+                    lander, name = self._lander(target.name), lease_of(target.name)
+                    lease = self._repository.lease(name=name, ttl=OWN_TTL, wait=None, purpose="landing")
+                    self._work(lander, lease, lambda: False, lambda: False)
+                except Failure as failure:
+                    failures.append(failure)
+                    self.tell(f"nothing lands on {target.branch}: {failure.message}")
+        if failures:
+            raise failures[0]
 
     def help_out(self, branch: str) -> None:
         """Drain what a killed process may have left in the queue of a branch, unless another process is doing so."""

@@ -68,9 +68,14 @@ class Chain:
             reason="; ".join(_others(self.git, entry, self.tip, alone.merged.conflicts)),
         )
 
-    def cut(self, length: int) -> None:
-        """Keep only the first `length` entries."""
+    def cut(self, length: int) -> bool:
+        """Keep only the first `length` entries. If others are dropped, no entry is deferred any more; returns whether
+        one was."""
+        was_deferred = length < len(self.entries) and bool(self.deferred)
         del self.entries[length:], self.tips[length:], self.trees[length:]
+        if was_deferred:
+            self.deferred.clear()
+        return was_deferred
 
     def advance(self, length: int) -> None:
         """Move the tip past the first `length` entries, which are on the target now; keep the rest as it was built."""
