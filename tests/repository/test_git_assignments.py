@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import GitFailed, LandingConflict
+from holdfast import init_ledger
+from holdfast.errors import GitFailed, LandingConflict, Refused
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import State
 from holdfast.issues.prompt import Ending
@@ -198,6 +199,27 @@ def test_the_text_about_a_conflict_can_be_followed(
         assert assignment.land(landings, how).succeeded is True
     assert landings.changes.tracker.issue(issue).state is State.DONE
     assert git("show", "trunk:src/f0", at=remote if on_remote else project.top) == "both"
+
+
+def test_work_that_cannot_be_queued_goes_back_with_the_reason(project: Project) -> None:
+    issue, repository, landings = project.issue("do it"), Repository(project.top), project.landings()
+    tracker = landings.changes.tracker
+    ledger = init_ledger(project.top.parent / "ledger").ledger
+    options = AssignmentOptions(assignee="agent:one", isolated=True)
+    with take_work(repository, tracker, options, ledger=ledger) as assignment:
+        assert "Commit all of your work first" in assignment.prompt(Ending.LANDING)
+        (assignment.path / "work").write_text("uncommitted\n")
+        with pytest.raises(Refused, match="has uncommitted changes: work"):
+            assignment.land(landings, LandOptions())
+    assert tracker.issue(issue).state is State.READY
+    assert [each.event["type"] for each in ledger.events()] == ["work_failed"]
+
+    with take_work(repository, tracker, options, ledger=ledger) as assignment:
+        assert "> the work could not be queued to land: " in assignment.prompt(Ending.LANDING)
+        git("add", "-A", at=assignment.path)
+        git("commit", "-qm", "work", at=assignment.path)
+        assert assignment.land(landings, LandOptions()).succeeded
+    assert (project.top / "work").exists()
 
 
 def test_a_worktree_whose_directory_is_gone_can_be_removed(project: Project) -> None:

@@ -159,7 +159,8 @@ class Assignment:
 
     def prompt(self, ending: Ending) -> str:
         """The task as text: see `issues.prompt`."""
-        place = Workplace(self.lease.worktree, str(self.path))
+        known = self._repository.config(self.lease.worktree).git
+        place = Workplace(self.lease.worktree, str(self.path), bool(known and known.isolated))
         return issue_prompt(self._tracker, self.issue.id, ending=ending, workplace=place).text
 
     @contextlib.contextmanager
@@ -199,17 +200,24 @@ class Assignment:
     def land(self, landings: Landings, options: LandOptions, *, wait: float | None = None) -> Outcome:
         """Record the work, queue it to land, and wait for the outcome. Only the landing finishes the issue.
 
-        If the work does not land, the issue goes back to the queue, with the reason for its next agent. If the agent
-        itself has already finished or released the issue, that outcome stands.
+        If the work does not land, or cannot be queued, the issue goes back to the queue, with the reason for its next
+        agent; in the latter case, the failure is raised. If the agent itself has already finished or released the
+        issue, that outcome stands.
         """
         if self._ended_without_successor() is not None:
             return self.succeed()
         self.claim.renew()
         saved = self._save("done")
-        sequence = self._record("work_done", saved, {}, ours=True)
         self._decide_gate(GateStatus.PASSED)
         how = options._replace(issue_id=self.issue.id, claim=self.claim.id)
-        entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
+        try:
+            entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
+        except (LockNotHeld, LockExpired, FencingMismatch):
+            raise
+        except Failure as failure:
+            self._failed(None, shortened(f"the work could not be queued to land: {failure.message}"), {})
+            raise
+        sequence = self._record("work_done", saved, {}, ours=False)  # the entry was queued under the claim
         try:
             entry = landings.wait(entry.landing_id, wait=wait)
         except LandingPending:
