@@ -513,6 +513,7 @@ def test_a_snapshot_has_what_git_would_add_and_counts_the_rest(repository: Repos
     assert taken.left_out == {"ignored": 1}
     assert again.snapshot_id == taken.snapshot_id
     assert forced.parent_id == taken.snapshot_id
+    assert forced.left_out == {"ignored": 1}
     assert of_the_user(path) == before
 
 

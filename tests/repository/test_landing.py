@@ -276,7 +276,9 @@ def test_an_entry_that_conflicts_with_one_before_it_waits_for_that_one(project: 
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_an_entry_lands_at_once_when_the_one_that_it_conflicts_with_is_out(project: Project, *, withdrawn: bool) -> None:
+def test_an_entry_lands_at_once_when_the_one_that_it_conflicts_with_is_out(
+    project: Project, *, withdrawn: bool
+) -> None:
     change(project.root, CHECKS, ["test ! -e bad"])
     one = project.queue(project.commit({"src/f0": "one\n", "bad": "1\n"}))
     two = project.queue(project.commit({"src/f0": "two\n"}))
