@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
-from holdfast.repository.landing import LandOptions, require_landed
+from holdfast.repository.landing import Landings, LandOptions, require_landed
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
 from holdfast.repository.landing_publish import Publisher
@@ -709,14 +710,22 @@ def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Pa
     (path / "new").write_text("1\n")
     before = git("rev-parse", "trunk", at=remote)
     entry = enqueue(project, "dev", LandOptions(remote="origin"))
-    with pytest.raises(LandingPending, match="protected"):
-        project.landings().wait(entry.landing_id, wait=0.1)
+    told: list[str] = []
+    landings = Landings(Repository(project.top), actor=ACTOR, tell=told.append)
+    with pytest.raises(LandingPending, match="protected.*--via-branch"):
+        landings.wait(entry.landing_id, wait=0.1)
+    assert told
+    assert not re.search("[0-9a-f]{40}", "".join(told)), "each attempt makes another commit, and would print a line"
     landings = project.landings()
     with landings._repository.lease("dev") as lease:
         beside, commit = landings.push_beside("dev", Proof.of(lease), LandOptions(remote="origin"))
     assert git("rev-parse", "trunk", at=remote) == before
     assert git("rev-parse", beside, at=remote) == commit
     assert "new" in git("ls-tree", "--name-only", beside, at=remote).split()
+
+    git("push", "-q", remote, f"{commit}:refs/heads/merged", at=project.top)
+    git("update-ref", "refs/heads/trunk", "merged", at=remote)  # as a pull request does
+    assert require_landed(project.landings().wait(entry.landing_id)).landed_as == commit
 
 
 def test_a_checkout_that_switches_to_the_branch_while_it_moves_follows(

@@ -162,6 +162,8 @@ class Publisher:
             yield
         except GitFailed as failure:
             message = f"{self._branch} cannot be moved: {failure.message}"
+            if self._target.remote is not None:
+                message += ". If the remote forbids it: 'holdfast land WORKTREE --via-branch'"
             raise CheckoutInTheWay(message, hint=failure.hint, path=str(self._git.common)) from failure
 
     def _follow_remote(self, intent: PublishIntent) -> None:
