@@ -83,7 +83,10 @@ def test_a_tracker_in_the_tree_is_that_of_the_main_checkout(checkout: Path, link
     assert read_config(home(checkout)).issues_in_tree
     tracker = open_tracker(checkout, actor="human:a")
     create_issues(tracker, "one")
+    done("issue", "list", cwd=checkout)
+    assert (checkout / ".holdfast/checkpoints").exists()
     commit_all(checkout)
+    assert git(checkout, "ls-files", ".holdfast") == ""
     git(linked, "merge", "-q", "trunk")
     assert (linked / ".jit/index.json").exists()
     before = (linked / ".jit/index.json").read_bytes()
