@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +14,19 @@ import pytest
 
 from holdfast import init_ledger
 from holdfast.errors import GitFailed, LandingConflict, Refused
+from holdfast.git import look
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import State
 from holdfast.issues.prompt import Ending
+from holdfast.repository import agent
 from holdfast.repository.agent import AssignmentOptions, take_work
-from holdfast.repository.context import Proof
+from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.landing import LandOptions, require_landed
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import ENFORCE_TOUCHES, PUSH, change
 from tests.cli.commands import holdfast
 from tests.repository.landings import Project
+from tests.repository.stages import files_stored
 from tests.support.homes import git
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="git homes are tested on POSIX")
@@ -166,6 +170,41 @@ def test_the_scope_of_work_and_a_dry_run_look_at_the_branch_of_the_remote(projec
     with repository.lease("dev") as lease:
         entry = landings.enqueue("dev", Proof.of(lease), how)
     assert require_landed(landings.wait(entry.landing_id)).landed_as == git("rev-parse", "trunk", at=remote)
+
+
+def test_uncommitted_changes_that_a_new_worktree_lacks_are_told(project: Project) -> None:
+    issue = project.issue("do it")
+    project.write("src/f0", "uncommitted\n")
+    text = "main has uncommitted changes, which are not in"
+    for expected, command in ((True, "exit 1"), (False, "echo work > work")):
+        done = holdfast("agent", "run", "--issue", issue, "--", "sh", "-c", command, cwd=project.top)
+        assert (f"{text} issue-{issue[:8]}: src/f0" in done.stderr) is expected, done.stderr
+    (Repository(project.top).path(f"issue-{issue[:8]}") / "more").touch()
+    done = holdfast("worktree", "create", "dev", "--from", f"issue-{issue[:8]}", cwd=project.top)
+    assert f"issue-{issue[:8]} has uncommitted changes, which are not in dev: more, work" in done.stderr
+
+
+def test_an_agent_starts_although_something_keeps_writing_to_the_worktree(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.issue("do it")
+    repository = Repository(project.top)
+    monkeypatch.setattr(agent, "CAPTURE_PAUSE", 0.0)
+    project.write("src/f0", "left unsaved\n")
+    real = look.WorkTree.look
+
+    def written(tree: look.WorkTree, *, keep: bool = False) -> look.Look:
+        project.write("src/f1", f"{time.monotonic_ns()}\n")
+        return real(tree, keep=keep)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(look.WorkTree, "look", written)
+        options = AssignmentOptions(worktree=MAIN)
+        with take_work(repository, project.landings().changes.tracker, options) as assignment:
+            head = repository.config().head_snapshot_id
+            assignment.put_back("enough")
+    assert head is not None
+    assert files_stored(repository.context, head)["src/f0"] == "left unsaved\n"
 
 
 # --- Conflicts -----------------------------------------------------------------------------------------

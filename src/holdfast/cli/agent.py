@@ -154,6 +154,7 @@ def run(
         with showing_output(), _taken(repository, options, take) as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
+            _warn_of_uncommitted(output, repository, assignment)
             _warn_of_conflicts(output, repository, assignment.lease.worktree)
             done = _work_on(assignment, repository, plan, output)
         _report(output, assignment, done)
@@ -236,6 +237,15 @@ def _taken(
         with waiting(options.wait, text):
             assignment = stack.enter_context(take(options._replace(leasing=worktrees.append), quietly=quietly))
         yield assignment
+
+
+def _warn_of_uncommitted(output: Output, repository: Repository, assignment: Assignment) -> None:
+    """Warn if a new worktree lacks changes that are in main. A failed look must not keep the agent from working."""
+    if assignment.in_new_worktree:
+        with contextlib.suppress(Failure):
+            if changed := repository.worktrees.uncommitted():
+                worktree = assignment.lease.worktree
+                output.warning(f"main has uncommitted changes, which are not in {worktree}: {changed}")
 
 
 def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:

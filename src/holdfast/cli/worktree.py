@@ -104,8 +104,8 @@ def create(
     with showing_output():
         done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
     state = repository.worktrees.state(name)
-    if snapshot is None and (changed := repository.worktrees.uncommitted()):
-        output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
+    if changed := repository.worktrees.uncommitted(snapshot):
+        output.warning(f"{snapshot or 'main'} has uncommitted changes, which are not in {name}: {changed}")
     lines = [f"Created {state.path}", worktree_line(state)]
     if done is not None:
         lines.append(f"Copied {counted(done.copied, 'file')}, ran {counted(len(done.commands), 'setup command')}.")

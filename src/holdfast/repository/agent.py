@@ -139,6 +139,7 @@ class Assignment:
         self.claim = claim
         self.lease = lease
         self.path: Path = repository.path(lease.worktree)
+        self.in_new_worktree = False
         self.outcome: Outcome | None = None
         self._repository = repository
         self._tracker = tracker
@@ -292,30 +293,11 @@ class Assignment:
         """
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
         try:
-            return self._capture(note)
+            return _capture(self._repository, self.lease, note, self._consistency)
         except (LockNotHeld, LockExpired, FencingMismatch):
             raise
         except Failure as failure:
             return _Saved(None, failure)
-
-    def _capture(self, note: str) -> _Saved:
-        """Take the snapshot, again if something is written meanwhile, and at last as best effort unless a consistency
-        was requested."""
-        for left in reversed(range(MOST_CAPTURES)):
-            try:
-                return self._captured(note, self._consistency)
-            except ConsistencyUnavailable:
-                if not left and self._consistency is not None:
-                    raise
-            time.sleep(CAPTURE_PAUSE)
-        warning = (
-            f"something kept writing to {self.lease.worktree}: files of the snapshot may be from different instants"
-        )
-        return self._captured(note, Consistency.BEST_EFFORT)._replace(warning=warning)
-
-    def _captured(self, note: str, consistency: Consistency | None) -> _Saved:
-        made = _save_if_changed(self._repository, self.lease, note, consistency)
-        return _Saved(made or self._repository.context.config(self.lease.worktree).head_snapshot_id)
 
     def _decide_gate(self, status: GateStatus) -> None:
         if self._gate is not None:
@@ -379,8 +361,9 @@ def take_work(
             held.enter_context(claim)
         assignment, reason = None, "was not finished"
         try:
-            lease = _lease_worktree(repository, options, claimed, held, quietly)
+            lease, created = _lease_worktree(repository, options, claimed, held, quietly)
             assignment = Assignment(repository, tracker, ledger, options, claimed, claim, lease)
+            assignment.in_new_worktree = created
             yield assignment
         except SetupFailed as failure:
             reason = shortened(failure.message)
@@ -393,7 +376,8 @@ def take_work(
 
 def _lease_worktree(
     repository: Repository, options: AssignmentOptions, claimed: Claimed, held: contextlib.ExitStack, quietly: Quietly
-) -> HeldLease:
+) -> tuple[HeldLease, bool]:
+    """Returns the lease, and whether the worktree is a new one."""
     issue = claimed.issue
     name = options.worktree or _worktree_for(repository, f"issue-{issue.id[:8]}")
     created = _create_worktree(repository, name, claimed.claim.assignee, options)
@@ -411,9 +395,9 @@ def _lease_worktree(
         lease.beat()
     if not created:
         note = f"left unsaved before {claimed.claim.assignee} came"
-        _save_if_changed(repository, lease, note, options.consistency)
+        _capture(repository, lease, note, options.consistency)
     prepare(repository, name, lease)
-    return lease
+    return lease, created
 
 
 def _worktree_for(repository: Repository, name: str) -> str:
@@ -472,12 +456,25 @@ def _start_of_work(repository: Repository, name: str, actor: str, landing: LandO
     return Landings(repository, actor=actor).start(landing)
 
 
-def _save_if_changed(
-    repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None
-) -> str | None:
+def _capture(repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None) -> _Saved:
+    """Take the snapshot if something has changed: again if something is written meanwhile, and at last as best effort
+    unless a consistency was requested."""
     options = SnapshotOptions(note=note, consistency=consistency)
-    made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
-    return None if made is None else made.snapshot_id
+
+    def captured(options: SnapshotOptions, warning: str | None = None) -> _Saved:
+        made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
+        head = made.snapshot_id if made else repository.context.config(lease.worktree).head_snapshot_id
+        return _Saved(head, warning=warning)
+
+    for left in reversed(range(MOST_CAPTURES)):
+        try:
+            return captured(options)
+        except ConsistencyUnavailable:
+            if not left and consistency is not None:
+                raise
+        time.sleep(CAPTURE_PAUSE)
+    warning = f"something kept writing to {lease.worktree}: files of the snapshot may be from different instants"
+    return captured(options._replace(consistency=Consistency.BEST_EFFORT), warning)
 
 
 def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:

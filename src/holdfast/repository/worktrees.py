@@ -271,9 +271,12 @@ class Worktrees:
         require_here(self._context.config(worktree_name(name)), self._context.paths.main)
         return self._context.home.below(name)
 
-    def uncommitted(self) -> str:
-        """The uncommitted paths in the main checkout, or a few of them; empty in a plain home."""
-        return self._context.home.uncommitted(self._context.paths.main)
+    def uncommitted(self, name: str | None = None) -> str:
+        """The uncommitted paths, or a few of them, in a worktree, by default the main checkout. Empty in a plain home,
+        and for a name that is not that of a worktree here."""
+        context, name = self._context, name or self._context.paths.main
+        known = next((each for each in self.configs() if each.worktree_id == name), None)
+        return context.home.uncommitted(name) if known is not None and known.clone == context.paths.main else ""
 
     def adopt(
         self,
