@@ -19,7 +19,7 @@ from holdfast.errors import (
     Refused,
     SetupFailed,
 )
-from holdfast.issues.model import State
+from holdfast.issues.model import ClaimId, State
 from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
@@ -659,6 +659,39 @@ def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: 
     assert (project.top / "pushed").exists()
     assert git("for-each-ref", "refs/holdfast", at=remote) == ""
     project.verdict()
+
+
+def test_references_stay_only_while_an_entry_may_be_queued_again(project: Project, remote: Path) -> None:
+    path, how = worktree(project), LandOptions(remote="origin")
+    (path / "one").write_text("1\n")
+    superseded = enqueue(project, "dev", how)
+    (path / "two").write_text("2\n")
+    cancelled = enqueue(project, "dev", how)
+    project.landings().cancel(cancelled.landing_id, "later")
+    finished = project.queue(project.commit({"x": "1\n"}), issue_id=project.issue("rejected"))
+    project.landings().cancel(finished.landing_id, "never")
+    tracker, claim = project.landings().changes.tracker, ClaimId.parse(finished.claim_id)
+    tracker.update(f"{finished.issue_id}", Update(state=State.REJECTED), claim=claim)
+
+    def kept(name: str) -> set[str]:
+        """After another entry of another worktree has landed on the branch of the remote."""
+        repository = Repository(project.top)
+        repository.worktrees.create(name)
+        (repository.path(name) / name).touch()
+        require_landed(project.landings().wait(enqueue(project, name, how).landing_id))
+        form = "--format=%(refname:lstrip=3)"
+        here, there = (set(git("for-each-ref", form, "refs/holdfast/landing", at=at).split()) for at in (project.top, remote))
+        assert here == there
+        return here
+
+    assert superseded.landing_id != cancelled.landing_id
+    assert kept("first") == {cancelled.landing_id}
+    Repository(project.top).remove_worktree("dev")
+    assert kept("second") == set()
+    again = project.landings().retry(cancelled.landing_id, None)  # its branch still has the commit
+    assert git("rev-parse", f"refs/holdfast/landing/{again.landing_id}", at=remote) == cancelled.commit
+    require_landed(project.landings().wait(again.landing_id))
+    assert kept("third") == set()
 
 
 def test_a_push_that_comes_between_is_not_overwritten(

@@ -68,6 +68,7 @@ from holdfast.repository.landing_target import (
     default_branch,
     default_remote,
     landing_branch,
+    remote_of,
     start_of_work,
     tip_to_start_from,
 )
@@ -349,8 +350,17 @@ class Landings:
         return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
 
     def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
-        """Requeue the commit of an entry that did not land."""
-        return self.changes.requeue(landing_id, claim)
+        """Requeue the commit of an entry that did not land; `NotFound` if its commit is no longer here."""
+        entry = self.changes.landing(landing_id)
+        if entry.is_open or entry.landed_as is not None:
+            return self.changes.requeue(landing_id, claim)
+        commit = linked.commit_of(self.git, entry.commit)
+        with scratch(self._context, "land", scratch_id=landing_id):  # no sweep deletes the reference meanwhile
+            frozen.keep(self.git, landing_id, commit)
+            if entry.remote:
+                remote = remote_of(self._home, entry.remote)
+                transfer.push_ref(self.git, remote, f"{frozen.FROZEN}{landing_id}", commit)
+            return self.changes.requeue(landing_id, claim)
 
     # --- Taking part -------------------------------------------------------------------------------
 

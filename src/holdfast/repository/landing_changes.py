@@ -18,7 +18,7 @@ import msgspec
 from holdfast.errors import Changed, NotFound, Refused
 from holdfast.issues import landing as issue_landing
 from holdfast.issues.landing import HeldFor, Surroundings, surroundings
-from holdfast.issues.model import CLAIMS, INDEX, ClaimId
+from holdfast.issues.model import CLAIMS, INDEX, ClaimId, State
 from holdfast.issues.rules import IssueClaimRequest
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft, Seen, Transactions
@@ -66,6 +66,11 @@ class LandingChanges:
     def has_issues(self) -> bool:
         """Whether the issues are in the store of the repository, so that one transaction can finish them."""
         return self._store.read(INDEX) is not None
+
+    def is_finished(self, issue_id: str) -> bool:
+        """Whether an issue is done or rejected, or does not exist."""
+        issue = self._transactions.read(issue_id)
+        return issue is None or issue.state in (State.DONE, State.REJECTED, State.ARCHIVED)
 
     # --- Reading -----------------------------------------------------------------------------------
 
