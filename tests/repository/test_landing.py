@@ -680,7 +680,9 @@ def test_references_stay_only_while_an_entry_may_be_queued_again(project: Projec
         (repository.path(name) / name).touch()
         require_landed(project.landings().wait(enqueue(project, name, how).landing_id))
         form = "--format=%(refname:lstrip=3)"
-        here, there = (set(git("for-each-ref", form, "refs/holdfast/landing", at=at).split()) for at in (project.top, remote))
+        here, there = (
+            set(git("for-each-ref", form, "refs/holdfast/landing", at=at).split()) for at in (project.top, remote)
+        )
         assert here == there
         return here
 
