@@ -974,12 +974,13 @@ def _start_dying(case: Scenario, directory: Path, number: int, *, after: bool) -
 
 
 def kill_at_git_commands(case: Callable[[], Scenario], scratch: Path) -> int:
-    """Kill a case before or after each of its git commands in turn, and check it; return how many it has."""
-    for number in sweep():
-        directory = scratch / str(number)
+    """Kill a case before and after each of its git commands in turn, and check it; return how many it has."""
+    for point in sweep(stride=16):
+        number, after = divmod(point + 1, 2)
+        directory = scratch / str(point)
         directory.mkdir()
         case().prepare(directory)
-        ended = killed_at_git(case(), directory, number, after=bool(number % 2))
+        ended = killed_at_git(case(), directory, number, after=bool(after))
         case().check(directory, Outcome(Ending.SUCCEEDED if ended else Ending.KILLED, acknowledged=bool(ended)))
         shutil.rmtree(directory)
         if ended is not None:

@@ -616,16 +616,29 @@ def intent_of(project: Project, *entries: Landing) -> PublishIntent:
 
 
 def test_a_lost_lease_cannot_begin_a_publish_nor_give_one_up(project: Project) -> None:
+    use_a_lost_lease(project)
+
+
+def test_a_publish_that_does_not_check_the_lease_in_its_transaction_is_found(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the lease was checked before, at the beginning of the step."""
+    monkeypatch.setattr(LandingChanges, "_check_lease", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        use_a_lost_lease(project)
+
+
+def use_a_lost_lease(project: Project) -> None:
     entry = project.queue(project.commit({"new": "1\n"}))
     changes, intent = project.landings().changes, intent_of(project, entry)
-    lease = leased(project)
-    assert changes.begin("trunk", intent, lease) == []
-    lease.release()
-    with leased(project):
+    lost = leased(project)
+    lost.release()
+    with leased(project) as lease:
         with pytest.raises(FencingMismatch):
-            changes.begin("trunk", intent, lease)
+            changes.begin("trunk", intent, lost)
+        assert changes.begin("trunk", intent, lease) == []
         with pytest.raises(FencingMismatch):
-            changes.give_up("trunk", intent, lease, "")
+            changes.give_up("trunk", intent, lost, "")
         with pytest.raises(Changed):
             changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN))
     assert changes.finish("trunk", intent)
