@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -407,8 +406,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _enter_git_directory() -> None:
-    """Outside of any workspace, let the environment name the git home that `GIT_DIR`, or a bare repository around the
-    current directory, belongs to: hooks on a server run there. So all commands work with the same repository."""
+    """If the current directory is in no workspace, let the environment name the git home that `GIT_DIR` belongs to, or
+    the bare repository around that directory: hooks run there. So all commands work with the same repository."""
+    from pathlib import Path
+
     from holdfast.git.checkout import find_checkout
     from holdfast.repository.overview import find_workspace
 

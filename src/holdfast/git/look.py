@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import Failure, GitFailed
+from holdfast.errors import Failure, GitFailed, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, close_quietly, failing_to, opened, write_all
 from holdfast.fs.mounts import filesystem_kind
@@ -88,10 +89,12 @@ class WorkTree(msgspec.Struct, frozen=True):
     def _is_abandoned(self, path: bytes) -> bool:
         """Whether there are files where a nested repository was."""
         where = os.path.join(self.top, os.fsdecode(path))
-        if not calls.is_directory(where) or not calls.listdir(where):
-            return False
         found = find_checkout(where)
-        return found is None or found.top != calls.realpath(where)
+        if found is not None and found.top == calls.realpath(where):
+            return False
+        with contextlib.suppress(NotFound, PathEscape, NotWritable), Directory.open(where) as directory:
+            return bool(directory.names())
+        return False
 
     def _take_apart(self, path: bytes, found: Look) -> None:
         """Find the files of a former nested repository: while its link is in the index, git takes a directory without
@@ -232,21 +235,16 @@ def below(git: Git, top: Path) -> Below:
 
 
 def _with_git(top: Path) -> Iterator[str]:
-    """The outermost directories below `top` that have a `.git`, whatever that is: no snapshot contains it."""
+    """The outermost directories below `top` that have a `.git`, whatever that is: no snapshot contains it. Directories
+    that cannot be read are left out, as in a snapshot."""
     waiting = [os.fspath(top)]
     while waiting:
         place = waiting.pop()
-        try:
-            with calls.scandir(place) as entries:
-                found = [(each.name, each.path, each.is_dir(follow_symlinks=False)) for each in entries]
-        except OSError as error:
-            if error.errno not in (*GONE, errno.EACCES):
-                raise
-            continue
-        if place != os.fspath(top) and any(name == ".git" for name, _, _ in found):
-            yield place
-        else:
-            waiting += [path for name, path, is_directory in found if is_directory and name != ".git"]
+        with contextlib.suppress(NotFound, PathEscape, NotWritable), Directory.open(place) as directory:
+            if place != os.fspath(top) and directory.status(".git") is not None:
+                yield place
+            else:
+                waiting += [directory.where(name) for name in directory.directories() if name != ".git"]
 
 
 def ignored_among(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
