@@ -760,7 +760,7 @@ def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Pa
     entry = enqueue(project, "dev", LandOptions(remote="origin"))
     told: list[str] = []
     landings = Landings(Repository(project.top), actor=ACTOR, tell=told.append)
-    with pytest.raises(LandingPending, match="protected.*--via-branch"):
+    with pytest.raises(LandingPending, match=r"protected.*--via-branch"):
         landings.wait(entry.landing_id, wait=0.1)
     assert told
     assert not re.search("[0-9a-f]{40}", "".join(told)), "each attempt makes another commit, and would print a line"
