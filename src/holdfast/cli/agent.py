@@ -115,8 +115,9 @@ def run(
     stands. Exits with the status of COMMAND, or with 3 if there is nothing to do.
 
     With --land, a new worktree starts at the tip of the branch to land on. The work of a COMMAND that succeeds is
-    committed and queued for that branch ('holdfast land'), and the issue is done only when the work has landed. If the work conflicts or fails a check, the issue goes back to the
-    queue, and the prompt of the next attempt says why (status 4 or 1).
+    committed and queued for that branch ('holdfast land'), and the issue is done only when the work has landed. If the
+    work conflicts or fails a check, the issue goes back to the queue, and the prompt of the next attempt says why
+    (status 4 or 1).
 
     The worktree is kept when the issue is done, so that you can review the work and bring it into main. Then remove it
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits

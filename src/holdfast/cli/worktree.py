@@ -51,7 +51,7 @@ Example:
     "--from",
     "snapshot",
     metavar="SNAPSHOT",
-    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; the branch to land on]",
+    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: see above]",
 )
 @click.option("--branch", metavar="BRANCH", help="In a git checkout: a new or existing branch.  [default: hf/NAME]")
 @click.option(

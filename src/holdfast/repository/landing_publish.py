@@ -275,8 +275,8 @@ class Publisher:
             return None
 
     def _is_over(self, entry: Landing, others: Collection[Landing | None]) -> bool:
-        """Whether an entry has landed; or has another outcome, and its worktree or its issue is finished, or has a newer
-        entry. Until then, it may be queued again."""
+        """Whether an entry has landed, or has another outcome while its issue is finished, its worktree is gone, or a
+        newer entry has the work. Until then, it may be queued again."""
         if entry.state is LandingState.LANDED or entry.is_open:
             return not entry.is_open
         if entry.issue_id is not None and self._changes.is_finished(entry.issue_id):

@@ -245,9 +245,10 @@ class Worktrees:
         any name of it; `head` means the head of the worktree `seen_from`.
 
         In a git home, it begins at the tip of the branch that work lands on, which is the commit that is checked out in
-        `main` unless that is the branch of a remote; or at `snapshot`, which may also name a worktree or a revision; on a new branch, or on an existing one if `branch` names it or the worktree
-        `continues` on that of an earlier one of its name. With `isolated`, it is a clone that shares objects: commits
-        there write nothing outside its directory.
+        `main` unless that is the branch of a remote; or at `snapshot`, which may also name a worktree or a revision. It
+        is on a new branch, or on an existing one if `branch` names it or the worktree `continues` on that of an earlier
+        one of its name. With `isolated`, it is a clone that shares objects: commits there write nothing outside its
+        directory.
         """
         name = self._new_name(name, label)
         if (branch is not None or isolated) and not self._context.home.has_branches:
