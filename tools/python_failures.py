@@ -84,6 +84,7 @@ Worktrees.state: NotFound
 Worktrees.usage: NotFound DirectoryReplaced
 Worktrees.create: AlreadyExists NotFound Ambiguous SnapshotCollected PartialSnapshot LockConflict Refused GitFailed
 Worktrees.adopt: AlreadyExists NotFound LockConflict Refused
+Worktrees.below: NotFound Refused
 Worktrees.uncommitted: -
 Worktrees.change_name: NotFound AlreadyExists LockConflict InUse Refused DirectoryReplaced
 Worktrees.remove: NotFound LockConflict InUse Refused DirectoryReplaced FencingMismatch LockExpired

@@ -403,7 +403,9 @@ class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
 class LandingConflict(Failure, code="E_LANDING_CONFLICT", exit_status=ExitStatus.CONFLICT):
     """Work did not land, because it conflicts with the branch. The worktree was not changed."""
 
-    hint = "Merge the branch into the worktree, resolve the conflicts, commit, and land again: 'holdfast land'."
+    hint = (
+        "Merge the tip of the branch into the worktree, resolve the conflicts, commit, and land again: 'holdfast land'."
+    )
 
 
 class LandingFailed(Failure, code="E_LANDING_FAILED"):

@@ -327,6 +327,44 @@ def test_nested_repositories_are_links_or_left_out(home: Home) -> None:
     assert home.capture(captured).left_out.nested == 1
 
 
+def test_the_files_of_a_former_nested_repository_are_content(home: Home) -> None:
+    write(home.top / ".gitignore", "*.log\n")
+    for name in ("vendor", "emptied"):
+        write(new_repository(home.top / name) / "file", "x")
+        commit_all(home.top / name)
+    first = home.capture()
+    for name in ("vendor", "emptied"):
+        shutil.rmtree(home.top / name / ".git")
+    (home.top / "emptied/file").unlink()
+    write(home.top / "vendor/deep/precious", "work")
+    write(home.top / "vendor/x.log", "ignored")
+    write(new_repository(home.top / "vendor/inner") / "file", "x")
+    commit_all(home.top / "vendor/inner")
+
+    unsaved = {(each.path, each.what) for each in home.unsaved(first.tree)}
+    second = home.capture(first)
+
+    assert unsaved == {(b"vendor", "removed")} | {
+        (each, "added") for each in (b"vendor/file", b"vendor/deep/precious", b"vendor/inner")
+    }
+    found = home.exported(committed(second))
+    assert {path for path in found if path.startswith(b"vendor")} == {b"vendor/file", b"vendor/deep/precious"}
+    assert home.unsaved(second.tree) == []
+    assert home.capture(second).commit is None
+
+
+def test_files_in_a_submodule_that_is_not_checked_out_are_content(home: Home) -> None:
+    write(new_repository(home.top / "mod") / "file", "x")
+    commit_all(home.top / "mod")
+    commit_all(home.top)
+    shutil.rmtree(home.top / "mod/.git")
+
+    before = home.unsaved(git(home.top, "rev-parse", "HEAD^{tree}"))
+
+    assert [(each.path, each.what) for each in before] == [(b"mod", "removed"), (b"mod/file", "added")]
+    assert home.exported(committed(home.capture()))[b"mod/file"] == ("f", b"x")
+
+
 def test_a_submodule_is_a_link_and_a_checkout_of_its_own(home: Home) -> None:
     other = new_repository(home.top.parent / "other")
     write(other / "file", "x")

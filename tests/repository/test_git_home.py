@@ -425,6 +425,52 @@ def test_a_worktree_inside_the_checkout_is_no_content_of_it(repository: Reposito
     require_sound(repository)
 
 
+@pytest.mark.parametrize("adopted", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_a_worktree_that_contains_another_one_stays(
+    repository: Repository, path: Path, *, adopted: bool, force: bool
+) -> None:
+    repository.worktrees.create("outer")
+    inner = repository.path("outer") / "deep/inner"
+    git("worktree", "add", "-q", inner, at=path)
+    put_files(inner, {"work": "precious"})
+    if adopted:
+        repository.worktrees.adopt(inner)
+
+    with repository.lease("inner") if adopted else contextlib.nullcontext():
+        with pytest.raises(Refused, match=r"outer cannot be removed: .*inner is in it"):
+            repository.remove_worktree("outer", force=force)
+        with pytest.raises(Refused, match=r"outer cannot be renamed: .*inner is in it"):
+            repository.worktrees.change_name("outer", "new", force=force)
+
+    assert (inner / "work").read_text() == "precious"
+    git("worktree", "move", inner, path.with_name("away"), at=path)
+    repository.worktrees.change_name("outer", "new")
+    repository.remove_worktree("new")
+    assert (path.with_name("away") / "work").read_text() == "precious"
+    require_sound(repository)
+
+
+def test_a_repository_in_a_worktree_is_deleted_only_by_force(repository: Repository, path: Path) -> None:
+    repository.worktrees.create("dev")
+    dev = repository.path("dev")
+    for each in ("lib", "ignored.log"):
+        git("clone", "-q", path, dev / each)
+    (dev / "marker/.git").mkdir(parents=True)
+    put_files(dev, {"lib/work": "precious", "marker/file": "x"})
+
+    with pytest.raises(Refused, match="do not contain the repositories in it") as refused:
+        repository.remove_worktree("dev")
+    shown = json.loads(holdfast("worktree", "remove", "dev", "--dry-run", "--json", cwd=path).stdout)["data"]
+
+    assert refused.value.facts["repositories"] == [str(dev / "lib"), str(dev / "marker")]
+    assert shown["would_remove"]["repositories"] == [str(dev / "lib"), str(dev / "marker")]
+    assert (dev / "lib/work").read_text() == "precious"
+    repository.worktrees.change_name("dev", "new")
+    repository.remove_worktree("new", force=True)
+    require_sound(repository)
+
+
 def test_a_reference_and_a_pack_of_a_dead_process_are_removed(repository: Repository, path: Path) -> None:
     home = repository.context.home
     assert isinstance(home, GitHome)
@@ -467,6 +513,7 @@ def test_a_snapshot_has_what_git_would_add_and_counts_the_rest(repository: Repos
     assert taken.left_out == {"ignored": 1}
     assert again.snapshot_id == taken.snapshot_id
     assert forced.parent_id == taken.snapshot_id
+    assert forced.left_out == {"ignored": 1}
     assert of_the_user(path) == before
 
 
@@ -927,12 +974,13 @@ def _start_dying(case: Scenario, directory: Path, number: int, *, after: bool) -
 
 
 def kill_at_git_commands(case: Callable[[], Scenario], scratch: Path) -> int:
-    """Kill a case before or after each of its git commands in turn, and check it; return how many it has."""
-    for number in sweep():
-        directory = scratch / str(number)
+    """Kill a case before and after each of its git commands in turn, and check it; return how many it has."""
+    for point in sweep(stride=16):
+        number, after = divmod(point + 1, 2)
+        directory = scratch / str(point)
         directory.mkdir()
         case().prepare(directory)
-        ended = killed_at_git(case(), directory, number, after=bool(number % 2))
+        ended = killed_at_git(case(), directory, number, after=bool(after))
         case().check(directory, Outcome(Ending.SUCCEEDED if ended else Ending.KILLED, acknowledged=bool(ended)))
         shutil.rmtree(directory)
         if ended is not None:

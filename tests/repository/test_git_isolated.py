@@ -441,7 +441,7 @@ def test_nothing_that_the_clone_configures_is_run(repository: Repository, dev: P
         repository.restore(taken, "dev", lease, reason="it was better")
     repository.worktrees.change_name("dev", "new")
     require_sound(repository)
-    repository.remove_worktree("new")
+    repository.remove_worktree("new", force=True)
     require_sound(repository)
     assert not canary.exists()
 

@@ -83,7 +83,10 @@ def test_a_tracker_in_the_tree_is_that_of_the_main_checkout(checkout: Path, link
     assert read_config(home(checkout)).issues_in_tree
     tracker = open_tracker(checkout, actor="human:a")
     create_issues(tracker, "one")
+    done("issue", "list", cwd=checkout)
+    assert (checkout / ".holdfast/checkpoints").exists()
     commit_all(checkout)
+    assert git(checkout, "ls-files", ".holdfast") == ""
     git(linked, "merge", "-q", "trunk")
     assert (linked / ".jit/index.json").exists()
     before = (linked / ".jit/index.json").read_bytes()
@@ -99,6 +102,25 @@ def test_a_tracker_in_the_tree_is_that_of_the_main_checkout(checkout: Path, link
     assert holdfast("issue", "init", cwd=linked).stdout == "a tracker already exists\n"
     assert not (home(checkout) / ".jit").exists()
     assert git(linked, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "bare"])
+def test_every_command_finds_the_home_that_git_names(tmp_path: Path, checkout: Path, where: str) -> None:
+    """`GIT_DIR` in the environment, as in a hook; or the current directory is in a bare repository."""
+    at, env = tmp_path, {"GIT_DIR": str(checkout / ".git")}
+    if where == "bare":
+        at = tmp_path / "b.git"
+        git(checkout, "clone", "-q", "--bare", ".", str(at))
+        git(at, "worktree", "add", "-q", str(tmp_path / "work"), "-b", "work")
+        done("init", cwd=tmp_path / "work")
+        env = {}
+    done("issue", "init", cwd=at, env=env)
+    done("issue", "create", "one", cwd=at, env=env)
+    for words in ("who", "issue list", "ready", "lease list", "doctor", "prime", "trust --show"):
+        found = holdfast(*words.split(), cwd=at, env=env)
+        assert found.returncode == 0, (words, found.stderr)
+    inside = tmp_path / "work" if where == "bare" else checkout
+    assert [each["title"] for each in done("issue", "list", cwd=inside)["issues"]] == ["one"]
 
 
 def test_a_main_checkout_whose_branch_has_no_tracker_is_no_reason_to_use_another(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,15 +15,16 @@ from holdfast.errors import (
     IssueClaimed,
     LandingConflict,
     LandingPending,
+    NotFound,
     Refused,
     SetupFailed,
 )
-from holdfast.issues.model import State
+from holdfast.issues.model import ClaimId, State
 from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
-from holdfast.repository.landing import LandOptions, require_landed
+from holdfast.repository.landing import Landings, LandOptions, require_landed
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
 from holdfast.repository.landing_publish import Publisher
@@ -272,6 +274,32 @@ def test_an_entry_that_conflicts_with_one_before_it_waits_for_that_one(project: 
     assert states == [LandingState.LANDED, LandingState.CONFLICT, LandingState.LANDED]
     assert project.entry(two).conflicts == ("src/f0",)
     project.verdict()
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_an_entry_lands_at_once_when_the_one_that_it_conflicts_with_is_out(
+    project: Project, *, withdrawn: bool
+) -> None:
+    change(project.root, CHECKS, ["test ! -e bad"])
+    one = project.queue(project.commit({"src/f0": "one\n", "bad": "1\n"}))
+    two = project.queue(project.commit({"src/f0": "two\n"}))
+    if withdrawn:
+        cancel = f"{sys.executable} -m holdfast landing cancel {one.landing_id} --repo {project.root}"
+        change(project.root, CHECKS, [f"test ! -e bad || {{ {cancel}; false; }}"])
+    project.landings().work_off()
+    outcome = LandingState.WITHDRAWN if withdrawn else LandingState.FAILED
+    assert [project.entry(each).state for each in (one, two)] == [outcome, LandingState.LANDED]
+    project.verdict()
+
+
+def test_a_branch_that_is_gone_does_not_keep_other_queues_waiting(project: Project) -> None:
+    git("branch", "aaa", at=project.top)
+    lost = project.queue(project.commit({"lost": "1\n"}), branch="aaa")
+    git("branch", "-D", "aaa", at=project.top)
+    entry = project.queue(project.commit({"new": "1\n"}))
+    with pytest.raises(NotFound, match="there is no branch aaa"):
+        project.landings().work_off()
+    assert [project.entry(each).state for each in (lost, entry)] == [LandingState.QUEUED, LandingState.LANDED]
 
 
 def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
@@ -588,16 +616,29 @@ def intent_of(project: Project, *entries: Landing) -> PublishIntent:
 
 
 def test_a_lost_lease_cannot_begin_a_publish_nor_give_one_up(project: Project) -> None:
+    use_a_lost_lease(project)
+
+
+def test_a_publish_that_does_not_check_the_lease_in_its_transaction_is_found(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the lease was checked before, at the beginning of the step."""
+    monkeypatch.setattr(LandingChanges, "_check_lease", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        use_a_lost_lease(project)
+
+
+def use_a_lost_lease(project: Project) -> None:
     entry = project.queue(project.commit({"new": "1\n"}))
     changes, intent = project.landings().changes, intent_of(project, entry)
-    lease = leased(project)
-    assert changes.begin("trunk", intent, lease) == []
-    lease.release()
-    with leased(project):
+    lost = leased(project)
+    lost.release()
+    with leased(project) as lease:
         with pytest.raises(FencingMismatch):
-            changes.begin("trunk", intent, lease)
+            changes.begin("trunk", intent, lost)
+        assert changes.begin("trunk", intent, lease) == []
         with pytest.raises(FencingMismatch):
-            changes.give_up("trunk", intent, lease, "")
+            changes.give_up("trunk", intent, lost, "")
         with pytest.raises(Changed):
             changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN))
     assert changes.finish("trunk", intent)
@@ -631,6 +672,41 @@ def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: 
     assert (project.top / "pushed").exists()
     assert git("for-each-ref", "refs/holdfast", at=remote) == ""
     project.verdict()
+
+
+def test_references_stay_only_while_an_entry_may_be_queued_again(project: Project, remote: Path) -> None:
+    path, how = worktree(project), LandOptions(remote="origin")
+    (path / "one").write_text("1\n")
+    superseded = enqueue(project, "dev", how)
+    (path / "two").write_text("2\n")
+    cancelled = enqueue(project, "dev", how)
+    project.landings().cancel(cancelled.landing_id, "later")
+    finished = project.queue(project.commit({"x": "1\n"}), issue_id=project.issue("rejected"))
+    project.landings().cancel(finished.landing_id, "never")
+    tracker, claim = project.landings().changes.tracker, ClaimId.parse(finished.claim_id)
+    tracker.update(f"{finished.issue_id}", Update(state=State.REJECTED), claim=claim)
+
+    def kept(name: str) -> set[str]:
+        """After another entry of another worktree has landed on the branch of the remote."""
+        repository = Repository(project.top)
+        repository.worktrees.create(name)
+        (repository.path(name) / name).touch()
+        require_landed(project.landings().wait(enqueue(project, name, how).landing_id))
+        form = "--format=%(refname:lstrip=3)"
+        here, there = (
+            set(git("for-each-ref", form, "refs/holdfast/landing", at=at).split()) for at in (project.top, remote)
+        )
+        assert here == there
+        return here
+
+    assert superseded.landing_id != cancelled.landing_id
+    assert kept("first") == {cancelled.landing_id}
+    Repository(project.top).remove_worktree("dev")
+    assert kept("second") == set()
+    again = project.landings().retry(cancelled.landing_id, None)  # its branch still has the commit
+    assert git("rev-parse", f"refs/holdfast/landing/{again.landing_id}", at=remote) == cancelled.commit
+    require_landed(project.landings().wait(again.landing_id))
+    assert kept("third") == set()
 
 
 def test_a_push_that_comes_between_is_not_overwritten(
@@ -682,14 +758,22 @@ def test_a_protected_branch_gets_a_branch_beside_it(project: Project, remote: Pa
     (path / "new").write_text("1\n")
     before = git("rev-parse", "trunk", at=remote)
     entry = enqueue(project, "dev", LandOptions(remote="origin"))
-    with pytest.raises(LandingPending, match="protected"):
-        project.landings().wait(entry.landing_id, wait=0.1)
+    told: list[str] = []
+    landings = Landings(Repository(project.top), actor=ACTOR, tell=told.append)
+    with pytest.raises(LandingPending, match=r"protected.*--via-branch"):
+        landings.wait(entry.landing_id, wait=0.1)
+    assert told
+    assert not re.search("[0-9a-f]{40}", "".join(told)), "each attempt makes another commit, and would print a line"
     landings = project.landings()
     with landings._repository.lease("dev") as lease:
         beside, commit = landings.push_beside("dev", Proof.of(lease), LandOptions(remote="origin"))
     assert git("rev-parse", "trunk", at=remote) == before
     assert git("rev-parse", beside, at=remote) == commit
     assert "new" in git("ls-tree", "--name-only", beside, at=remote).split()
+
+    git("push", "-q", remote, f"{commit}:refs/heads/merged", at=project.top)
+    git("update-ref", "refs/heads/trunk", "merged", at=remote)  # as a pull request does
+    assert require_landed(project.landings().wait(entry.landing_id)).landed_as == commit
 
 
 def test_a_checkout_that_switches_to_the_branch_while_it_moves_follows(

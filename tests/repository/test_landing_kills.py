@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,22 @@ def test_a_lander_that_is_killed_at_any_step_is_succeeded_by_one_that_finishes(p
     survive_kills(project, branch)
 
 
-def survive_stops(project: Project, branch: str, plant: Callable[[], object] = lambda: None) -> None:
-    """Stop a lander at some of its steps, or at each, until others have landed everything and more; then continue."""
+def survive_stops(project: Project, branch: str, plant: Callable[[], object] = lambda: None, rounds: int = 0) -> None:
+    """Stop a lander at some of its steps, or at each, until others have landed everything and more; then continue.
+
+    Each step has a turn with every style, over and over until there were this many rounds.
+    """
     total = steps_of(Pair(project, 0, branch).land, project.root, in_transactions=False)
-    for number in effort.chosen(range(1, total + 1), least=4, salt=branch):
-        pair = Pair(project, number, branch)
+    points = list(product(LandingStyle, range(1, total + 1)))
+    points = list(islice(cycle(points), max(rounds, len(points))))
+    for number, (style, step) in effort.chosen(list(enumerate(points, 1)), least=4, salt=branch):
+        pair = Pair(project, number, branch, style)
 
         def land(pair: Pair = pair) -> None:
             plant()
             pair.land()
 
-        with stopped_at(number, land):
+        with stopped_at(step, land):
             project.end_lease(branch)
             project.landings().work_off()
             commit = project.commit({"src/f2": f"{number}\n"}, on=project.tip(branch))
@@ -93,14 +99,15 @@ def survive_stops(project: Project, branch: str, plant: Callable[[], object] = l
             project.landings().work_off()
         project.landings().work_off()
         pair.require_landed(number)
-        assert project.entry(later).state is LandingState.LANDED, number
+        assert project.entry(later).state is LandingState.LANDED, (style, step)
         project.verdict(edits=EDIT)
+        effort.tried["stopped landers"] += 1
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("branch", ["trunk", "integration"])
 def test_a_lander_that_was_stopped_for_longer_than_its_lease_changes_nothing(project: Project, branch: str) -> None:
-    survive_stops(project, branch)
+    survive_stops(project, branch, rounds=250)
 
 
 def test_a_file_that_git_was_writing_when_it_was_killed_is_written_again(project: Project) -> None:

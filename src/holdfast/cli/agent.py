@@ -114,9 +114,10 @@ def run(
     its work is not published. If COMMAND itself finishes or releases the issue ('holdfast issue finish'), that outcome
     stands. Exits with the status of COMMAND, or with 3 if there is nothing to do.
 
-    With --land, the work of a COMMAND that succeeds is committed and queued for a branch ('holdfast land'), and the
-    issue is done only when the work has landed. If the work conflicts or fails a check, the issue goes back to the
-    queue, and the prompt of the next attempt says why (status 4 or 1).
+    With --land, a new worktree starts at the tip of the branch to land on. The work of a COMMAND that succeeds is
+    committed and queued for that branch ('holdfast land'), and the issue is done only when the work has landed. If the
+    work conflicts or fails a check, the issue goes back to the queue, and the prompt of the next attempt says why
+    (status 4 or 1).
 
     The worktree is kept when the issue is done, so that you can review the work and bring it into main. Then remove it
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
@@ -146,6 +147,7 @@ def run(
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     landing = _landing(repository, output, actor, into) if land else None
+    options = options._replace(landing=landing[1] if landing else None)
     plan = AgentRun(command, environment, landing, ttl=options.ttl, chdir=not no_chdir, remove_worktree=remove_worktree)
     with tracking(repo or str(repository.root), actor) as tracker:
         ledger = _ledger(repository.root)
@@ -153,6 +155,7 @@ def run(
         with showing_output(), _taken(repository, options, take) as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
+            _warn_of_uncommitted(output, repository, assignment)
             _warn_of_conflicts(output, repository, assignment.lease.worktree)
             done = _work_on(assignment, repository, plan, output)
         _report(output, assignment, done)
@@ -235,6 +238,15 @@ def _taken(
         with waiting(options.wait, text):
             assignment = stack.enter_context(take(options._replace(leasing=worktrees.append), quietly=quietly))
         yield assignment
+
+
+def _warn_of_uncommitted(output: Output, repository: Repository, assignment: Assignment) -> None:
+    """Warn if a new worktree lacks changes that are in main. A failed look must not keep the agent from working."""
+    if assignment.in_new_worktree:
+        with contextlib.suppress(Failure):
+            if changed := repository.worktrees.uncommitted():
+                worktree = assignment.lease.worktree
+                output.warning(f"main has uncommitted changes, which are not in {worktree}: {changed}")
 
 
 def _warn_of_conflicts(output: Output, repository: Repository, worktree: str) -> None:
@@ -328,7 +340,8 @@ def _landing(
 
     landings = landings_of(repository, output, actor)
     landings.require_issues()
-    options = LandOptions(branch=branch or landings.default_branch(), remote=landings.default_remote())
+    target = landings.target(LandOptions(branch=branch, remote=landings.default_remote()))
+    options = LandOptions(branch=target.branch, remote=target.remote.name if target.remote else None)
     landings.help_out(f"{options.branch}")
     return landings, options
 

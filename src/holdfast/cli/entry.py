@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from holdfast import __version__
-from holdfast.cli import STORE
+from holdfast.cli import REPO, STORE
 from holdfast.cli.output import CommandFailed, Output, discard_output, lost_output
-from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, NameInvalid, UsageFailure
+from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, NameInvalid, NotInitialised, UsageFailure
+from holdfast.fs import calls
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -380,6 +381,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         try:
             with termination_raises(), output.showing_warnings():
+                if "GIT_DIR" in os.environ or calls.exists("HEAD"):
+                    _enter_git_directory()
                 began = time.monotonic()
                 status = _invoke(arguments, output)
                 if output.verbose:
@@ -401,6 +404,25 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.UNEXPECTED
     except KeyboardInterrupt:  # again, while the first one was reported
         return ExitStatus.INTERRUPTED
+
+
+def _enter_git_directory() -> None:
+    """If the current directory is in no workspace, let the environment name the git home that `GIT_DIR` belongs to, or
+    the bare repository around that directory: hooks run there. So all commands work with the same repository."""
+    from pathlib import Path
+
+    from holdfast.git.checkout import find_checkout
+    from holdfast.repository.overview import find_workspace
+
+    if os.environ.get(REPO):
+        return
+    try:
+        find_workspace(Path(os.curdir))
+    except NotInitialised:
+        found = find_checkout(os.curdir, os.environ.get("GIT_DIR"))
+        root = found and os.path.join(found.common, "holdfast")
+        if root and calls.is_repository(root):
+            os.environ[REPO] = root
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

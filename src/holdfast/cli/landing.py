@@ -114,8 +114,15 @@ def land(output: Output, **given: Any) -> None:
 def _push_beside(output: Output, landings: Landings, worktree: str, proof: Proof | None, how: LandOptions) -> None:
     branch, commit = landings.push_beside(worktree, proof, how)
     target, remote = how.branch or landings.default_branch(), how.remote or "origin"
-    record = {"branch": branch, "commit": commit, "into": target, "remote": remote}
-    output.result(record, [f"{branch} is on {remote}. Open a pull request from {branch} to {target}."])
+    queued = [each.landing_id for each in landings.queued() if (each.worktree_id, each.branch) == (worktree, target)]
+    record = {"branch": branch, "commit": commit, "into": target, "remote": remote, "queued": queued}
+    lines = [f"{branch} is on {remote}. Open a pull request from {branch} to {target}."]
+    lines += [
+        f"{each} stays queued: once {target} contains the work, it has landed. To withdraw it: "
+        f"holdfast landing cancel {each}"
+        for each in queued
+    ]
+    output.result(record, lines)
 
 
 def _conclude(output: Output, landings: Landings, entry: Landing, wait: float | None) -> None:

@@ -178,7 +178,7 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
 
 MANY_BELOW = 20  # entries of a new or removed directory that are listed one by one
 _SIGNS = {"added": "A", "removed": "D", "modified": "M"}
-_KINDS = {"f": "file", "d": "directory", "l": "symbolic link", "m": "mount point"}
+_KINDS = {"f": "file", "d": "directory", "l": "symbolic link", "m": "mount point or repository"}
 _KINDS |= {"p": "fifo", "s": "socket", "c": "character device", "b": "block device"}
 
 

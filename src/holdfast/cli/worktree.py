@@ -51,7 +51,7 @@ Example:
     "--from",
     "snapshot",
     metavar="SNAPSHOT",
-    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: empty; main's commit]",
+    help="The snapshot to start from; in a git checkout also a worktree or revision.  [default: see above]",
 )
 @click.option("--branch", metavar="BRANCH", help="In a git checkout: a new or existing branch.  [default: hf/NAME]")
 @click.option(
@@ -79,8 +79,9 @@ def create(
     """Create the worktree NAME: empty, or with the content of a snapshot. Then copy files from main and run the setup
     commands, if any are configured ('holdfast config'). If a command fails, the worktree is kept.
 
-    In a git checkout, it is a git worktree beside the checkout, on its own branch. It starts at the commit that is
-    checked out in main, without the uncommitted changes there.
+    In a git checkout, it is a git worktree beside the checkout, on its own branch. It starts at the tip of the branch
+    that work lands on: at the commit that is checked out in main, without the uncommitted changes there, or, with
+    'holdfast config set land.push REMOTE', at the tip of that branch on the remote.
 
     With --isolated, it is a clone instead, for an agent that may write only in this directory. Each snapshot fetches
     the commit that is checked out there into the worktree's branch in the repository.
@@ -103,8 +104,8 @@ def create(
     with showing_output():
         done = skip_setup(repository, name) if no_setup else prepare_leased(repository, name)
     state = repository.worktrees.state(name)
-    if snapshot is None and (changed := repository.worktrees.uncommitted()):
-        output.warning(f"main has uncommitted changes, which are not in {name}: {changed}")
+    if changed := repository.worktrees.uncommitted(snapshot):
+        output.warning(f"{snapshot or 'main'} has uncommitted changes, which are not in {name}: {changed}")
     lines = [f"Created {state.path}", worktree_line(state)]
     if done is not None:
         lines.append(f"Copied {counted(done.copied, 'file')}, ran {counted(len(done.commands), 'setup command')}.")
@@ -214,7 +215,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @click.option(
     "--force",
     is_flag=True,
-    help="Ignore processes that use it, a failed teardown and 'git worktree lock', but not another's lease.",
+    help="Ignore processes that use it, repositories in it, a failed teardown and 'git worktree lock', but no lease.",
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
@@ -243,7 +244,9 @@ def remove(
     only its record is deleted; if NAME is the checkout of a clone, the records of all worktrees of that clone.
 
     Teardown commands ('holdfast config') run first. The removal is refused if one fails, while another holder has the
-    lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which.
+    lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which. It
+    is also refused if the worktree contains another one, or a repository that git does not ignore: no snapshot has its
+    commits and files.
 
     \b
     Examples:
@@ -257,8 +260,12 @@ def remove(
         return
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
+        worktrees, repositories = repository.worktrees.below(name)
         record = {**worktree_to_json(state), **_usage_to_json(usage)}
+        record |= {"worktrees": list(map(str, worktrees)), "repositories": list(map(str, repositories))}
         lines = ["Would remove:", *_worktree_lines(state, usage)]
+        lines += [f"in it, so it is refused: the git worktree {each}" for each in worktrees]
+        lines += [f"in it, so it needs --force: the repository {each}" for each in repositories]
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
     named = known_lock_id(lock_id)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast.fs import durable
 from holdfast.git.look import WorkTree, start_index
 from holdfast.git.program import Git
-from holdfast.git.snapshots import GitSource, Sums, git_dir_of, known_sums, publish_index, take_changes
+from holdfast.git.snapshots import GitSource, Sums, git_dir_of, known_sums, publish_index, take_changes, with_links
 
 
 def known_tree(git: Git, top: Path, index: Path) -> str | None:
@@ -21,7 +21,8 @@ def known_tree(git: Git, top: Path, index: Path) -> str | None:
     Objects of uncommitted files may not exist.
     """
     known = known_sums(git, top, index)
-    return known.tree if known is not None and WorkTree(git, top, index).look().is_clean else None
+    is_known = known is not None and with_links(WorkTree(git, top, index), known).look().is_clean
+    return known.tree if known is not None and is_known else None
 
 
 class CurrentTree(NamedTuple):
@@ -37,7 +38,7 @@ def read_tree(source: GitSource, room: Path) -> CurrentTree:
     working, known = _started(source, room)
     take_changes(working, working.look(keep=True))
     tree = working.write_tree()
-    publish_index(source, working, Sums(tree, 0, 0))  # nobody asks for sizes here
+    publish_index(source, working, Sums(tree, 0, len(working.with_links().links)))  # nobody asks for sizes
     return CurrentTree(tree, is_complete=known is None)
 
 
@@ -57,4 +58,4 @@ def _started(source: GitSource, room: Path) -> tuple[WorkTree, Sums | None]:
     if known is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return working, known
+    return with_links(working, known), known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -11,16 +12,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import Failure, GitFailed
+from holdfast.errors import Failure, GitFailed, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, close_quietly, failing_to, opened, write_all
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.git.checkout import find_checkout
 from holdfast.git.program import Git
+from holdfast.git.worktrees import git_ids
 from holdfast.trees.walker import GONE, NOFOLLOW
 
 _CACHE_WORKS = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs tmpfs xfs zfs".split())
 _CHUNK = 1 << 20
+_LINK = "160000"
 _NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -45,12 +48,14 @@ class Look(NamedTuple):
 
 
 class WorkTree(msgspec.Struct, frozen=True):
-    """A work tree, the index that it is compared with, and where new objects go."""
+    """A work tree, the index that it is compared with, and where new objects go. `links` are links to nested
+    repositories in the index."""
 
     git: Git
     top: Path
     index: Path
     objects: Path | None = None
+    links: tuple[bytes, ...] = ()
 
     def run(
         self, *arguments: str, content: bytes | None = None, alone: bool = False, settings: tuple[str, ...] = ()
@@ -70,8 +75,40 @@ class WorkTree(msgspec.Struct, frozen=True):
         """Compare the files with the index. With `keep`, git writes what it learned to the index."""
         found = looked(self.run(*(() if keep else ("--no-optional-locks",)), *STATUS))
         for path in filter(self._is_loop, [each for each, seen in found.changed.items() if seen is _NOTHING]):
-            found.removed.update(self._entries_below(path))
+            found.removed.update(self._entries(f"{os.fsdecode(path)}/"))
+        for path in filter(self._is_abandoned, self.links):
+            self._take_apart(path, found)
         return found
+
+    def with_links(self) -> WorkTree:
+        """The same, with the links that are in the index now: only then does `look` find what has lost its `.git`."""
+        listed = self.run("ls-files", "--stage", "-z").split(b"\0")
+        found = tuple(each.partition(b"\t")[2] for each in listed if each.startswith(_LINK.encode()))
+        return msgspec.structs.replace(self, links=found)
+
+    def _is_abandoned(self, path: bytes) -> bool:
+        """Whether there are files where a nested repository was."""
+        where = os.path.join(self.top, os.fsdecode(path))
+        found = find_checkout(where)
+        if found is not None and found.top == calls.realpath(where):
+            return False
+        with contextlib.suppress(NotFound, PathEscape, NotWritable), Directory.open(where) as directory:
+            return bool(directory.names())
+        return False
+
+    def _take_apart(self, path: bytes, found: Look) -> None:
+        """Find the files of a former nested repository: while its link is in the index, git takes a directory without
+        `.git` for a submodule that is not checked out, and ignores what is in it. That is right if it is empty."""
+        name = os.fsdecode(path)
+        link = dict(self._entries(name)).get(path)
+        if link is None or link.mode != _LINK:
+            return  # taken apart since
+        words = "ls-files", "--others", "--exclude-standard", "-z", "--", f":(literal){name}/"
+        without = msgspec.structs.replace(self, index=self.index.with_name(f"{self.index.name}.none"))
+        if others := [each for each in without.run(*words).split(b"\0") if each]:
+            found.removed[path] = link
+            found.nested.extend(each for each in others if each.endswith(b"/"))
+            found.changed.update((each, _NOTHING) for each in others if not each.endswith(b"/"))
 
     def _is_loop(self, path: bytes) -> bool:
         """Whether a link leads to itself: then git does not notice that the entries below its path are gone."""
@@ -81,8 +118,8 @@ class WorkTree(msgspec.Struct, frozen=True):
             return error.errno == errno.ELOOP
         return False
 
-    def _entries_below(self, path: bytes) -> Iterator[tuple[bytes, Indexed]]:
-        for each in self.run("ls-files", "--stage", "-z", "--", f":(literal){os.fsdecode(path)}/").split(b"\0"):
+    def _entries(self, pathspec: str) -> Iterator[tuple[bytes, Indexed]]:
+        for each in self.run("ls-files", "--stage", "-z", "--", f":(literal){pathspec}").split(b"\0"):
             if each:
                 facts, _, name = each.partition(b"\t")
                 mode, oid, _ = facts.decode().split(" ")
@@ -175,6 +212,52 @@ def _sort(record: bytes, look: Look) -> None:
             look.nested.append(record[2:])
         case b"?":
             look.changed[record[2:]] = _NOTHING
+
+
+# --- What is no content of a work tree ----------------------------------------------------------------
+
+
+class Below(NamedTuple):
+    """What is below a directory and in no snapshot of it: worktrees of the same repository, and repositories of their
+    own that git does not ignore."""
+
+    worktrees: list[Path]
+    repositories: list[Path]
+
+
+def below(git: Git, top: Path) -> Below:
+    """What would be lost if the directory of the worktree at `top` were deleted, or left behind if it were moved."""
+    registered = (Path(path) for _, path in git_ids(git))
+    worktrees = sorted(each for each in registered if top in each.parents and calls.exists(each))
+    others = sorted(Path(path) for path in _with_git(top) if Path(path) not in worktrees)
+    ignored = set(ignored_among(git, top, [os.fsencode(each.relative_to(top)) for each in others]))
+    return Below(worktrees, [each for each in others if os.fsencode(each.relative_to(top)) not in ignored])
+
+
+def _with_git(top: Path) -> Iterator[str]:
+    """The outermost directories below `top` that have a `.git`, whatever that is: no snapshot contains it. Directories
+    that cannot be read are left out, as in a snapshot."""
+    waiting = [os.fspath(top)]
+    while waiting:
+        place = waiting.pop()
+        with contextlib.suppress(NotFound, PathEscape, NotWritable), Directory.open(place) as directory:
+            if place != os.fspath(top) and directory.status(".git") is not None:
+                yield place
+            else:
+                waiting += [directory.where(name) for name in directory.directories() if name != ".git"]
+
+
+def ignored_among(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
+    """Those of the paths that git ignores."""
+    if not paths:
+        return []
+    try:
+        found = git.run("check-ignore", "--no-index", "-z", "--stdin", worktree=top, content=b"\0".join(paths))
+    except GitFailed as failure:
+        if failure.facts["status"] != 1:  # 1: none
+            raise
+        return []
+    return found.rstrip(b"\0").split(b"\0")
 
 
 # --- The private index --------------------------------------------------------------------------------

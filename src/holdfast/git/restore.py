@@ -10,9 +10,9 @@ from pathlib import Path
 from holdfast.errors import Changed, GitFailed, Refused
 from holdfast.fs import calls
 from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
-from holdfast.git.look import Indexed, Look, WorkTree
+from holdfast.git.look import Indexed, Look, WorkTree, ignored_among
 from holdfast.git.program import Background, Git
-from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of
+from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of, with_links
 from holdfast.trees.results import Change
 from holdfast.trees.walker import shown
 
@@ -27,7 +27,7 @@ def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
     """
     sums = known_sums(git, top, index)
     work = WorkTree(git, top, index if sums else git_dir_of(git, top) / "index")
-    look = work.look()
+    look = with_links(work, sums).look()
     staged: dict[bytes, Difference] = {}
     if sums is None or sums.tree != tree:
         raw = work.run("diff-index", "--cached", "-z", "--raw", "--no-abbrev", "--no-renames", tree, "--")
@@ -163,17 +163,7 @@ def require_no_ignored(git: Git, top: Path, from_tree: str, to_tree: str, path: 
     since `from_tree` was captured, or may not be worth keeping: `restore` itself decides about those."""
     found = [each for each in differences(git, from_tree, to_tree) if path is None or _is_below(each.path, path)]
     if in_the_way := _in_the_way(top, found):
-        _refuse(top, _ignored(git, top, in_the_way))
-
-
-def _ignored(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
-    try:
-        found = git.run("check-ignore", "--no-index", "-z", "--stdin", worktree=top, content=b"\0".join(paths))
-    except GitFailed as failure:
-        if failure.facts["status"] != 1:  # 1: none
-            raise
-        return []
-    return found.rstrip(b"\0").split(b"\0")
+        _refuse(top, ignored_among(git, top, in_the_way))
 
 
 def _is_below(path: bytes, above: bytes) -> bool:

@@ -93,18 +93,20 @@ def capture(
     message: str,
     quiesced: bool,
     progress: Progress | None = None,
+    may_skip: bool = False,
 ) -> GitCaptured:
     """Store the work tree as a commit, whose objects are durable, and safe from `git gc`, when this returns.
 
     The parent of the commit is the one that is checked out. `parent_tree` is the tree of the parent snapshot, which a
-    reference keeps: if nothing differs from it, nothing is stored. Raises `ConsistencyUnavailable` if `quiesced` and
+    reference keeps: if nothing differs from it, nothing is stored; ignored files are then not counted if the caller
+    `may_skip` the snapshot. Raises `ConsistencyUnavailable` if `quiesced` and
     the files changed meanwhile. A kill leaves the scratch directory, and perhaps a pack with a `.keep` file.
     """
     working, sums = start(source)
     text = f"{message.rstrip()}\n\n{_TRAILER}: {snapshot_id}\n"
     look = working.look(keep=True)
     if look.is_clean and sums is not None and sums.tree == parent_tree:
-        return _unchanged(source, working, sums, [])
+        return _unchanged(source, working, sums, [], [] if may_skip else working.ignored())
     with Background(working.ignored) as ignored:
         for rounds_left in reversed(range(_MOST_ROUNDS)):
             look, nested = take_changes(working, look)  # 1. new contents become objects in scratch
@@ -115,7 +117,7 @@ def capture(
                     packed = _pack(source, working, parent_tree, text)
                     counted = sums_of(source, packed.tree, sums, (packed.base, packed.differences))
                     if packed.tree == parent_tree:
-                        return _unchanged(source, working, counted, nested)
+                        return _unchanged(source, working, counted, nested, [] if may_skip else ignored.result())
                     after = second_look.result()
                 break
             except GitFailed:  # an object is missing: pruned a moment ago, or known from a snapshot that was deleted
@@ -146,7 +148,12 @@ def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
     if sums is None:
         durable.remove(source.index)
     start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return working, sums
+    return with_links(working, sums), sums
+
+
+def with_links(tree: WorkTree, sums: Sums | None) -> WorkTree:
+    """The work tree with the links in its index, whose sums are known or not."""
+    return tree if sums is not None and not sums.links else tree.with_links()
 
 
 def git_dir_of(git: Git, top: Path) -> Path:
@@ -166,10 +173,10 @@ def take_changes(working: WorkTree, look: Look) -> tuple[Look, list[bytes]]:
             before, look = look, working.look(keep=True)
 
 
-def _unchanged(source: GitSource, working: WorkTree, sums: Sums, nested: list[bytes]) -> GitCaptured:
+def _unchanged(source: GitSource, working: WorkTree, sums: Sums, nested: list[bytes], left: list[bytes]) -> GitCaptured:
     publish_index(source, working, sums)
     files = entry_count(source.index) - sums.links
-    left_out = LeftOut(0, sums.links + len(nested), _names(nested))
+    left_out = LeftOut(len(left), sums.links + len(nested), _names([*nested, *left]))
     return GitCaptured(None, sums.tree, files, sums.bytes, left_out, False, None)
 
 

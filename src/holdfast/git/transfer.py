@@ -31,6 +31,7 @@ _AT_ONCE = 100  # references in one push: they are arguments
 _PUSH = "--no-verify --no-follow-tags --recurse-submodules=no --no-signed".split()
 _FETCH = "--no-tags --no-write-fetch-head --no-recurse-submodules --no-prune --no-auto-maintenance --refmap=".split()
 _ADVICE = ("To ", "hint: ", "error: failed to push some refs", "Please make sure", "and the repository exists")
+_SOURCE = re.compile(r"\b[0-9a-f]{40,64} -> ")  # the commit of a push, which is another one at each attempt
 _CONNECTING = "url pushurl receivepack uploadpack proxy proxyauthmethod vcs serveroption".split()
 _RECEIVING = ("fetch.fsckObjects=true", "fetch.unpackLimit=1", "fetch.writeCommitGraph=false", "core.fsync=all")
 
@@ -69,7 +70,8 @@ def _ask(git: Git, remote: Remote, *words: str, **more: Any) -> bytes:
         return git.run(*words, worktree=remote.worktree, settings=(*_RECEIVING, *remote.settings), **more)
     except GitFailed as failure:
         told = str(failure.facts["stderr"]).replace(remote.alias, remote.name)
-        why = [each for line in told.splitlines() if (each := line.strip()) and not each.startswith(_ADVICE)]
+        lines = (_SOURCE.sub("", line.strip()) for line in told.splitlines())
+        why = [each for each in lines if each and not each.startswith(_ADVICE)]
         status, command = failure.facts["status"], [each.replace(remote.alias, remote.name) for each in words]
         message = f"git {words[0]} failed for the remote {remote.name}: {'; '.join(why) or f'status {status}'}"
         raise GitFailed(message, remote=remote.name, command=command, status=status, stderr=told) from failure

@@ -36,10 +36,12 @@ class Ending(StrEnum):
 
 
 class Workplace(NamedTuple):
-    """Where the work is done: the name of the worktree and its path."""
+    """Where the work is done: the name of the worktree, its path, and whether it has a repository of its own, in which
+    only the agent can commit."""
 
     worktree: str
     path: str
+    isolated: bool = False
 
 
 class Section(NamedTuple):
@@ -85,7 +87,7 @@ def issue_prompt(
         Section("What it builds on", 5, list(_dependencies(tracker, issue))),
         Section("Earlier attempts", 4, list(_attempts(tracker, issue))),
         Section("Gates", 3, list(_gates(tracker, issue))),
-        Section("At the end", 0, _ending(issue, ending)),
+        Section("At the end", 0, _ending(issue, ending, commits=workplace is not None and workplace.isolated)),
     ]
     more = f"'holdfast issue show {issue.id[:SHORT]}' has the whole issue."
     return fitted([each for each in sections if each.lines], budget, more)._replace(issue_id=issue.id)
@@ -227,15 +229,19 @@ def _decided_by(gate: Gate | None) -> str:
     return "a command decides it" if gate.checker is not None else "a person decides it"
 
 
-def _ending(issue: Issue, ending: Ending) -> list[str]:
+def _ending(issue: Issue, ending: Ending, *, commits: bool) -> list[str]:
     short = issue.id[:SHORT]
     release = f"'holdfast issue release {short} --reason \"WHY\"'"
     done = "the issue is done" if not issue.open_gates() else "the issue waits for its gates, and is then done"
     saved = "The files stay in the worktree, for the next attempt."
     if ending in (Ending.COMMAND, Ending.LANDING):
-        lands = "a snapshot" if ending is Ending.COMMAND else "a commit and lands on the branch"
+        written = "What you wrote becomes a snapshot"
+        if ending is Ending.LANDING:
+            written = "What you wrote becomes a commit and lands on the branch"
+        if ending is Ending.LANDING and commits:
+            written = "Commit all of your work first: what you have committed lands on the branch"
         return [
-            f"Success: exit with status 0. What you wrote becomes {lands}, and {done}.",
+            f"Success: exit with status 0. {written}, and {done}.",
             f"Failure: run {release}, or exit with another status. The issue goes back to the queue. {saved}",
             "If you are stopped, another agent may have the work: nothing more of yours is published.",
         ]

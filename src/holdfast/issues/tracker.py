@@ -18,6 +18,7 @@ import msgspec
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import AlreadyExists, Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
 from holdfast.fs import durable
+from holdfast.fs.directory import make_directories
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.index import plan_index_change
@@ -59,7 +60,7 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 GIT_FILES = {
-    ".gitignore": b"""\
+    ".jit/.gitignore": b"""\
 # Locks, claims and drafts belong to one machine.
 *.lock
 .*.tmp
@@ -69,10 +70,14 @@ GIT_FILES = {
 /graph.json
 /unlisted.json
 """,
-    ".gitattributes": b"""\
+    ".jit/.gitattributes": b"""\
 # A merge keeps the lines of both branches. If that breaks the index, the next command rebuilds it from the issues.
 /events.jsonl merge=union
 /index.json merge=union
+""",
+    ".holdfast/.gitignore": b"""\
+# Checkpoints, unfinished commits and settings belong to one machine.
+*
 """,
 }
 
@@ -178,8 +183,10 @@ class Tracker:
         created = self.transactions.change(body, also=[TOLERANT_INDEX, model.GRAPH, model.GATES])
         if self.store.files is not None:
             for name, content in GIT_FILES.items():
+                path = self.store.files.path / name
+                make_directories(path.parent)
                 with contextlib.suppress(AlreadyExists):
-                    durable.create(self.store.files.path / ".jit" / name, content)
+                    durable.create(path, content)
         return created
 
     # --- Reading -----------------------------------------------------------------------------------

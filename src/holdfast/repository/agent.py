@@ -38,6 +38,7 @@ from holdfast.errors import (
     LandingPending,
     LockExpired,
     LockNotHeld,
+    NotFound,
     Refused,
     SequenceMismatch,
     SetupFailed,
@@ -54,8 +55,9 @@ from holdfast.leases.rules import Lease, NamedLease
 from holdfast.leases.service import COMMAND_TTL, HeldLease, LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
-from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof
+from holdfast.repository.context import MAIN, WORKTREES, Consistency, Pin, Proof, settle
 from holdfast.repository.history import add_pin, remove_pin
+from holdfast.repository.payloads import status_of
 from holdfast.repository.preparation import check_setup, prepare
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
@@ -90,6 +92,7 @@ class AssignmentOptions(NamedTuple):
     by: str = "agent run"  # the command or program that does the work, shown to other users
     client: Holder | None = None  # the agent on whose behalf this process, a server, takes the work
     ignore_touches: bool = False  # whether the next issue may touch paths of an issue in progress
+    landing: LandOptions | None = None  # how the work is to land: it starts from the tip of that branch
     cancelled: threading.Event | None = None  # setting it ends the wait for the worktree
     leasing: Callable[[str], object] = lambda worktree: None  # called with the worktree's name before the wait for it
 
@@ -136,6 +139,7 @@ class Assignment:
         self.claim = claim
         self.lease = lease
         self.path: Path = repository.path(lease.worktree)
+        self.in_new_worktree = False
         self.outcome: Outcome | None = None
         self._repository = repository
         self._tracker = tracker
@@ -156,7 +160,8 @@ class Assignment:
 
     def prompt(self, ending: Ending) -> str:
         """The task as text: see `issues.prompt`."""
-        place = Workplace(self.lease.worktree, str(self.path))
+        known = self._repository.config(self.lease.worktree).git
+        place = Workplace(self.lease.worktree, str(self.path), bool(known and known.isolated))
         return issue_prompt(self._tracker, self.issue.id, ending=ending, workplace=place).text
 
     @contextlib.contextmanager
@@ -196,17 +201,24 @@ class Assignment:
     def land(self, landings: Landings, options: LandOptions, *, wait: float | None = None) -> Outcome:
         """Record the work, queue it to land, and wait for the outcome. Only the landing finishes the issue.
 
-        If the work does not land, the issue goes back to the queue, with the reason for its next agent. If the agent
-        itself has already finished or released the issue, that outcome stands.
+        If the work does not land, or cannot be queued, the issue goes back to the queue, with the reason for its next
+        agent; in the latter case, the failure is raised. If the agent itself has already finished or released the
+        issue, that outcome stands.
         """
         if self._ended_without_successor() is not None:
             return self.succeed()
         self.claim.renew()
         saved = self._save("done")
-        sequence = self._record("work_done", saved, {}, ours=True)
         self._decide_gate(GateStatus.PASSED)
         how = options._replace(issue_id=self.issue.id, claim=self.claim.id)
-        entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
+        try:
+            entry = landings.enqueue(self.lease.worktree, Proof.of(self.lease), how)
+        except (LockNotHeld, LockExpired, FencingMismatch):
+            raise
+        except Failure as failure:
+            self._failed(None, shortened(f"the work could not be queued to land: {failure.message}"), {})
+            raise
+        sequence = self._record("work_done", saved, {}, ours=False)  # the entry was queued under the claim
         try:
             entry = landings.wait(entry.landing_id, wait=wait)
         except LandingPending:
@@ -281,30 +293,11 @@ class Assignment:
         """
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
         try:
-            return self._capture(note)
+            return _capture(self._repository, self.lease, note, self._consistency)
         except (LockNotHeld, LockExpired, FencingMismatch):
             raise
         except Failure as failure:
             return _Saved(None, failure)
-
-    def _capture(self, note: str) -> _Saved:
-        """Take the snapshot, again if something is written meanwhile, and at last as best effort unless a consistency
-        was requested."""
-        for left in reversed(range(MOST_CAPTURES)):
-            try:
-                return self._captured(note, self._consistency)
-            except ConsistencyUnavailable:
-                if not left and self._consistency is not None:
-                    raise
-            time.sleep(CAPTURE_PAUSE)
-        warning = (
-            f"something kept writing to {self.lease.worktree}: files of the snapshot may be from different instants"
-        )
-        return self._captured(note, Consistency.BEST_EFFORT)._replace(warning=warning)
-
-    def _captured(self, note: str, consistency: Consistency | None) -> _Saved:
-        made = _save_if_changed(self._repository, self.lease, note, consistency)
-        return _Saved(made or self._repository.context.config(self.lease.worktree).head_snapshot_id)
 
     def _decide_gate(self, status: GateStatus) -> None:
         if self._gate is not None:
@@ -368,8 +361,9 @@ def take_work(
             held.enter_context(claim)
         assignment, reason = None, "was not finished"
         try:
-            lease = _lease_worktree(repository, options, claimed, held, quietly)
+            lease, created = _lease_worktree(repository, options, claimed, held, quietly)
             assignment = Assignment(repository, tracker, ledger, options, claimed, claim, lease)
+            assignment.in_new_worktree = created
             yield assignment
         except SetupFailed as failure:
             reason = shortened(failure.message)
@@ -382,10 +376,11 @@ def take_work(
 
 def _lease_worktree(
     repository: Repository, options: AssignmentOptions, claimed: Claimed, held: contextlib.ExitStack, quietly: Quietly
-) -> HeldLease:
+) -> tuple[HeldLease, bool]:
+    """Returns the lease, and whether the worktree is a new one."""
     issue = claimed.issue
     name = options.worktree or _worktree_for(repository, f"issue-{issue.id[:8]}")
-    created = _create_worktree(repository, name, claimed.claim.assignee, isolated=options.isolated)
+    created = _create_worktree(repository, name, claimed.claim.assignee, options)
     options.leasing(name)
     lease = repository.lease(
         name,
@@ -400,9 +395,9 @@ def _lease_worktree(
         lease.beat()
     if not created:
         note = f"left unsaved before {claimed.claim.assignee} came"
-        _save_if_changed(repository, lease, note, options.consistency)
+        _capture(repository, lease, note, options.consistency)
     prepare(repository, name, lease)
-    return lease
+    return lease, created
 
 
 def _worktree_for(repository: Repository, name: str) -> str:
@@ -411,20 +406,25 @@ def _worktree_for(repository: Repository, name: str) -> str:
     return name if document is None or document.record.clone == here else f"{name}-{here}"
 
 
-def _create_worktree(repository: Repository, name: str, actor: str, *, isolated: bool) -> bool:
-    """Create the worktree from the head of `main`, in a git home from the commit that is checked out there; False if it
-    already exists. Refused if `main` has files but no snapshot: the agent expects them, and would find nothing."""
-    home = repository.context.home
-    head = _start_of_work(repository, name, actor)
+def _create_worktree(repository: Repository, name: str, actor: str, options: AssignmentOptions) -> bool:
+    """Create the worktree from the head of `main`, in a git home from the tip of the branch that the work lands on, or
+    from the branch that an earlier worktree of this name has left; False if it already exists. Refused if `main` has
+    files but no snapshot: the agent expects them, and would find nothing."""
+    home, isolated = repository.context.home, options.isolated
+    _remove_lost(repository, name)
+    head = _start_of_work(repository, name, actor, options.landing)
     if head is None and not home.has_branches and repository.context.store.read(WORKTREES.key(name)) is None:
         with Directory.open(repository.path(MAIN)) as main:
             if main.names():
                 message = f"{MAIN} is not empty but has no snapshot, so the worktree {name} would be empty"
                 hint = "Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'."
                 raise Refused(message, hint=hint, worktree=name)
-    with contextlib.suppress(AlreadyExists):
-        repository.worktrees.create(name, snapshot=head, isolated=isolated)
+    try:
+        repository.worktrees.create(name, snapshot=head, isolated=isolated, continues=True)
         return True
+    except AlreadyExists:
+        if repository.context.store.read(WORKTREES.key(name)) is None:
+            raise
     known = repository.context.config(name).git
     if isolated and not (known and known.isolated):
         hint = "Leave out --isolated, or name another worktree: --worktree."
@@ -432,24 +432,49 @@ def _create_worktree(repository: Repository, name: str, actor: str, *, isolated:
     return False
 
 
-def _start_of_work(repository: Repository, name: str, actor: str) -> str | None:
-    """The snapshot that a new worktree starts from: the head of `main`. In a git home, a commit, or None for the one
-    that is checked out."""
+def _remove_lost(repository: Repository, name: str) -> None:
+    """Remove a worktree whose directory is gone, perhaps with git: a new one continues on its branch."""
+    context = repository.context
+    document = context.store.read(WORKTREES.key(name)) if context.home.has_branches else None
+    if document is None or document.record.clone != context.paths.main or name == context.paths.main:
+        return
+    settle(context, name)
+    if status_of(context.paths, name) is None:
+        with contextlib.suppress(NotFound):  # another agent was faster
+            repository.remove_worktree(name)
+
+
+def _start_of_work(repository: Repository, name: str, actor: str, landing: LandOptions | None) -> str | None:
+    """The snapshot that a new worktree starts from: the head of `main`. In a git home, a commit, or None for the
+    default."""
     if not repository.context.home.has_branches:
         return repository.context.config(MAIN).head_snapshot_id
-    if repository.context.store.read(WORKTREES.key(name)) is not None:
+    if landing is None or repository.context.store.read(WORKTREES.key(name)) is not None:
         return None
     from holdfast.repository.landing import Landings
 
-    return Landings(repository, actor=actor).start()
+    return Landings(repository, actor=actor).start(landing)
 
 
-def _save_if_changed(
-    repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None
-) -> str | None:
+def _capture(repository: Repository, lease: HeldLease, note: str, consistency: Consistency | None) -> _Saved:
+    """Take the snapshot if something has changed: again if something is written meanwhile, and at last as best effort
+    unless a consistency was requested."""
     options = SnapshotOptions(note=note, consistency=consistency)
-    made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
-    return None if made is None else made.snapshot_id
+
+    def captured(options: SnapshotOptions, warning: str | None = None) -> _Saved:
+        made = repository.snapshots.take_if_changed(lease.worktree, Proof.of(lease), options)
+        head = made.snapshot_id if made else repository.context.config(lease.worktree).head_snapshot_id
+        return _Saved(head, warning=warning)
+
+    for left in reversed(range(MOST_CAPTURES)):
+        try:
+            return captured(options)
+        except ConsistencyUnavailable:
+            if not left and consistency is not None:
+                raise
+        time.sleep(CAPTURE_PAUSE)
+    warning = f"something kept writing to {lease.worktree}: files of the snapshot may be from different instants"
+    return captured(options._replace(consistency=Consistency.BEST_EFFORT), warning)
 
 
 def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:

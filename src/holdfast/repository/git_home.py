@@ -23,6 +23,7 @@ from holdfast.git import contents
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import clone_in, is_worktree_of
 from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
+from holdfast.git.look import below
 from holdfast.git.restore import require_no_ignored, restore
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
@@ -83,6 +84,9 @@ class GitHome(GitSnapshots):
         names = [shown(os.fsdecode(each.path)) for each in found[:_MOST_NAMED]]
         return ", ".join([*names, *(["..."] if len(found) > _MOST_NAMED else [])])
 
+    def below(self, worktree: str) -> tuple[list[Path], list[Path]]:
+        return below(self.git, self.paths.payload(worktree))
+
     def first_commit(self) -> str | None:
         head = linked.head_commit(self.git, self.paths.payload(self.paths.main))
         return None if head is None else linked.first_commit(self.git, head)
@@ -97,6 +101,8 @@ class GitHome(GitSnapshots):
         return {"git": GitWorktree(path=str(path), branch=branch, isolated=isolated or msgspec.UNSET, **facts)}
 
     def prepare_create(self, context: RepositoryContext, options: CreateOptions, room: Scratch) -> dict[str, Any]:
+        from holdfast.repository.landing_target import start_of_work
+
         name, main = options.name, self.paths.payload(self.paths.main)
         if options.adopted is not None:
             return {"git": GitWorktree(path=str(self._adoptable(options.adopted)), new=False)}
@@ -106,18 +112,18 @@ class GitHome(GitSnapshots):
             with contextlib.suppress(NotFound):  # it was taken before the first commit
                 commit = linked.commit_of(self.git, f"{taken}^")
             commit = commit or taken
-        if commit is None:
-            commit = linked.head_commit(self.git, main)
-        if commit is None:
-            message = f"{main} has no commit yet, so there is nothing to start from"
-            raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
         branch, is_new = options.branch or branch_of(name), True
         linked.require_branch_name(self.git, branch)
         if linked.branch_exists(self.git, branch):
-            if options.branch is None:
+            if options.branch is None and not options.continues:
                 hint = f"Continue on it: --branch {branch}. Or choose another name, or another branch."
                 raise AlreadyExists(f"the branch {branch} already exists", hint=hint, branch=branch)
             commit, is_new = linked.commit_of(self.git, f"refs/heads/{branch}"), False
+        if commit is None:
+            commit = start_of_work(self, context.store) or linked.head_commit(self.git, main)
+        if commit is None:
+            message = f"{main} has no commit yet, so there is nothing to start from"
+            raise Refused(message, hint="Make the first one: 'git commit'. Or start from a snapshot: --from.")
         work = GitWorktree(
             path=str(self.paths.worktrees / name),
             branch=branch,

@@ -68,6 +68,7 @@ class GitSnapshots(Home):
             message=f"holdfast snapshot {room.scratch_id}",
             quiesced=how.quiesced,
             progress=how.progress,
+            may_skip=how.may_skip,
         )
         commit = made.commit or self.commit(f"{how.base}")  # nothing differs: the same commit has the content
         self.note_commit(room, commit)

@@ -172,6 +172,10 @@ class Home(ABC):
         commits."""
         return None
 
+    def below(self, worktree: str) -> tuple[list[Path], list[Path]]:
+        """What is in the directory of a worktree, and in no snapshot of it: other worktrees, and repositories."""
+        return [], []
+
     def described(self, worktree: str) -> dict[str, Any]:
         """The fields of a worktree's record that describe its directory."""
         return {}

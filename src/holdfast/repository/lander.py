@@ -15,12 +15,12 @@ from functools import partial
 import msgspec
 
 from holdfast.errors import Changed, SetupFailed
-from holdfast.git import landing, transfer
+from holdfast.git import landing
 from holdfast.issues import rules
 from holdfast.leases.service import HeldLease
 from holdfast.repository import landing_plan
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, LandingBranch, with_failure
+from holdfast.repository.landing_candidates import Chain, with_failure
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_checks import (
     CandidateCommit,
@@ -36,6 +36,7 @@ from holdfast.repository.landing_checks import (
 from holdfast.repository.landing_plan import Candidate, LandingPlan
 from holdfast.repository.landing_publish import Publisher, Tell
 from holdfast.repository.landing_records import Landing, LandingTarget, in_order
+from holdfast.repository.landing_target import LandingBranch, remote_of
 from holdfast.repository.landing_tests import CandidateTests, Tested
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
@@ -75,10 +76,7 @@ class Lander:
     def __init__(self, repository: Repository, changes: LandingChanges, target: LandingTarget, *, tell: Tell) -> None:
         context = repository.context
         assert isinstance(context.home, GitHome)
-        git = context.home.git
-        remote = (
-            transfer.remote_named(git, target.remote, repository.path(context.paths.main)) if target.remote else None
-        )
+        git, remote = context.home.git, remote_of(context.home, target.remote) if target.remote else None
         self._repository, self._changes = repository, changes
         self._target = LandingBranch(git, target.branch, target.name, remote)
         self._author = landing.author_of(git)
@@ -115,9 +113,10 @@ class Lander:
         if work.chain.tip != self._target.tip():
             work.restart(self._chain())
         queue = self._queue(work.chain)
+        while self._fit(work.chain, queue):
+            queue = self._queue(work.chain)
         if not queue:
             return False
-        self._fit(work.chain, queue)
         work.fit(each.landing_id for each in queue) if work.plan else work.begin(queue, self._settings())
         assert work.plan is not None
         decided = landing_plan.outcome(work.plan)
@@ -241,14 +240,15 @@ class Lander:
         issue = transactions.lookup(issue_id)
         return [] if issue is None else rules.open_dependencies(issue, transactions.lookup)
 
-    def _fit(self, chain: Chain, queue: list[Landing]) -> None:
-        """Drop candidates that were built from entries no longer at the head of the queue."""
+    def _fit(self, chain: Chain, queue: list[Landing]) -> bool:
+        """Drop candidates that were built from entries no longer at the head of the queue. Returns whether entries that
+        were deferred are in the queue again: those that they conflict with may be gone."""
         same = 0
         for built, entry in zip(chain.entries, queue, strict=False):
             if built.landing_id != entry.landing_id or built.commit != entry.commit:
                 break
             same += 1
-        chain.cut(same)
+        return chain.cut(same)
 
     def _extend(self, lease: HeldLease, chain: Chain, queue: list[Landing], length: int) -> bool:
         """Build a candidate of this length, if that many entries merge. Returns whether an entry was left out, which

@@ -48,10 +48,10 @@ from holdfast.issues.model import ClaimId, Issue
 from holdfast.issues.scopes import outside_scope
 from holdfast.leases.service import OWN_TTL, HeldLease
 from holdfast.repository.conflict_cache import LOOK
-from holdfast.repository.context import MAIN, Proof, check_early, has_several_clones
+from holdfast.repository.context import MAIN, Proof, check_early
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.lander import Lander
-from holdfast.repository.landing_changes import LandingChanges, NewLanding
+from holdfast.repository.landing_changes import LandingChanges, NewLanding, how_to_resolve
 from holdfast.repository.landing_publish import Tell
 from holdfast.repository.landing_records import (
     LANDINGS,
@@ -62,7 +62,15 @@ from holdfast.repository.landing_records import (
     LandingTarget,
     lease_of,
     new_landing_id,
-    target_name,
+)
+from holdfast.repository.landing_target import (
+    LandingBranch,
+    default_branch,
+    default_remote,
+    landing_branch,
+    remote_of,
+    start_of_work,
+    tip_to_start_from,
 )
 from holdfast.repository.payloads import scratch
 from holdfast.repository.repository import Repository
@@ -151,36 +159,22 @@ class Landings:
 
     def default_branch(self) -> str:
         """The branch that is checked out in the main checkout."""
-        found = linked.current_branch(self.git, self._repository.path(self._home.paths.main))
-        if found is None:
-            raise Refused(
-                f"no branch is checked out in {self._home.paths.main}",
-                hint="Name the branch to land on: --into BRANCH.",
-            )
-        return found
+        return default_branch(self._home)
 
     def default_remote(self) -> str | None:
-        """The remote of the setting `land.push`. Without it, None; but if several clones share the records, they have
-        only remote branches in common, so the remote of the checkout's branch, else `origin`."""
-        chosen = read_settings(self._repository.root).push
-        if chosen is not None or not has_several_clones(self._context.store):
-            return chosen
-        try:
-            return self._remote(None).name
-        except NotFound as failure:
-            message = "several clones share this repository, so work lands on a remote, and this clone has none"
-            raise Refused(message, hint=failure.hint) from failure
+        """The remote of the setting `land.push`, or what several clones have in common; None: work lands here."""
+        return default_remote(self._home, self._context.store)
 
-    def start(self) -> str | None:
-        """The commit that new work starts at if several clones share the records: the tip of the remote branch that
-        they land on. None for a single clone, or without such a branch: work starts at what is checked out."""
-        if not has_several_clones(self._context.store):
-            return None
-        with contextlib.suppress(NotFound, Refused):  # no remote, no such branch there, or none checked out
-            branch, remote = self.default_branch(), self._remote(self.default_remote())
-            ref = f"{frozen.FETCHED}{target_name(branch, remote.name)}"
-            return transfer.fetch_branch(self.git, remote, branch, ref)
-        return None
+    def target(self, options: LandOptions) -> LandingBranch:
+        """The branch that work with these options starts from and lands on; raises `Refused` or `NotFound`."""
+        return landing_branch(self._home, self._context.store, options.branch, options.remote)
+
+    def start(self, options: LandOptions | None = None) -> str | None:
+        """The commit that new work starts from: the tip of the branch that it is to land on, with these options or by
+        default. None: what is checked out in the main checkout."""
+        if options is None:
+            return start_of_work(self._home, self._context.store)
+        return tip_to_start_from(self.target(options))
 
     # --- Queueing ----------------------------------------------------------------------------------
 
@@ -190,14 +184,14 @@ class Landings:
         Calling it again for the same commit returns the queued entry. Raises `Refused` if the worktree has unresolved
         conflicts or has the target itself checked out, and the failure of a claim if somebody else has the issue.
         """
-        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
-        self._check_target(worktree, branch, options.remote)
-        commit = self._commit(worktree, proof, issue, branch)
+        target, issue = self.target(options), self._issue(worktree, options.issue_id)
+        self._check_apart(worktree, target.branch)
+        commit = self._commit(worktree, proof, issue, target)
         title = issue.title if issue else self._subject(commit)
         landing = Landing(
             landing_id=new_landing_id(),
-            target=target_name(branch, options.remote or ""),
-            branch=branch,
+            target=target.name,
+            branch=target.branch,
             commit=commit,
             sequence=0,
             queued_at="",
@@ -208,25 +202,27 @@ class Landings:
             priority=options.priority,
             gates=tuple(self._gates(issue)) if issue else (),
             actor=self.changes.actor,
+            remote=options.remote or "",
         )
         with scratch(self._context, "land", scratch_id=landing.landing_id):
             frozen.keep(self.git, landing.landing_id, commit)
-            if options.remote is not None:
-                ref = f"{frozen.FROZEN}{landing.landing_id}"
-                transfer.push_ref(self.git, self._remote(options.remote), ref, commit)
+            if target.remote is not None:
+                transfer.push_ref(self.git, target.remote, f"{frozen.FROZEN}{landing.landing_id}", commit)
             entry = None
             try:
-                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof, options.remote or ""))
+                entry = self.changes.enqueue(NewLanding(landing, options.claim, proof))
             finally:
                 if entry is None or entry.landing_id != landing.landing_id:
                     frozen.forget(self.git, [(landing.landing_id, commit)])
         return entry
 
-    def _check_scope(self, issue: Issue | None, branch: str, commit: str, *, objects: Path | None = None) -> None:
+    def _check_scope(
+        self, issue: Issue | None, target: LandingBranch, commit: str, *, objects: Path | None = None
+    ) -> None:
         """Raise `Refused` if the work changes paths that its issue does not touch, and the project forbids that."""
         if issue is None or not issue.touches or not read_settings(self._repository.root).enforce_touches:
             return
-        words = "diff", "--name-only", "-z", "--no-renames", f"refs/heads/{branch}...{commit}"
+        words = "diff", "--name-only", "-z", "--no-renames", f"{target.tip()}...{commit}"
         changed = [os.fsdecode(each) for each in self.git.run(*words, objects=objects).split(b"\0") if each]
         if outside := outside_scope(changed, issue.touches):
             names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
@@ -234,16 +230,14 @@ class Landings:
             hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
             raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
-    def _remote(self, name: str | None) -> transfer.Remote:
-        return transfer.remote_named(self.git, name, self._repository.path(self._home.paths.main))
-
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
         """Push the work, merged with the tip of a branch that may not be pushed to, as a separate branch. Returns the
         name of that branch and its commit. Queues nothing, and does not change the issue."""
-        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
-        commit = self._commit(worktree, proof, issue, branch)
-        remote, beside = self._remote(options.remote or "origin"), f"holdfast/{worktree}"
-        tip = transfer.fetch_branch(self.git, remote, branch, f"{frozen.FETCHED}{target_name(branch, remote.name)}")
+        target = self.target(options._replace(remote=options.remote or "origin"))
+        branch, remote, beside = target.branch, target.remote, f"holdfast/{worktree}"
+        assert remote is not None
+        issue = self._issue(worktree, options.issue_id)
+        commit, tip = self._commit(worktree, proof, issue, target), target.tip()
         addition = frozen.FrozenWork(
             commit, self._message(worktree, issue), squash=options.style is LandingStyle.SQUASH
         )
@@ -251,11 +245,11 @@ class Landings:
         if added.tip is None:
             conflicts = added.merged.conflicts
             message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
-            raise LandingConflict(message, branch=branch, against=tip, conflicts=list(conflicts))
+            raise _conflict(message, branch, tip, remote.name, conflicts)
         transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
         return beside, added.tip
 
-    def _commit(self, worktree: str, proof: Proof | None, issue: Issue | None, branch: str) -> str:
+    def _commit(self, worktree: str, proof: Proof | None, issue: Issue | None, target: LandingBranch) -> str:
         """Commit the uncommitted work, check it against the scope of the issue, and return the commit."""
         check_early(self._context, worktree, proof)
         self._home.fetch_work(worktree)
@@ -263,7 +257,7 @@ class Landings:
         self._check_isolated(worktree, path)
         message, author = self._message(worktree, issue), frozen.author_of(self.git, path)
         commit = frozen.commit_work(self.git, path, message, author)
-        self._check_scope(issue, branch, commit)
+        self._check_scope(issue, target, commit)
         return commit
 
     def _check_isolated(self, worktree: str, path: Path) -> None:
@@ -271,16 +265,7 @@ class Landings:
             hint = "Commit them in that worktree: its own repository would not have a commit that is made here."
             raise Refused(f"{worktree} is isolated, and has uncommitted changes: {names}", hint=hint, path=str(path))
 
-    def _check_target(self, worktree: str, branch: str, remote: str | None = None) -> None:
-        linked.require_branch_name(self.git, branch)
-        if remote is not None:
-            self._remote(remote)
-        elif has_several_clones(self._context.store):
-            message = f"several clones share this repository, so work lands on the {branch} of a remote"
-            raise Refused(message, hint="Name the remote: --push origin, or 'holdfast config set land.push origin'.")
-        elif frozen.tip_of(self.git, branch) is None:
-            hint = f"Create it: 'git branch {branch}'. Or name another one: --into."
-            raise NotFound(f"there is no branch {branch}", hint=hint, branch=branch)
+    def _check_apart(self, worktree: str, branch: str) -> None:
         if linked.current_branch(self.git, self._repository.path(worktree)) == branch:
             message = f"{worktree} has {branch} itself checked out: there is nothing to land"
             raise Refused(message, hint="Name the worktree whose work is to land, or another branch: --into.")
@@ -326,8 +311,8 @@ class Landings:
 
     def preview(self, worktree: str, options: LandOptions) -> Preview:
         """What `enqueue` and `wait` would do now, without changing anything. Raises what they would raise at once."""
-        branch, issue = options.branch or self.default_branch(), self._issue(worktree, options.issue_id)
-        self._check_target(worktree, branch)
+        place, issue = self.target(options), self._issue(worktree, options.issue_id)
+        self._check_apart(worktree, place.branch)
         path, commit = self._repository.path(worktree), self._home.work_commit(worktree)
         is_merging = frozen.require_committable(self.git, path) is not None
         self._check_isolated(worktree, path)
@@ -336,15 +321,16 @@ class Landings:
         parents = [commit, *([linked.commit_of(self.git, "MERGE_HEAD", path)] if is_merging else [])]
         with scratch(self._context, "land") as room:
             frozen_now, objects = self._as_if_committed(worktree, path, parents, room.path)
-            self._check_scope(issue, branch, frozen_now, objects=objects)
-            tip = f"{frozen.tip_of(self.git, branch)}"
+            self._check_scope(issue, place, frozen_now, objects=objects)
+            tip = place.tip()
             attributes = frozen.attributes_in(self.git, tip, room.path / "attributes")
             conflicts = merge(self.git, tip, frozen_now, objects=objects, attributes=attributes).conflicts
-        target = self.changes.target(target_name(branch))
+        target = self.changes.target(place.name)
         ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
-        busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in followers(self.git, branch))
+        checkouts = [] if place.remote is not None else followers(self.git, place.branch)
+        busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in checkouts)
         waits = target.waits_for if target and target.waits_for else "a git operation" if any(busy) else ""
-        return Preview(branch, commit, frozen_now != commit, conflicts, len(ahead), waits)
+        return Preview(place.branch, commit, frozen_now != commit, conflicts, len(ahead), waits)
 
     def _as_if_committed(self, worktree: str, path: Path, parents: list[str], room: Path) -> tuple[str, Path]:
         """The commit that `enqueue` would freeze, and the directory in scratch that has its new objects."""
@@ -364,8 +350,17 @@ class Landings:
         return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
 
     def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
-        """Requeue the commit of an entry that did not land."""
-        return self.changes.requeue(landing_id, claim)
+        """Requeue the commit of an entry that did not land; `NotFound` if its commit is no longer here."""
+        entry = self.changes.landing(landing_id)
+        if entry.is_open or entry.landed_as is not None:
+            return self.changes.requeue(landing_id, claim)
+        commit = linked.commit_of(self.git, entry.commit)
+        with scratch(self._context, "land", scratch_id=landing_id):  # no sweep deletes the reference meanwhile
+            frozen.keep(self.git, landing_id, commit)
+            if entry.remote:
+                remote = remote_of(self._home, entry.remote)
+                transfer.push_ref(self.git, remote, f"{frozen.FROZEN}{landing_id}", commit)
+            return self.changes.requeue(landing_id, claim)
 
     # --- Taking part -------------------------------------------------------------------------------
 
@@ -395,11 +390,20 @@ class Landings:
         return self.changes.landing(landing_id)
 
     def work_off(self, branch: str | None = None) -> None:
-        """Drain the queue of a branch, or of every branch, as far as possible now."""
+        """Drain the queue of a branch, or of every branch, as far as possible now. A branch that nothing can land on
+        does not keep the others waiting: its failure is raised at the end."""
+        failures: list[Failure] = []
         for target in filter(self._is_here, self.targets()):
             if branch in (None, target.branch) and (target.queue or target.intent is not None):
-                lease = self._repository.lease(name=lease_of(target.name), ttl=OWN_TTL, wait=None, purpose="landing")
-                self._work(self._lander(target.name), lease, lambda: False, lambda: False)
+                try:
+                    lander, name = self._lander(target.name), lease_of(target.name)
+                    lease = self._repository.lease(name=name, ttl=OWN_TTL, wait=None, purpose="landing")
+                    self._work(lander, lease, lambda: False, lambda: False)
+                except Failure as failure:
+                    failures.append(failure)
+                    self.tell(f"nothing lands on {target.branch}: {failure.message}")
+        if failures:
+            raise failures[0]
 
     def help_out(self, branch: str) -> None:
         """Drain what a killed process may have left in the queue of a branch, unless another process is doing so."""
@@ -466,16 +470,29 @@ class Landings:
 
 def require_landed(entry: Landing) -> Landing:
     """The entry, if it has landed; else raise the failure that says why it has not."""
-    facts = {"landing": entry.landing_id, "branch": entry.branch, "reason": entry.reason}
+    facts = {"landing": entry.landing_id, "reason": entry.reason}
     work, why = entry.worktree_id or entry.commit[:12], f" ({entry.reason})" if entry.reason else ""
     match entry.state:
         case LandingState.CONFLICT:
             paths = ", ".join(entry.conflicts[:_MOST_NAMED]) + (", ..." if len(entry.conflicts) > _MOST_NAMED else "")
-            facts |= {"against": entry.against or ""}
-            message = f"{work} conflicts with {entry.branch} in {paths}{why}"
-            raise LandingConflict(message, **facts, conflicts=list(entry.conflicts))
+            message, against = f"{work} conflicts with {entry.branch} in {paths}{why}", entry.against or ""
+            raise _conflict(message, entry.branch, against, entry.remote, entry.conflicts, **facts)
         case LandingState.FAILED:
-            raise LandingFailed(f"{work} did not pass the checks on top of {entry.branch}{why}", **facts, log=entry.log)
+            raise LandingFailed(
+                f"{work} did not pass the checks on top of {entry.branch}{why}",
+                branch=entry.branch,
+                **facts,
+                log=entry.log,
+            )
         case LandingState.WITHDRAWN:
-            raise LandingWithdrawn(f"{work} was withdrawn from the queue of {entry.branch}{why}", **facts)
+            raise LandingWithdrawn(
+                f"{work} was withdrawn from the queue of {entry.branch}{why}", branch=entry.branch, **facts
+            )
     return entry
+
+
+def _conflict(
+    message: str, branch: str, against: str, remote: str, conflicts: tuple[str, ...], **facts: str
+) -> LandingConflict:
+    hint = f"{how_to_resolve(branch, against, remote)} Then land again: 'holdfast land'."
+    return LandingConflict(message, hint=hint, branch=branch, against=against, conflicts=list(conflicts), **facts)

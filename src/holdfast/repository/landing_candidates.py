@@ -5,55 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import GitFailed, NotFound
-from holdfast.git import landing, transfer
+from holdfast.errors import GitFailed
+from holdfast.git import landing
 from holdfast.git.landing import FrozenWork
 from holdfast.git.program import Author, Git
-from holdfast.git.transfer import Remote
 from holdfast.repository.landing_records import Landing, LandingState, LandingStyle
 
 _MOST_SUBJECTS = 3
-
-
-class LandingBranch(NamedTuple):
-    """A branch that work lands on: a local one, or one on a remote."""
-
-    git: Git
-    branch: str
-    name: str
-    remote: Remote | None = None
-
-    def tip(self) -> str:
-        """The commit that the next candidate is built on; raises `NotFound` if there is no such branch."""
-        if self.remote is not None:
-            return transfer.fetch_branch(self.git, self.remote, self.branch, f"{landing.FETCHED}{self.name}")
-        found = landing.tip_of(self.git, self.branch)
-        if found is None:
-            hint = f"Create it: 'git branch {self.branch}'. Or name another one: --into."
-            raise NotFound(f"there is no branch {self.branch}", hint=hint, branch=self.branch)
-        return found
-
-    def push(self, old: str, new: str) -> bool:
-        """Move the branch on the remote from `old` to `new`; return False if it has moved elsewhere meanwhile."""
-        assert self.remote is not None
-        try:
-            transfer.push_branch(self.git, self.remote, self.branch, new, expected=old)
-        except GitFailed:
-            found = self.tip()
-            if found == old:
-                raise  # the remote does not allow it
-            return landing.is_contained(self.git, new, found)
-        return True
-
-    def require(self, entry: Landing) -> None:
-        """Fetch the commit of an entry that another machine has queued."""
-        if self.remote is not None and not self.git.succeeds("cat-file", "-e", entry.commit):
-            with contextlib.suppress(GitFailed):
-                transfer.fetch_ref(self.git, self.remote, f"{landing.FROZEN}{entry.landing_id}")
 
 
 class Chain:
@@ -107,9 +68,14 @@ class Chain:
             reason="; ".join(_others(self.git, entry, self.tip, alone.merged.conflicts)),
         )
 
-    def cut(self, length: int) -> None:
-        """Keep only the first `length` entries."""
+    def cut(self, length: int) -> bool:
+        """Keep only the first `length` entries. If others are dropped, no entry is deferred any more; returns whether
+        one was."""
+        was_deferred = length < len(self.entries) and bool(self.deferred)
         del self.entries[length:], self.tips[length:], self.trees[length:]
+        if was_deferred:
+            self.deferred.clear()
+        return was_deferred
 
     def advance(self, length: int) -> None:
         """Move the tip past the first `length` entries, which are on the target now; keep the rest as it was built."""

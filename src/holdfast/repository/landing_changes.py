@@ -18,7 +18,7 @@ import msgspec
 from holdfast.errors import Changed, NotFound, Refused
 from holdfast.issues import landing as issue_landing
 from holdfast.issues.landing import HeldFor, Surroundings, surroundings
-from holdfast.issues.model import CLAIMS, INDEX, ClaimId
+from holdfast.issues.model import CLAIMS, INDEX, ClaimId, State
 from holdfast.issues.rules import IssueClaimRequest
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft, Seen, Transactions
@@ -48,7 +48,6 @@ class NewLanding(NamedTuple):
     landing: Landing
     claim: ClaimId | None
     proof: Proof | None
-    remote: str = ""
 
 
 class LandingChanges:
@@ -67,6 +66,11 @@ class LandingChanges:
     def has_issues(self) -> bool:
         """Whether the issues are in the store of the repository, so that one transaction can finish them."""
         return self._store.read(INDEX) is not None
+
+    def is_finished(self, issue_id: str) -> bool:
+        """Whether an issue is done or rejected, or does not exist."""
+        issue = self._transactions.read(issue_id)
+        return issue is None or issue.state in (State.DONE, State.REJECTED, State.ARCHIVED)
 
     # --- Reading -----------------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class LandingChanges:
         request: IssueClaimRequest,
     ) -> Landing:
         landing = new.landing
-        target = target or LandingTarget(name=landing.target, branch=landing.branch, remote=new.remote)
+        target = target or LandingTarget(name=landing.target, branch=landing.branch, remote=landing.remote)
         for each in before:
             if each.commit == landing.commit and each.issue_id == landing.issue_id:
                 return each
@@ -392,7 +396,7 @@ class LandingChanges:
 
 _KEPT = (
     *("landing_id", "target", "branch", "commit", "worktree_id", "issue_id", "title", "style", "priority"),
-    *("gates", "actor"),
+    *("gates", "actor", "remote"),
 )
 """The fields of an entry that stay when it is queued again."""
 
@@ -404,12 +408,19 @@ def explained(entry: Landing) -> str:
         return (
             f"The work conflicts with {entry.branch} at {(entry.against or '')[:12]}:\n{paths}\n"
             f"{entry.reason}\n"
-            f"Run 'git merge {entry.branch}' in the worktree, resolve the conflicts, test, and commit."
+            f"{how_to_resolve(entry.branch, entry.against or '', entry.remote)}"
         )
     if entry.state is LandingState.FAILED:
         log = f" 'holdfast landing log {entry.landing_id}' has the output." if entry.log else ""
         return f"The work did not pass the checks on top of {entry.branch}: {entry.reason}.{log}"
     return f"The work was withdrawn from the queue of {entry.branch}: {entry.reason}."
+
+
+def how_to_resolve(branch: str, against: str, remote: str) -> str:
+    """What to do about a conflict. It names the commit, which exists in an isolated worktree too; the branch does not,
+    and a local branch may be older than that of the remote."""
+    fetch = f" (if git does not know that commit: 'git fetch {remote} {branch}' first)" if remote else ""
+    return f"Run 'git merge {against[:12]}' in the worktree{fetch}, resolve the conflicts, test, and commit."
 
 
 def _same(one: Landing, other: Landing) -> bool:

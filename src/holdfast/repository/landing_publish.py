@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.clock import format_instant
@@ -22,17 +22,19 @@ from holdfast.git.following import Follower, Move
 from holdfast.leases.service import HeldLease
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import find_holders
-from holdfast.repository.context import MAIN, RepositoryContext
+from holdfast.repository.context import MAIN, WORKTREES, RepositoryContext
 from holdfast.repository.git_home import GitHome
-from holdfast.repository.landing_candidates import Chain, LandingBranch
+from holdfast.repository.landing_candidates import Chain
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_records import (
     IntentEntry,
+    Landing,
     LandingState,
     LandingTarget,
     PublishIntent,
     new_landing_id,
 )
+from holdfast.repository.landing_target import LandingBranch
 from holdfast.repository.payloads import in_use
 
 Tell = Callable[[str], object]
@@ -161,6 +163,8 @@ class Publisher:
             yield
         except GitFailed as failure:
             message = f"{self._branch} cannot be moved: {failure.message}"
+            if self._target.remote is not None:
+                message += ". If the remote forbids it: 'holdfast land WORKTREE --via-branch'"
             raise CheckoutInTheWay(message, hint=failure.hint, path=str(self._git.common)) from failure
 
     def _follow_remote(self, intent: PublishIntent) -> None:
@@ -248,24 +252,40 @@ class Publisher:
             self._follow_remote(intent)
 
     def sweep(self) -> None:
-        """Delete the references of entries that have landed, or that were never queued. A process that is about to
-        queue an entry has a scratch directory with its id, so references are read first, then scratch directories, then
-        entries."""
+        """Delete the references of entries that nobody will land or retry, or that were never queued. A process that is
+        about to queue an entry has a scratch directory with its id, so references are read first, then scratch
+        directories, then entries."""
         found = landing.kept(self._git)
         queueing = {each.scratch_id for each in in_use(self._context.paths)}
-        gone = [(each, commit) for each, commit in found.items() if each not in queueing and self._is_over(each)]
+        known = {each: self._entry(each) for each in found if each not in queueing}
+        gone = {each: entry for each, entry in known.items() if entry is None or self._is_over(entry, known.values())}
         with contextlib.suppress(GitFailed):  # another process is deleting them too
-            landing.forget(self._git, gone)
+            landing.forget(self._git, [(each, found[each]) for each in gone])
             landing.drop_candidates(self._git, self._name)
-            for landing_id, _ in gone:
-                if self._target.remote is not None:  # unless the machine that has landed it did so already
-                    transfer.push_ref(self._git, self._target.remote, f"{landing.FROZEN}{landing_id}", "")
+        remote = self._target.remote
+        for landing_id, entry in gone.items():
+            if remote is not None and (entry is None or entry.remote == remote.name):
+                with contextlib.suppress(GitFailed):  # the machine that has landed it did so already
+                    transfer.push_ref(self._git, remote, f"{landing.FROZEN}{landing_id}", "")
 
-    def _is_over(self, landing_id: str) -> bool:
+    def _entry(self, landing_id: str) -> Landing | None:
         try:
-            return self._changes.landing(landing_id).state is LandingState.LANDED
+            return self._changes.landing(landing_id)
         except NotFound:
+            return None
+
+    def _is_over(self, entry: Landing, others: Collection[Landing | None]) -> bool:
+        """Whether an entry has landed, or has another outcome while its issue is finished, its worktree is gone, or a
+        newer entry has the work. Until then, it may be queued again."""
+        if entry.state is LandingState.LANDED or entry.is_open:
+            return not entry.is_open
+        if entry.issue_id is not None and self._changes.is_finished(entry.issue_id):
             return True
+        if entry.worktree_id is None:
+            return False
+        of_same = [each for each in others if each is not None and each.worktree_id == entry.worktree_id]
+        is_gone = self._context.store.read(WORKTREES.key(entry.worktree_id)) is None
+        return is_gone or any(each.queued_at > entry.queued_at for each in of_same)
 
 
 def _occupied(top: Path, lock: Path) -> CheckoutInTheWay:

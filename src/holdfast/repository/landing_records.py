@@ -55,6 +55,7 @@ class Landing(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     gates: tuple[str, ...] = ()  # the automatic gates of the issue, which are checks of this entry
     actor: str = ""
+    remote: str = ""  # the remote that has the branch; empty: the branch is local
     state: LandingState = LandingState.QUEUED
     decided_at: Instant | None = None
     landed_as: CommitName | None = None  # the commit that put it on the target
@@ -158,6 +159,7 @@ def landing_to_json(landing: Landing) -> dict[str, Any]:
         "id": landing.landing_id,
         "state": landing.state.value,
         "branch": landing.branch,
+        "remote": landing.remote or None,
         "commit": landing.commit,
         "worktree": landing.worktree_id,
         "issue_id": landing.issue_id,

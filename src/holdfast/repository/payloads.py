@@ -344,7 +344,7 @@ class Scratch(NamedTuple):
 
 class CaptureOptions(NamedTuple):
     """How to capture a directory. `base` is a snapshot to share files with, and `base_hash` is its hash; `cached` is a
-    worktree whose stat cache knows the directory."""
+    worktree whose stat cache knows the directory. `may_skip`: content that equals the base will not be published."""
 
     quiesced: bool
     base: str | None = None
@@ -352,6 +352,7 @@ class CaptureOptions(NamedTuple):
     cached: str | None = None
     engine: Engine | None = None
     progress: Progress | None = None
+    may_skip: bool = False
 
 
 class AbandonedScratch(NamedTuple):

@@ -91,6 +91,7 @@ def snapshot(
             cached=worktree,
             engine=options.engine,
             progress=options.progress,
+            may_skip=_may_skip(context, options),
         )
         captured = context.home.capture(room, context.paths.payload(worktree), how)  # 2, 3
         _require_same(context, worktree, identity)
@@ -110,8 +111,11 @@ def snapshot(
 
 def _is_enough(context: RepositoryContext, base: Descriptor, captured: Captured, options: SnapshotOptions) -> bool:
     """Whether the parent has the same content, so that no further snapshot is needed."""
-    may_skip = context.home.skips_equal and not (options.allow_empty or options.tag)
-    return may_skip and captured.payload_hash == base.payload_hash
+    return _may_skip(context, options) and captured.payload_hash == base.payload_hash
+
+
+def _may_skip(context: RepositoryContext, options: SnapshotOptions) -> bool:
+    return context.home.skips_equal and not (options.allow_empty or options.tag)
 
 
 def _check_tag(context: RepositoryContext, tag: str | None) -> None:

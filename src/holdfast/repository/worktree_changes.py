@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import LONGEST_DURATION, format_instant, parse_instant, ttl_within
-from holdfast.errors import AlreadyExists, DirectoryReplaced, LockConflict, NotFound
+from holdfast.errors import AlreadyExists, DirectoryReplaced, LockConflict, NotFound, Refused
 from holdfast.fs.directory import entry_exists, make_directories
 from holdfast.leases.rules import LeaseKeys, TokenCounter
 from holdfast.leases.service import HeldLease
@@ -44,6 +44,7 @@ from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 
+_MOST_NAMED = 5
 MOVED, SAVED = "moved", "saved"  # marks in the scratch directory
 
 Save = Callable[[LeasedWorktree], str | None]  # saves unsaved work as a snapshot; returns its id, if there was any
@@ -77,19 +78,21 @@ def remove(
     lock_id: str | None = None,
     keep_for: float = KEEP_FOR,
 ) -> Removed:
-    """Remove a worktree without a pending operation. `teardown` runs first, if the directory exists. Without `save`,
-    unsaved work is lost."""
+    """Remove a worktree without a pending operation. `teardown` runs first. Without `save`, unsaved work is lost. If
+    the directory is gone, only the records are removed."""
     ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
     with payload_locked(context, name), leased(context, name, "remove", lock_id=lock_id) as right:  # 1
         payloads.refuse_replaced(context, name)
         if not force:
             context.home.refuse_if_locked(name)
-        if teardown is not None and payloads.status_of(context.paths, name) is not None:
+        is_there = payloads.status_of(context.paths, name) is not None
+        if teardown is not None and is_there:
             teardown(right.lease)
-        saved = None if save is None else save(right)  # 2
-        if not force and payloads.status_of(context.paths, name) is not None:
+        saved = save(right) if save is not None and is_there else None  # 2
+        if not force and is_there:
             refuse_if_used(payloads.directory_of(context, name), name, "removed")  # 3
         payloads.refuse_if_mounted(context, name, "removed")
+        _refuse_nested(context, name, "removed", but_repositories=force)
         payloads.refuse_if_fixed(context, name)
         facts = {"snapshot_id": saved, "keeps": save is not None}
         operation = _decide_remove(context, name, Proof.of(right.lease), keep_for, facts)  # 4
@@ -104,6 +107,21 @@ def finish_remove(context: RepositoryContext, operation: Operation) -> Removed:
         saved = _save_late(context, operation, room.path) or operation.snapshot_id
         context.home.delete(context, operation)
         return _publish_remove(context, operation)._replace(saved=saved)  # 6
+
+
+def _refuse_nested(context: RepositoryContext, name: str, doing: str, *, but_repositories: bool) -> None:
+    """Refuse a worktree that contains another one, leased or not: git would look for that one at its old path. Refuse
+    one that contains a repository too, of which a snapshot has only the id of a commit, unless `but_repositories`."""
+    worktrees, repositories = context.home.below(name)
+    if worktrees:
+        hint = "Remove that one first ('holdfast worktree list' has its name), or move it away: 'git worktree move'."
+        message = f"{name} cannot be {doing}: the git worktree {worktrees[0]} is in it"
+        raise Refused(message, hint=hint, worktree=name, worktrees=[str(each) for each in worktrees])
+    if repositories and not but_repositories:
+        paths = [str(each) for each in repositories]
+        names = ", ".join(paths[:_MOST_NAMED]) + (", ..." if len(paths) > _MOST_NAMED else "")
+        message = f"{name} cannot be {doing}: its snapshots do not contain the repositories in it: {names}"
+        raise Refused(message, hint="Move them away. Or delete them too: --force.", worktree=name, repositories=paths)
 
 
 def _decide_remove(
@@ -237,6 +255,7 @@ def rename(context: RepositoryContext, old: str, new: str, *, force: bool = Fals
     with payload_locked(context, old, new), leased(context, old, f"rename to {new}") as right:  # 1, 2
         if not force:
             refuse_if_used(payloads.directory_of(context, old), old, "renamed")
+        _refuse_nested(context, old, "renamed", but_repositories=True)
         payloads.refuse_if_fixed(context, old)
         if payloads.status_of(context.paths, new) is not None:
             if context.store.read(WORKTREES.key(new)) is not None:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 class CreateOptions(NamedTuple):
     """The worktree to create: empty, or with the content of a snapshot. In a git home also the commit to start at, the
-    branch, and whether it is isolated; or the directory of a linked worktree to adopt."""
+    branch, whether it is isolated, and whether it `continues` on the branch that an earlier worktree of this name has
+    left; or the directory of a linked worktree to adopt."""
 
     name: str
     snapshot_id: str | None = None
@@ -54,6 +55,7 @@ class CreateOptions(NamedTuple):
     branch: str | None = None
     adopted: Path | None = None
     isolated: bool = False
+    continues: bool = False
     progress: Progress | None = None
 
 
@@ -236,14 +238,17 @@ class Worktrees:
         label: str | None = None,
         branch: str | None = None,
         isolated: bool = False,
+        continues: bool = False,
         progress: Progress | None = None,
     ) -> WorktreeConfig:
         """Create a worktree: empty, or with the content of a snapshot, which becomes its base and head. `snapshot` is
         any name of it; `head` means the head of the worktree `seen_from`.
 
-        In a git home, it begins at the commit that is checked out in `main`, or at `snapshot`, which may also name a
-        worktree or a git revision; on a new branch, or on an existing one if `branch` names it. With `isolated`, it
-        is a clone that shares objects: commits there write nothing outside its directory.
+        In a git home, it begins at the tip of the branch that work lands on, which is the commit that is checked out in
+        `main` unless that is the branch of a remote; or at `snapshot`, which may also name a worktree or a revision. It
+        is on a new branch, or on an existing one if `branch` names it or the worktree `continues` on that of an earlier
+        one of its name. With `isolated`, it is a clone that shares objects: commits there write nothing outside its
+        directory.
         """
         name = self._new_name(name, label)
         if (branch is not None or isolated) and not self._context.home.has_branches:
@@ -258,12 +263,21 @@ class Worktrees:
             commit = self._context.home.revision(snapshot)
         settle(self._context, name)
         snapshot_id = found.snapshot_id if found else None
-        options = CreateOptions(name, snapshot_id, isolation, label, commit, branch, None, isolated, progress)
+        how: dict[str, Any] = {"branch": branch, "isolated": isolated, "continues": continues}
+        options = CreateOptions(name, snapshot_id, isolation, label, commit, progress=progress, **how)
         return create(self._context, options)
 
-    def uncommitted(self) -> str:
-        """The uncommitted paths in the main checkout, or a few of them; empty in a plain home."""
-        return self._context.home.uncommitted(self._context.paths.main)
+    def below(self, name: str) -> tuple[list[Path], list[Path]]:
+        """What is in the directory of a worktree, and in no snapshot of it: other worktrees, and repositories."""
+        require_here(self._context.config(worktree_name(name)), self._context.paths.main)
+        return self._context.home.below(name)
+
+    def uncommitted(self, name: str | None = None) -> str:
+        """The uncommitted paths, or a few of them, in a worktree, by default the main checkout. Empty in a plain home,
+        and for a name that is not that of a worktree here."""
+        context, name = self._context, name or self._context.paths.main
+        known = next((each for each in self.configs() if each.worktree_id == name), None)
+        return context.home.uncommitted(name) if known is not None and known.clone == context.paths.main else ""
 
     def adopt(
         self,
@@ -311,8 +325,8 @@ class Worktrees:
     ) -> Removed:
         """Remove a worktree; its snapshots stay. `teardown` runs first, under the lease. `save` saves unsaved work;
         without it, that work is deleted. An active lease is a conflict unless it is the caller's (`lock_id`); `force`
-        ignores processes that use the directory, and `git worktree lock`. A pin protects the last snapshot for
-        `keep_for` seconds."""
+        ignores processes that use the directory, repositories in it, and `git worktree lock`. A pin protects the last
+        snapshot for `keep_for` seconds."""
         context, name = self._context, worktree_name(name)
         settle(context, name)
         payloads.require_changeable(context, name, "removed")
