@@ -16,7 +16,7 @@ from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.support.browser import Browser
 from tests.web.served import serving
-from tests.web.test_browser import Pages
+from tests.web.visited import Pages
 
 ISSUES, EVENTS, WORKTREES = 10_000, 100_000, 500
 TOGETHER = 250

@@ -59,7 +59,8 @@ class Workspace:
         self.place: Path = _place(root)
         self.label: str = self.place.name or str(self.place)
         self.where: str = _where(self.place, settings.home)
-        self.is_exported = False  # then links lead to places in the same file
+        self.is_one_of_several = False  # then commands name it
+        self.exported: frozenset[str] | None = None  # in a file: the pages that it has, to which links lead
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the issues, which takes long if there are many
         self._locks: dict[str, threading.Lock] = {}
@@ -207,6 +208,8 @@ def workspaces_of(roots: Sequence[Path], settings: WorkspaceSettings) -> list[Wo
         taken = {each.slug for each in made}
         slug = next(name for number in range(len(taken) + 1) if (name := f"{base}{number or ''}") not in taken)
         made.append(Workspace(root, slug, settings))
+    for each in made:
+        each.is_one_of_several = len(made) > 1
     return made
 
 
