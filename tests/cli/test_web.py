@@ -40,7 +40,7 @@ def test_it_prints_its_address_and_ends_when_it_is_told(root: Path, number: sign
         assert record["writable"] is False
         connection = http.client.HTTPConnection("127.0.0.1", record["port"], timeout=PATIENCE)
         connection.request("GET", "/open/" + record["url"].rpartition("/")[2])
-        assert connection.getresponse().status == 303
+        assert connection.getresponse().status == 200
         connection.close()
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
@@ -89,8 +89,10 @@ def test_several_directories_are_written_to_one_file(root: Path, tmp_path: Path)
 def test_an_idle_server_reads_no_files_and_creates_none(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watching threads turn a thousand times faster than usual, and still ask the system for events alone."""
+    """There is no tracker and no ledger. The watching threads turn a thousand times faster than usual, and still ask
+    the system for events alone."""
     monkeypatch.setattr(live, "LOOK_UP", 0.005)
+    monkeypatch.setattr(live, "TRY_AGAIN", 0.005)
     names = {str(each.relative_to(root)) for each in root.rglob("*")}
     with serving([root], tmp_path / "data") as server:
         client = Client(server)
@@ -111,6 +113,28 @@ def test_an_idle_server_reads_no_files_and_creates_none(
     assert idle == []
     made = {str(each.relative_to(root)) for each in root.rglob("*")} - names
     assert made <= {".holdfast", ".holdfast/intents"}  # where a store keeps unfinished commits
+
+
+def test_a_tracker_and_a_ledger_that_are_created_later_are_followed(root: Path, tmp_path: Path) -> None:
+    with serving([root], tmp_path / "data") as server:
+        client = Client(server)
+        assert "There is no ledger here" in client.get("/r/fleet/ledger").text
+        for topic, commands in {
+            b"issues": (("issue", "init"), ("issue", "create", "Sail")),
+            b"ledger": (("ledger", "init"), ("ledger", "append", '{"type":"note"}')),
+        }.items():
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as listener:
+                head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nCookie: {client.cookie}\r\n\r\n"
+                listener.sendall(head.encode())
+                found = b""
+                while b"event: hello" not in found:
+                    found += listener.recv(4096)
+                for each in commands:
+                    assert holdfast(*each, cwd=root).returncode == 0
+                while b'"topic":"' + topic not in found:
+                    found += listener.recv(4096)
+        assert "Sail" in client.get("/r/fleet/board").text
+        assert "note" in client.get("/r/fleet/ledger").text
 
 
 def _record(monkeypatch: pytest.MonkeyPatch, name: str, used: list[str]) -> None:

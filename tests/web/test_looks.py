@@ -90,8 +90,9 @@ def test_the_labels_of_the_axis_are_inside_the_picture(pages: Pages) -> None:
     pages.go("timeline?last=1m")
     cut = """
         const box = document.querySelector(".times").getBoundingClientRect();
-        const labels = [...document.querySelectorAll(".times g > text.small")].map((each) => each.getBoundingClientRect());
-        return [labels.length, labels.filter((each) => each.right > box.right || each.left < box.left).length];
+        const labels = [...document.querySelectorAll(".times g > text.small")];
+        const boxes = labels.map((each) => each.getBoundingClientRect());
+        return [boxes.length, boxes.filter((each) => each.right > box.right || each.left < box.left).length];
     """
     count, outside = pages.browser.run(cut)
     assert count > 5

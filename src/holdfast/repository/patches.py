@@ -89,10 +89,12 @@ def unified(old: list[str], new: list[str], steps: int) -> tuple[list[str], int]
     shorter = min(len(old), len(new))
     start = _equal(zip(old, new, strict=False))
     end = min(_equal(zip(reversed(old), reversed(new), strict=False)), shorter - start)
+    if start == len(old) == len(new):
+        return [], 0
     first = max(0, start - _CONTEXT)  # equal lines at both ends are left out, but for the context
     last = max(0, end - _CONTEXT)
     old, new = old[first : len(old) - last], new[first : len(new) - last]
-    matcher = _Matcher(old, new, steps)
+    matcher = _Matcher(old, new, steps, (start - first, end - last))
     hunks: list[str] = []
     for group in matcher.get_grouped_opcodes(_CONTEXT):
         (_, i1, _, j1, _), (_, _, i2, _, j2) = group[0], group[-1]
@@ -118,10 +120,12 @@ def _range(start: int, stop: int) -> str:
 
 
 class _Matcher(difflib.SequenceMatcher[str]):
-    """Finds equal lines: those that occur once on each side, then others between them, while there are steps left."""
+    """Finds equal lines: those that occur once on each side, then others between them, while there are steps left. The
+    lines of the `context`, at the beginning and the end, are known to be equal."""
 
-    def __init__(self, old: Sequence[str], new: Sequence[str], steps: int) -> None:
+    def __init__(self, old: Sequence[str], new: Sequence[str], steps: int, context: tuple[int, int]) -> None:
         super().__init__(None, old, new)
+        self._context = context
         self._old, self._new = old, new
         self._places: dict[str, list[int]] = vars(self)["b2j"]  # public, but unknown to the type checker
         self.left = steps - len(old) - len(new)
@@ -129,9 +133,11 @@ class _Matcher(difflib.SequenceMatcher[str]):
         self._costs = list(accumulate(costs, initial=0))
 
     def get_matching_blocks(self) -> list[difflib.Match]:
-        found, regions, i, j = list[difflib.Match](), list[tuple[int, int, int, int]](), 0, 0
-        end = difflib.Match(len(self._old), len(self._new), 0)
-        for to_i, to_j, size in (*self._anchors(), end):
+        lead, tail = self._context
+        i = j = lead
+        i_end, j_end = len(self._old) - tail, len(self._new) - tail
+        found, regions = [difflib.Match(0, 0, lead)], list[tuple[int, int, int, int]]()
+        for to_i, to_j, size in (*self._anchors(lead, i_end, j_end), (i_end, j_end, tail)):
             found.append(difflib.Match(to_i, to_j, size))
             regions.append((i, to_i, j, to_j))
             i, j = to_i + 1, to_j + 1
@@ -144,16 +150,17 @@ class _Matcher(difflib.SequenceMatcher[str]):
                 if size:
                     found.append(difflib.Match(x, y, size))
                     regions += [(alo, x, blo, y), (x + size, ahi, y + size, bhi)]
-        return _merged(sorted(found))
+        return [*_merged(sorted(found)), difflib.Match(len(self._old), len(self._new), 0)]
 
-    def _anchors(self) -> Iterator[tuple[int, int, int]]:
+    def _anchors(self, start: int, i_end: int, j_end: int) -> Iterator[tuple[int, int, int]]:
         """Lines that occur once on each side, as many as are in the same order on both."""
         counts = Counter(self._old)
         once = {line: places[0] for line, places in self._places.items() if len(places) == 1}
         ends: list[int] = []  # of the rising sequences by length, each with the smallest possible end
         chains: list[tuple[int, int, Any]] = []
-        for i, line in enumerate(self._old):
-            if counts[line] == 1 and (j := once.get(line)) is not None:
+        for i in range(start, i_end):
+            line = self._old[i]
+            if counts[line] == 1 and start <= (j := once.get(line, -1)) < j_end:
                 length = bisect_left(ends, j)
                 ends[length : length + 1] = [j]
                 chains[length : length + 1] = [(i, j, chains[length - 1] if length else None)]

@@ -89,7 +89,7 @@ class _Served:
             )
             return Response(refusal_page(refusal), refusal.status, media_type=_HTML)
         request.app.state.used()
-        # A redirect would count as a request of the page with the link, and a strict cookie is not sent for another site.
+        # A redirect would belong to the page with the link, and no strict cookie is sent for a page of another site.
         page = plain_page("Welcome", h("p", h("a", "Open the pages", href="/")))
         return Response(document(page), 200, {"set-cookie": cookie, "refresh": "0; url=/"}, media_type=_HTML)
 

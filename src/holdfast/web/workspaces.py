@@ -33,6 +33,7 @@ from holdfast.repository.opening import open_tracker, tracker_of
 from holdfast.repository.overview import Overview, look_around
 from holdfast.repository.repository import Repository
 from holdfast.store.model import Watch
+from holdfast.store.open import open_store
 from holdfast.web.html import Html
 
 ISSUES, AUDIT, LANDING, LEDGER = "issues", "audit", "landing", "ledger"
@@ -67,6 +68,7 @@ class Workspace:
         self._answers: dict[str, tuple[float, Html]] = {}
         self._counts: Counter[str] = Counter()
         self._watched: set[str] = set()
+        self._tracked: Path | None = None
         self._issues: tuple[int, IssueSet[IssueSummary]] | None = None
         self._holders: ChangeWatcher | None = None
 
@@ -85,6 +87,9 @@ class Workspace:
     def tracker(self) -> Iterator[Tracker]:
         """The tracker; its issues may not exist yet."""
         root, settings = tracker_of(self.root), self.settings
+        if root != self._tracked:  # it was created in another place than it was expected in
+            self._tracked = root
+            self._watched.discard(ISSUES)
         tracker = open_tracker(root, actor=settings.actor, address=settings.address, start=self.place)
         with contextlib.closing(tracker.store):
             yield tracker
@@ -147,8 +152,8 @@ class Workspace:
     # --- Watching ----------------------------------------------------------------------------------
 
     def watches(self) -> dict[str, OpenWatch]:
-        """The records whose changes the pages follow, by topic. A watch fails if its records do not exist yet: to
-        watch must not create anything that was not there."""
+        """The records whose changes the pages follow, by topic. To watch creates nothing, and records that do not exist
+        yet are watched too: a watch reports when somebody creates them."""
         watches: dict[str, OpenWatch] = {ISSUES: self._watch_issues, LEDGER: self._watch_ledger}
         if calls.exists(self.root / ".jvs"):
             watches[AUDIT] = self._watch_audit
@@ -158,10 +163,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def _watch_issues(self) -> Iterator[Watch]:
-        with self.tracker() as tracker:
-            tracker.transactions.check_initialised()
-            with tracker.store.watch(ISSUE_EVENTS) as watch:
-                yield watch
+        with self.tracker() as tracker, tracker.store.watch(ISSUE_EVENTS) as watch:
+            yield watch
 
     @contextlib.contextmanager
     def _watch_audit(self) -> Iterator[Watch]:
@@ -175,7 +178,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def _watch_ledger(self) -> Iterator[Watch]:
-        with self.ledger() as opened, opened.ledger.store.watch(LEDGER_EVENTS) as watch:
+        store = open_store(self.root, self.settings.address)
+        with contextlib.closing(store), store.watch(LEDGER_EVENTS) as watch:
             yield watch
 
     def watch_holders(self, notify: Callable[[], None]) -> ChangeWatcher:
@@ -191,6 +195,9 @@ class Workspace:
         """From now on, every change of a topic is reported."""
         self.changed(topic)  # something may have changed before
         self._watched.add(topic)
+
+    def is_watched(self, topic: str) -> bool:
+        return topic in self._watched
 
     def end_watch(self, topic: str) -> bool:
         """Note that changes of a topic are no longer reported, so each request reads again. Returns whether they were
