@@ -354,9 +354,12 @@ def verify(output: Output, *, repo: str) -> None:
     Example:
       holdfast ledger verify
     """
+    from holdfast.cli.progress import showing
     from holdfast.ledger.verify import finding_to_json
 
-    report = open_at(repo).verify()
+    opened = open_at(repo)
+    with showing("Verifying"):
+        report = opened.verify()
     findings = [finding_to_json(each) for each in report.findings]
     lines = [f"{counted(report.events, 'event')} can be read in order."]
     for each in report.findings:
