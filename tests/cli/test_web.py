@@ -18,7 +18,7 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.repository.opening import open_tracker
 from holdfast.web import live
-from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast
+from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast, wait_until
 from tests.web.served import Client, serving
 
 
@@ -47,6 +47,28 @@ def test_it_prints_its_address_and_ends_when_it_is_told(root: Path, number: sign
     assert process.returncode == status
     assert "A browser has access. For another browser, open http://" in errors
     assert "Traceback" not in errors
+
+
+def test_a_browser_that_is_opened_is_not_told_the_address_in_its_arguments(root: Path, tmp_path: Path) -> None:
+    """Every user of the machine can read the arguments of a process."""
+    seen = tmp_path / "seen"
+    browser = tmp_path / "browser"
+    look = f'f="${{1#file://}}"; {{ echo "$1"; stat -c %a "$f"; cat "$f"; }} >{seen}.tmp; mv {seen}.tmp {seen}'
+    browser.write_text(f"#!/bin/sh\n{look}\n")
+    browser.chmod(0o755)
+    command = [*HOLDFAST, "web", "--port", "0", "--json", "--open"]
+    env = {**environment(), "BROWSER": f"{browser} %s", "XDG_DATA_HOME": str(tmp_path / "data")}
+    with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["data"]["url"]
+        wait_until(seen.exists)
+        argument, mode, page = seen.read_text().split("\n", 2)
+        assert url not in argument
+        assert mode == "600"
+        assert f"0; url={url}" in page
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert not Path(argument.removeprefix("file://")).exists()
 
 
 def test_a_port_that_is_taken_is_named(root: Path) -> None:

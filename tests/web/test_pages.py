@@ -288,7 +288,7 @@ def test_a_client_that_sends_its_request_slowly_is_dropped(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HEADER_TIME", 0.2)
-    monkeypatch.setattr(server_module, "KEEP_ALIVE", 0)
+    monkeypatch.setattr(server_module, "KEEP_ALIVE", 3600)  # of a connection that has had an answer
     with serving([sample.root], tmp_path) as server:
         assert raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ") == b""
         assert raw(server, b"") == b""

@@ -14,7 +14,7 @@ from holdfast import __version__
 from holdfast.clock import format_duration, parse_instant
 from holdfast.fs.names import shortened
 from holdfast.issues.model import Issue, State
-from holdfast.web.html import Child, Html, h, join
+from holdfast.web.html import Child, Html, document, h, join
 from holdfast.web.workspaces import REMEMBERED, Workspace
 
 SHORT = 8
@@ -143,6 +143,12 @@ def plain_page(title: str, body: Child) -> Html:
     head = _head(title, [])
     main = h("main", h("div", h("h1", title), class_="heading"), body, id="main")
     return h("html", head, h("body", h("header", h("span", "Holdfast", class_="brand"), class_="top"), main), lang="en")
+
+
+def redirecting(address: str) -> bytes:
+    """A file that leads a browser to an address."""
+    head = h("head", h("meta", charset="utf-8"), h("meta", http_equiv="refresh", content=f"0; url={address}"))
+    return document(h("html", head, h("body"), lang="en"))
 
 
 def _head(title: str, scripts: Sequence[Html]) -> Html:
