@@ -165,6 +165,25 @@ def test_an_action_is_the_call_of_a_command_and_says_which(client: Client, sampl
     assert (found.title, found.labels, found.state) == ("Paint it", (), State.REJECTED)
 
 
+def test_an_issue_shows_its_attempts_and_a_page_without_issues_how_to_begin(tmp_path: Path) -> None:
+    tracker = open_tracker(tmp_path, actor="human:ada")
+    tracker.initialise()
+    with serving([tmp_path], tmp_path / "data") as server:
+        client, slug = Client(server), server.live._workspaces[0].slug
+        assert "holdfast issue create" in client.get(f"/r/{slug}/graph").text
+        issue = tracker.create(NewIssue(title="Mend the sail")).id
+        assert "Attempts" not in client.get(f"/r/{slug}/issue/{issue}").text
+        for who, reason in (("agent:birch", "the thread is too thin"), ("agent:cedar", "")):
+            claimed = tracker.claims.claim(issue, tracker.claims.request(who, ttl=60.0))
+            tracker.claims.release(issue, ClaimId.parse(claimed.claim.claim_id), reason=reason)
+        tracker.claims.claim(issue, tracker.claims.request("agent:maple", ttl=60.0))
+        _, _, shown = client.get(f"/r/{slug}/issue/{issue}").text.partition("Attempts")
+        shown = re.sub(r"<[^>]*>", " ", shown.partition("Events")[0])
+        assert re.search(
+            r"agent:maple .*not ended .*agent:cedar .*released .*agent:birch .*the thread is too thin", shown
+        )
+
+
 def test_gates_leases_and_landings_have_actions(client: Client, sample: Sample) -> None:
     gate = sample.issues["gate"]
     assert json.loads(client.act("gate-pass", issue=gate, gate="review").content)["command"] == (
