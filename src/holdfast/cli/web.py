@@ -62,7 +62,7 @@ def web(
     and changes nothing without --writable. The address that it prints works once, and gives access to the browser that
     opens it. The command needs an extra: pip install 'holdfast[web]'.
 
-    With --export, the command writes all pages to one file that needs no server, and exits.
+    With --export, the command writes the pages, but no diffs, to one file that needs no server, and exits.
 
     \b
     Examples:

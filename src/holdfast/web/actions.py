@@ -248,5 +248,4 @@ def _text(text: str) -> str:
 
 def _command(workspace: Workspace, words: list[str]) -> str:
     """A command line; it names the repository if the server shows several."""
-    repo = ["--repo", str(workspace.place)] if workspace.is_one_of_several else []
-    return shlex.join(["holdfast", *words[:2], *repo, *words[2:]])
+    return f"{shlex.join(['holdfast', *words[:2]])}{workspace.repo_option} {shlex.join(words[2:])}"

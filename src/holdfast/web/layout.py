@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -216,12 +215,12 @@ def _switch(asked: PageRequest, page: Page) -> Html:
 
 
 def _footer(asked: PageRequest, page: Page) -> Html:
-    repo = f" --repo {shlex.quote(str(asked.workspace.place))}" if asked.workspace.is_one_of_several else ""
-    command = join("In a terminal: ", command_line(page.command + repo)) if page.command else ""
+    command = page.command + asked.workspace.repo_option
+    command_shown = join("In a terminal: ", command_line(command)) if page.command else ""
     mode = "writable" if asked.writable else "read-only"
     return h(
         "footer",
-        h("span", command),
+        h("span", command_shown),
         h("span", f"{asked.workspace.where} · Holdfast {__version__} · {mode}"),
     )
 

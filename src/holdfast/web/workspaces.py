@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import threading
 import time
 from collections import Counter
@@ -60,7 +61,7 @@ class Workspace:
         self.place: Path = _place(root)
         self.label: str = self.place.name or str(self.place)
         self.where: str = _where(self.place, settings.home)
-        self.is_one_of_several = False  # then commands name it
+        self.repo_option = ""  # of commands, if the server shows several workspaces
         self.exported: frozenset[str] | None = None  # in a file: the pages that it has, to which links lead
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the issues, which takes long if there are many
@@ -215,8 +216,9 @@ def workspaces_of(roots: Sequence[Path], settings: WorkspaceSettings) -> list[Wo
         taken = {each.slug for each in made}
         slug = next(name for number in range(len(taken) + 1) if (name := f"{base}{number or ''}") not in taken)
         made.append(Workspace(root, slug, settings))
-    for each in made:
-        each.is_one_of_several = len(made) > 1
+    for each in made if len(made) > 1 else ():
+        home = "~/" if each.where.startswith("~/") else ""
+        each.repo_option = f" --repo {home}{shlex.quote(each.where.removeprefix(home))}"
     return made
 
 

@@ -171,14 +171,14 @@ def _attempts_part(asked: PageRequest, events: list[IssueEvent]) -> Html | None:
             reasons[parse_instant(event.timestamp)] = event.unknown.get("reason")
     rows: list[list[Child]] = []
     for each in reversed(list(issue_spans(events))):
-        took = format_duration(round((asked.now if each.end is None else each.end) - each.begin))
+        took = format_duration(max(1, round((asked.now if each.end is None else each.end) - each.begin)))
         why = shortened(str(reasons.get(each.end) or NOT_KNOWN), 300)
         began = moment(format_instant(each.begin), asked.now)
-        rows.append([h("strong", each.who), began, took, each.how or "not ended", why])
+        rows.append([h("strong", each.who), each.how or "not ended", began, took, why])
     if not rows:
         return None
-    columns = ("By", "Began", "Took", "How it ended", "Why")
-    return section("Attempts", table(columns, rows, label="Attempts"), count=len(rows))
+    columns = ("By", "How it ended", "Began", "Took", "Why")
+    return section("Attempts", table(columns, rows, label="Attempts", folds=True), count=len(rows))
 
 
 def _events_part(asked: PageRequest, events: list[Entry[IssueEvent]]) -> Html:

@@ -179,7 +179,7 @@ def _picture(
         y = TOP + LANE * number
         parts.append(h("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="rule"))
         names.append(h("line", x1=0, x2=LEFT, y1=y, y2=y, class_="rule"))
-        names.append(h("text", shortened(_name(first, titles), 32), x=4, y=y + 16))
+        names.append(h("text", shortened(_name(first, titles), 30), x=4, y=y + 16))
     for each in spans:
         row = rows.get((each.kind, each.what))
         if row is not None:
