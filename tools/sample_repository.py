@@ -47,12 +47,14 @@ ISSUES = (
 
 
 class Sample(NamedTuple):
-    """The sample: its checkout, the root of its records, the ids of its issues by key, and of its check runs."""
+    """The sample: its checkout, the root of its records, and ids: of its issues by key, its check runs, and the entries
+    of its landing queues."""
 
     checkout: Path
     root: Path
     issues: dict[str, str]
     runs: tuple[str, ...]
+    entries: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -67,8 +69,10 @@ def sample_repository(place: Path) -> Iterator[Sample]:
         issues = _issues(tracker)
         _agents(stack, root, tracker, issues)
         _ledger(root)
-        paths = _opened(stack, root, "human:ada").context.paths
-        yield Sample(checkout, root, issues, tuple(each.run_id for each in check_runs(paths)))
+        repository = _opened(stack, root, "human:ada")
+        runs = tuple(each.run_id for each in check_runs(repository.context.paths))
+        entries = tuple(each.landing_id for each in Landings(repository, actor="human:ada").all())
+        yield Sample(checkout, root, issues, runs, entries)
 
 
 def many_issues(place: Path, count: int) -> Path:

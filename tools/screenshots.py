@@ -60,9 +60,11 @@ def addresses(sample: Sample) -> dict[str, str]:
     }
 
 
-def take(browser: Browser, target: Path, base: str, sample: Sample) -> None:
+def take(browser: Browser, target: Path, base: str, sample: Sample, *, docs: bool) -> None:
     for name, address in addresses(sample).items():
         for look in LOOKS:
+            if docs and f"{name}-{look.name}" not in IN_DOCS:
+                continue
             browser.size(*look.size)
             browser.dark(on=look.dark)
             browser.open(f"{base}/r/{address}")
@@ -92,7 +94,7 @@ def main() -> None:
         with serving(roots, Path(place) / "data", home=Path(place)) as server, started_browser() as browser:
             browser.open(server.one_time_address)
             time.sleep(20 if docs else 0)  # so that the timeline has something to show
-            take(browser, target, f"http://127.0.0.1:{server.port}", sample)
+            take(browser, target, f"http://127.0.0.1:{server.port}", sample, docs=docs)
     if docs:
         (ROOT / "docs/images").mkdir(exist_ok=True)
         for made, name in IN_DOCS.items():

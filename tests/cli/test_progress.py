@@ -21,6 +21,7 @@ from tests.cli.commands import (
     python,
     wait_until,
 )
+from tests.support.homes import git
 from tests.support.tmux import Terminal
 
 if sys.platform != "linux":
@@ -85,7 +86,7 @@ def test_a_claim_that_waits_says_for_what(terminal: Terminal, root: Path, kind: 
         issue = holdfast("issue", "create", "x", "--field", "id", "--repo", root).stdout.strip()
         assert holdfast("issue", "claim", issue, "--actor", "agent:a", "--repo", root).returncode == 0
         terminal.command([*HOLDFAST, "issue", "claim-next", "--actor", "agent:b", *wait])
-        terminal.wait_for("waiting for an issue that can be claimed…")
+        terminal.wait_for("waiting for an issue that can be claimed (1 in progress by agent:a)…")
     terminal.keys("C-c")
     terminal.wait_for("E_INTERRUPTED")
     assert "waiting for an" not in terminal.screen()
@@ -161,8 +162,42 @@ def test_everything_that_may_take_long_shows_its_progress(
     assert "Looking for snapshots to delete" in run("gc", "plan")
     assert "] 1 of 1 snapshots" in run("doctor", "--strict")
     assert "] 1 of 1 snapshots" in run("doctor", "--fix")
+    assert "Verifying" in run("audit", "--verify")
+    assert run("ledger", "init") == ""
+    assert "Verifying" in run("ledger", "verify")
+    run("issue", "init")
+    (tmp_path / "issues").write_text('[{"id": "11111111-1111-4111-8111-111111111111", "title": "x"}]')
+    assert "Importing" in run("issue", "import", str(tmp_path / "issues"))
     moved = run("migrate", root, "--to", f"file://{tmp_path}/elsewhere")
     assert re.search(r"Copying and comparing \[#{20}\] (\d+) of \1 records", moved)
+
+
+def test_a_search_for_conflicts_shows_that_it_works(tmp_path: Path, lines: list[str]) -> None:
+    git("init", "-q", at=tmp_path)
+    git("commit", "-q", "--allow-empty", "-m", "x", at=tmp_path)
+    assert holdfast("init", cwd=tmp_path).returncode == 0
+    assert entry.run(["conflicts", "--repo", str(tmp_path)]) == 0
+    assert "Comparing worktrees" in lines[-1]
+
+
+def test_a_run_shows_the_progress_of_its_snapshot(
+    root: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "main/f").write_text("content")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert entry.run(["run", "--repo", str(root), "--snapshot", "--", "true"]) == 0
+    assert "Capturing 1 files" in lines[-1]
+
+
+def test_an_agent_says_that_its_worktree_is_prepared(terminal: Terminal, root: Path, tmp_path: Path) -> None:
+    assert holdfast("issue", "init", "--repo", root).returncode == 0
+    assert holdfast("issue", "create", "x", "--repo", root).returncode == 0
+    setup = f"until test -e {tmp_path}/seen; do sleep 0.05; done"
+    assert holdfast("config", "set", "worktree.setup", setup, "--repo", root).returncode == 0
+    terminal.command([*HOLDFAST, "agent", "run", "--next", "--repo", root, "--", "echo", "begun"])
+    terminal.wait_for("preparing the worktree…")
+    (tmp_path / "seen").touch()
+    assert "preparing" not in terminal.wait_for("\nbegun")
 
 
 ASKS = """
@@ -244,6 +279,9 @@ def test_help_names_a_command_as_the_arguments_do(root: Path) -> None:
 
 def test_holdfast_alone_shows_the_overview_in_a_repository_and_the_help_elsewhere(root: Path, tmp_path: Path) -> None:
     assert holdfast(cwd=root / "main").stdout == "Nobody holds anything.\n"
+    assert holdfast("-q", cwd=root / "main").stdout == "Nobody holds anything.\n"
+    assert holdfast("--quiet", "-v", cwd=root / "main").stderr.startswith("holdfast: ")
+    assert holdfast("-v", cwd=tmp_path).returncode == 2
     assert holdfast(cwd=tmp_path, env={"HOLDFAST_REPO": str(root)}).stdout == "Nobody holds anything.\n"
     elsewhere = holdfast(cwd=tmp_path)
     assert (elsewhere.returncode, elsewhere.stdout) == (2, "")

@@ -18,7 +18,7 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.repository.opening import open_tracker
 from holdfast.web import live
-from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast
+from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast, wait_until
 from tests.web.served import Client, serving
 
 
@@ -40,13 +40,35 @@ def test_it_prints_its_address_and_ends_when_it_is_told(root: Path, number: sign
         assert record["writable"] is False
         connection = http.client.HTTPConnection("127.0.0.1", record["port"], timeout=PATIENCE)
         connection.request("GET", "/open/" + record["url"].rpartition("/")[2])
-        assert connection.getresponse().status == 303
+        assert connection.getresponse().status == 200
         connection.close()
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert "A browser has access. For another browser, open http://" in errors
     assert "Traceback" not in errors
+
+
+def test_a_browser_that_is_opened_is_not_told_the_address_in_its_arguments(root: Path, tmp_path: Path) -> None:
+    """Every user of the machine can read the arguments of a process."""
+    seen = tmp_path / "seen"
+    browser = tmp_path / "browser"
+    look = f'f="${{1#file://}}"; {{ echo "$1"; stat -c %a "$f"; cat "$f"; }} >{seen}.tmp; mv {seen}.tmp {seen}'
+    browser.write_text(f"#!/bin/sh\n{look}\n")
+    browser.chmod(0o755)
+    command = [*HOLDFAST, "web", "--port", "0", "--json", "--open"]
+    env = {**environment(), "BROWSER": f"{browser} %s", "XDG_DATA_HOME": str(tmp_path / "data")}
+    with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["data"]["url"]
+        wait_until(seen.exists)
+        argument, mode, page = seen.read_text().split("\n", 2)
+        assert url not in argument
+        assert mode == "600"
+        assert f"0; url={url}" in page
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert not Path(argument.removeprefix("file://")).exists()
 
 
 def test_a_port_that_is_taken_is_named(root: Path) -> None:
@@ -89,8 +111,10 @@ def test_several_directories_are_written_to_one_file(root: Path, tmp_path: Path)
 def test_an_idle_server_reads_no_files_and_creates_none(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watching threads turn a thousand times faster than usual, and still ask the system for events alone."""
+    """There is no tracker and no ledger. The watching threads turn a thousand times faster than usual, and still ask
+    the system for events alone."""
     monkeypatch.setattr(live, "LOOK_UP", 0.005)
+    monkeypatch.setattr(live, "TRY_AGAIN", 0.005)
     names = {str(each.relative_to(root)) for each in root.rglob("*")}
     with serving([root], tmp_path / "data") as server:
         client = Client(server)
@@ -111,6 +135,28 @@ def test_an_idle_server_reads_no_files_and_creates_none(
     assert idle == []
     made = {str(each.relative_to(root)) for each in root.rglob("*")} - names
     assert made <= {".holdfast", ".holdfast/intents"}  # where a store keeps unfinished commits
+
+
+def test_a_tracker_and_a_ledger_that_are_created_later_are_followed(root: Path, tmp_path: Path) -> None:
+    with serving([root], tmp_path / "data") as server:
+        client = Client(server)
+        assert "There is no ledger here" in client.get("/r/fleet/ledger").text
+        for topic, commands in {
+            b"issues": (("issue", "init"), ("issue", "create", "Sail")),
+            b"ledger": (("ledger", "init"), ("ledger", "append", '{"type":"note"}')),
+        }.items():
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as listener:
+                head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nCookie: {client.cookie}\r\n\r\n"
+                listener.sendall(head.encode())
+                found = b""
+                while b"event: hello" not in found:
+                    found += listener.recv(4096)
+                for each in commands:
+                    assert holdfast(*each, cwd=root).returncode == 0
+                while b'"topic":"' + topic not in found:
+                    found += listener.recv(4096)
+        assert "Sail" in client.get("/r/fleet/board").text
+        assert "note" in client.get("/r/fleet/ledger").text
 
 
 def _record(monkeypatch: pytest.MonkeyPatch, name: str, used: list[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from holdfast.cli.overview_view import AGENT_COLUMNS
+from holdfast.cli.styled import Span, table
 from holdfast.errors import StoreUnavailable
 from holdfast.locks.identity import current_holder
 from holdfast.repository import overview
@@ -392,6 +394,15 @@ def test_an_ordinary_directory_named_ledger_is_not_taken_for_a_ledger(tmp_path: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a Linux pseudo-terminal")
+def test_a_narrow_table_first_loses_the_columns_without_content() -> None:
+    cells = ("agent:weaver", "work", "", "2m", "40s", "alive", "", "")
+    (header, row) = table(AGENT_COLUMNS, [[Span(each) for each in cells]], 60)
+    assert "".join(each.text for each in header).split() == ["ACTOR", "WORK", "SINCE", "LEFT", "ALIVE"]
+    assert "agent:weaver" in "".join(each.text for each in row)
+    (header, _) = table(AGENT_COLUMNS, [[Span(each) for each in cells]], 100)
+    assert len("".join(each.text for each in header).split()) == 9, "there is room for all"
+
+
 def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path) -> None:
     nasty = "\x1b[31mred\x07"
     assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0

@@ -20,6 +20,7 @@ from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, Pl
 from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
 from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext
 from holdfast.repository.history import usable, visible
+from holdfast.repository.patches import patches
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy
@@ -237,7 +238,7 @@ def read_only(context: RepositoryContext, snapshot_id: str) -> None:
 def look(context: RepositoryContext, snapshot_id: str) -> None:
     """Read it unprotected: the result is right, or the failure says that it is being collected."""
     found = compare.compare(context, MAIN, snapshot_id, "head")
-    assert all(each.lines is not None for each in compare.patches(context, found))
+    assert all(each.lines is not None for each in patches(context, found))
     assert list(Snapshots(context).verify(snapshot_id)) == []
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import PartialSnapshot, UsageFailure
-from holdfast.repository.compare import Comparison, compare, patches, status
+from holdfast.repository.compare import Comparison, compare, status
 from holdfast.repository.context import MAIN, Proof, RepositoryContext
+from holdfast.repository.patches import patches
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from tests.repository.history_states import state_of
 from tests.repository.interruptions import write

@@ -18,6 +18,7 @@ from holdfast.errors import NotFound, Refused, SnapshotCollected
 from holdfast.repository import compare, gc, gc_plan
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import create_reference, resolve
+from holdfast.repository.patches import patches
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.retention import GcPlan, PlanState, Policy
@@ -78,7 +79,7 @@ STAGES: dict[str, Callable[[RepositoryContext, GcPlan], None]] = {
 
 def diff(context: RepositoryContext, old: str) -> object:
     found = compare.compare(context, MAIN, old, "head")
-    return [(each.change.path, each.lines) for each in compare.patches(context, found)]
+    return [(each.change.path, each.lines) for each in patches(context, found)]
 
 
 def diff_worktree(context: RepositoryContext, old: str) -> object:

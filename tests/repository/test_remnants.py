@@ -22,6 +22,7 @@ from holdfast.repository import payloads as scratches
 from holdfast.repository import restore as repository_restore
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
+from holdfast.repository.patches import patches
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.repository.retention import Policy
@@ -466,7 +467,7 @@ def restore(context: RepositoryContext, snapshot_id: str) -> object:
 
 def diff(context: RepositoryContext, snapshot_id: str) -> object:
     found = compare.compare(context, MAIN, "first", snapshot_id)
-    return [(each.change.path, each.lines) for each in compare.patches(context, found)]
+    return [(each.change.path, each.lines) for each in patches(context, found)]
 
 
 def examine(context: RepositoryContext, snapshot_id: str) -> object:

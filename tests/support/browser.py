@@ -119,4 +119,4 @@ def browser() -> Iterator[Browser]:
         yield made
 
 
-ENTER, ESCAPE, DOWN = "\ue007", "\ue00c", "\ue015"  # as the protocol of the driver names keys
+ENTER, ESCAPE, DOWN, TAB = "\ue007", "\ue00c", "\ue015", "\ue004"  # as the protocol of the driver names keys

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from holdfast.issues.tracker import Tracker
+from holdfast.repository.opening import open_tracker
 from holdfast.web.server import WebServer
+from tests.cli.commands import holdfast
+from tests.support.browser import Browser
 from tests.web.served import Client, serving
+from tests.web.visited import Pages
 from tools.sample_repository import Sample, sample_repository
 
 
@@ -26,3 +34,28 @@ def server(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def client(server: WebServer) -> Client:
     return Client(server)
+
+
+@pytest.fixture
+def pages(browser: Browser, server: WebServer) -> Iterator[Pages]:
+    browser.size(1360, 860)
+    browser.dark(on=False)
+    made = Pages(browser, server)
+    browser.complaints()
+    yield made
+    with contextlib.suppress(Exception):
+        browser.driver.execute_script("localStorage.clear()")
+
+
+@pytest.fixture
+def tracker(sample: Sample) -> Tracker:
+    return open_tracker(sample.root, actor="human:ada")
+
+
+@pytest.fixture(scope="module")
+def exported(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample as one file."""
+    path = tmp_path_factory.mktemp("exported") / "all.html"
+    made = holdfast("web", "--export", path, "--json", cwd=sample.checkout)
+    assert json.loads(made.stdout)["data"]["bytes"] == path.stat().st_size
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.support.browser import Browser
 from tests.web.served import serving
-from tests.web.test_browser import Pages
+from tests.web.visited import Pages
 
 ISSUES, EVENTS, WORKTREES = 10_000, 100_000, 500
 TOGETHER = 250
@@ -64,7 +65,9 @@ def test_every_page_of_a_large_repository_loads(large: Path, browser: Browser, t
     with serving([large], tmp_path) as server:
         pages = Pages(browser, server, "fleet")
         browser.complaints()
-        for page in ("overview", "board", "graph", "worktrees", "timeline", "ledger", "audit"):
+        issue, past = uuid.UUID(int=ISSUES // 2), f"timeline?at={time.time() - 1:.0f}"
+        listed = ("overview", "board", "graph", "worktrees", "timeline", "ledger", "audit", "landing", "doctor")
+        for page in (*listed, f"issue/{issue}", past):
             pages.go(page)
             assert browser.complaints() == [], page
         pages.go("board")

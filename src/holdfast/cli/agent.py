@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.cli.child import CommandExit
     from holdfast.issues.model import Issue
+    from holdfast.issues.tracker import Tracker
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import Assignment, AssignmentOptions, Outcome
     from holdfast.repository.landing import Landings, LandOptions
@@ -152,7 +153,7 @@ def run(
     with tracking(repo or str(repository.root), actor) as tracker:
         ledger = _ledger(repository.root)
         take = partial(take_work, repository, tracker, ledger=ledger)
-        with showing_output(), _taken(repository, options, take) as assignment:
+        with showing_output(), _taken(repository, tracker, options, take) as assignment:
             _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
             warn_of_broken(output, assignment.broken)
             _warn_of_uncommitted(output, repository, assignment)
@@ -217,26 +218,35 @@ def _report(output: Output, assignment: Assignment, done: AgentResult) -> None:
 
 @contextlib.contextmanager
 def _taken(
-    repository: Repository, options: AssignmentOptions, take: Callable[..., AbstractContextManager[Assignment]]
+    repository: Repository,
+    tracker: Tracker,
+    options: AssignmentOptions,
+    take: Callable[..., AbstractContextManager[Assignment]],
 ) -> Iterator[Assignment]:
-    """Yield the assignment. While it waits for an issue, and then for the worktree, the status line says so."""
+    """Yield the assignment. While it waits for an issue, prepares the worktree, and waits for that, the status line
+    says so."""
     from holdfast.cli import child
-    from holdfast.cli.progress import waiting, waiting_for
+    from holdfast.cli.issue_view import issue_waited_for
+    from holdfast.cli.progress import waiting
 
-    awaited = [waiting_for("an issue that can be claimed") if options.wait_for_issue != 0.0 else ""]
-    worktrees: list[str] = []
+    shown: Callable[[], str] = partial(issue_waited_for, tracker) if options.wait_for_issue != 0.0 else str
+    later: Iterator[Callable[[], str]] = iter([lambda: "preparing the worktree…"])  # after the claim
 
     def quietly() -> AbstractContextManager[frozenset[int]]:
-        awaited.clear()  # the issue is claimed
-        worktrees.clear()  # the second time: the worktree is leased
+        nonlocal shown
+        shown = next(later, str)  # after the lease, nothing
         return child.block_signals()
 
+    def leasing(worktree: str) -> None:
+        nonlocal shown
+        shown = partial(lease_waited_for, repository.leases, worktree, "worktree")
+
     def text() -> str:
-        return lease_waited_for(repository.leases, worktrees[0], "worktree") if worktrees else "".join(awaited)
+        return shown()
 
     with contextlib.ExitStack() as stack:
-        with waiting(options.wait, text):
-            assignment = stack.enter_context(take(options._replace(leasing=worktrees.append), quietly=quietly))
+        with waiting(None, text):
+            assignment = stack.enter_context(take(options._replace(leasing=leasing), quietly=quietly))
         yield assignment
 
 
@@ -358,13 +368,16 @@ def _not_landed(entry: Landing, record: dict[str, Any]) -> CommandFailed:
 
 
 def _concluded(assignment: Assignment, ended: CommandExit, landing: tuple[Landings, LandOptions] | None) -> Outcome:
+    from holdfast.cli.progress import showing
+
     assignment.lease.check()  # the lease may have been lost at the very end
     if ended.exit_status == 0 and landing is not None:
         return assignment.land(*landing)
-    if ended.exit_status == 0:
-        return assignment.succeed()
-    how = ended.signal_name or f"exit status {ended.exit_status}"
-    return assignment.fail(f"the command ended with {how}", **ended.as_record())
+    with showing("Saving the work"):
+        if ended.exit_status == 0:
+            return assignment.succeed()
+        how = ended.signal_name or f"exit status {ended.exit_status}"
+        return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
 def _variables(assignment: Assignment, repository: Repository) -> dict[str, str]:

@@ -13,6 +13,7 @@ import click
 from holdfast.cli.entry import CommandGroup, LazyCommand
 from holdfast.cli.options import archive_option, json_option, limit_option, repo_option
 from holdfast.cli.output import Output, counted
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_repository
 from holdfast.clock import parse_duration, parse_instant
 from holdfast.errors import SettingInvalid
@@ -89,7 +90,8 @@ def audit(
     reader = repository.audit(verified=verify, last=None if since else limit, segments=tuple(map(Path, archive)))
     start = since(repository.now()) if since else None
     found = (each for each in reader.read() if start is None or parse_instant(each.at) >= start)
-    entries = list(deque(found, maxlen=limit))
+    with showing("Verifying") if verify else contextlib.nullcontext():
+        entries = list(deque(found, maxlen=limit))
     if follow:
         _follow(output, repository, reader, entries)
         return

@@ -9,6 +9,7 @@ import click
 
 from holdfast.cli.options import json_option, repo_option
 from holdfast.cli.output import Output, counted
+from holdfast.cli.progress import showing
 from holdfast.cli.repository import open_repository
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def conflicts(output: Output, *, into: str | None, worktree: str | None, repo: s
     """
     from holdfast.repository.conflicts import find_conflicts
 
-    found = find_conflicts(open_repository(repo), into=into, only=worktree)
+    repository = open_repository(repo)
+    with showing("Comparing worktrees"):
+        found = find_conflicts(repository, into=into, only=worktree)
     output.result(found.as_record(), report_lines(found))
 
 

@@ -237,7 +237,12 @@ class CommandGroup(Group):
 
 
 class Root(Group):
-    """All commands. Without arguments: the overview in a repository, the help elsewhere."""
+    """All commands. Without a command: the overview in a repository, the help elsewhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and not ctx.resilient_parsing and {*args} <= {name for each in EVERYWHERE for name in each.opts}:
+            args = [*args, *self.without_arguments(ctx)]
+        return super().parse_args(ctx, args)
 
     def without_arguments(self, ctx: click.Context) -> list[str]:
         from holdfast.cli.who import is_in_workspace

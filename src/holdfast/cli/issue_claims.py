@@ -106,7 +106,7 @@ def claim_next(
     query = Query(labels=labels)
     with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
-        with view.waiting_for_issue(wait):
+        with view.waiting_for_issue(wait, tracker):
             claimed = tracker.claims.take_next(
                 requested,
                 wanted=lambda issue: query.fits(issue, issue.state),

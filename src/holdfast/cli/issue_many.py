@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.output import Output, counted
+from holdfast.cli.progress import showing
 from holdfast.errors import Corrupt, ExitStatus
 from holdfast.issues.model import SHORT
 
@@ -65,7 +66,8 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
 
     text = sys.stdin.buffer.read() if file == "-" else durable.read(chosen(file))
     with tracking(repo, actor) as tracker:
-        imported = import_text(tracker, text, "standard input" if file == "-" else file)
+        with showing("Importing"):
+            imported = import_text(tracker, text, "standard input" if file == "-" else file)
         defined = tracker.gates.all()
         brought = {key: gate.checker.command for key in imported.gates if (gate := defined[key]).checker}
     record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates, "checkers": brought}

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,24 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
     return None
 
 
-def waiting_for_issue(wait: float | None) -> AbstractContextManager[None]:
+def waiting_for_issue(wait: float | None, tracker: Tracker) -> AbstractContextManager[None]:
     """Show that the command waits for an issue, if it does."""
     if wait == 0.0:
         return contextlib.nullcontext()
-    from holdfast.cli.progress import waiting, waiting_for
+    from holdfast.cli.progress import waiting
 
-    return waiting(wait, lambda: waiting_for("an issue that can be claimed"))
+    return waiting(wait, partial(issue_waited_for, tracker))
+
+
+def issue_waited_for(tracker: Tracker) -> str:
+    """What a command waits for while no issue can be claimed."""
+    from holdfast.cli.progress import waiting_for
+
+    issues = tracker.transactions.summaries(finished=False)
+    working = [each for each in issues if issues.state(each) is State.IN_PROGRESS]
+    people = {each.assignee for each in working}
+    by = f" by {people.pop()}" if len(people) == 1 and None not in people else ""
+    return waiting_for(f"an issue that can be claimed ({len(working)} in progress{by})")
 
 
 def show_issues(

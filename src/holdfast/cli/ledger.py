@@ -369,9 +369,12 @@ def verify(output: Output, *, repo: str, archive: Sequence[str]) -> None:
       holdfast ledger verify
       holdfast ledger verify --archive /srv/archive/ledger-1-90000.jsonl
     """
+    from holdfast.cli.progress import showing
     from holdfast.ledger.verify import finding_to_json
 
-    report = open_at(repo).verify(tuple(map(Path, archive)))
+    opened = open_at(repo)
+    with showing("Verifying"):
+        report = opened.verify(tuple(map(Path, archive)))
     findings = [finding_to_json(each) for each in report.findings]
     lines = [f"{counted(report.events, 'event')} can be read in order."]
     for each in report.findings:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -33,6 +34,9 @@ from holdfast.leases.service import COMMAND_TTL, HeldLease
 from holdfast.locks.process_tree import Mark
 from holdfast.repository.context import Consistency, Isolation
 from holdfast.repository.repository import Repository
+
+if TYPE_CHECKING:
+    from holdfast.trees.scan import Progress
 
 LOST = """\
 The command was stopped: the lease was lost, so another holder may be writing.
@@ -207,9 +211,23 @@ def _environment(opened: OpenedLease, lease: HeldLease | None) -> dict[str, str]
 
 def _save(repository: Repository, worktree: str, lease: HeldLease | None, options: RunOptions, output: Output) -> str:
     try:
-        made = repository.snapshot(
-            worktree, lease, note=options.note, consistency=options.consistency, warn=output.warning
-        )
+        with _capturing(repository, worktree) as progress:
+            made = repository.snapshot(
+                worktree,
+                lease,
+                note=options.note,
+                consistency=options.consistency,
+                progress=progress,
+                warn=output.warning,
+            )
         return made.snapshot_id
     except Failure as failure:
         raise CommandFailed(failure, advice=f"{NOT_SAVED}\n{printable(failure.hint)}") from failure
+
+
+def _capturing(repository: Repository, worktree: str) -> AbstractContextManager[Progress | None]:
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from holdfast.cli.progress import showing
+
+    return showing("Capturing", total=repository.snapshots.files_of_head(worktree))

@@ -36,8 +36,8 @@ StyledLine = Sequence[Span]
 
 
 class Column(NamedTuple):
-    """A column of a table. It may be cut down to `least` cells, if given. If the table is still too wide, columns are
-    dropped, highest `rank` first."""
+    """A column of a table. If the table is too wide, columns without content are dropped. Then a column may be cut down
+    to `least` cells, if given; and if that is not enough, more are dropped, highest `rank` first."""
 
     title: str
     rank: int
@@ -103,8 +103,9 @@ def cut_line(line: StyledLine, width: int) -> list[Span]:
 
 
 def fitting(columns: Sequence[Column], widths: Sequence[int], width: int | None) -> dict[int, int]:
-    """The columns that are shown, by number, and how wide each is. `widths` are those of their content."""
-    shown = dict(enumerate(widths))
+    """The columns that are shown, by number, and how wide each is. `widths` are those of their content; 0 is a column
+    that has none, and is not needed."""
+    shown = {number: wide for number, wide in enumerate(widths) if wide}
     while width is not None:
         excess = sum(shown.values()) + len(GAP) * (len(shown) - 1) - width
         for number in sorted(shown, key=lambda each: -shown[each]):
@@ -126,6 +127,9 @@ def table(columns: Sequence[Column], rows: Iterable[StyledLine], width: int | No
     """The header and the rows, each with one span per column that fits."""
     grid = [[Span(each.title, "bold") for each in columns], *map(list, rows)]
     widths = [max(width_of(row[number].text) for row in grid) for number in range(len(columns))]
+    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        used = {number for row in grid[1:] for number, each in enumerate(row) if each.text}
+        widths = [wide if number in used else 0 for number, wide in enumerate(widths)]
     shown = fitting(columns, widths, width)
     return [_cut_row(row, shown) for row in grid]
 

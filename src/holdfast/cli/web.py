@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +62,7 @@ def web(
     and changes nothing without --writable. The address that it prints works once, and gives access to the browser that
     opens it. The command needs an extra: pip install 'holdfast[web]'.
 
-    With --export, the command writes all pages to one file that needs no server, and exits.
+    With --export, the command writes the pages, but no diffs, to one file that needs no server, and exits.
 
     \b
     Examples:
@@ -77,6 +79,8 @@ def web(
 
     server = WebServer(workspaces, ServerOptions(host, port, names, writable))
 
+    redirect = contextlib.ExitStack()
+
     def ready() -> None:
         record = {
             "url": server.one_time_address,
@@ -89,15 +93,14 @@ def web(
         lines = [f"Showing {shown}. {mode}", f"Open {server.one_time_address}", "Press Ctrl-C to stop."]
         output.result(record, lines)
         if open_browser:
-            _open_browser(server)
+            redirect.callback(_open_browser(server, workspaces[0].settings.data_directory))
 
     def used() -> None:
+        redirect.close()
         output.diagnostic(f"A browser has access. For another browser, open {server.one_time_address}")
 
-    try:
+    with redirect, contextlib.suppress(KeyboardInterrupt):  # the usual way to stop it
         server.run(ready=ready, used=used)
-    except KeyboardInterrupt:
-        return  # the usual way to stop it
 
 
 def _require_extra() -> None:
@@ -136,10 +139,20 @@ def _workspaces(directories: Sequence[str], actor: str | None, data_dir: str | N
     return workspaces_of(roots or [find_workspace(current_directory())], settings)
 
 
-def _open_browser(server: WebServer) -> None:
+def _open_browser(server: WebServer, place: Path) -> Callable[[], object]:
+    """Open the one-time address in the browser, by a private file: every user can read the arguments of a process.
+    Returns the function that removes the file."""
     import webbrowser
 
-    webbrowser.open(server.one_time_address)
+    from holdfast.fs import durable
+    from holdfast.fs.directory import make_directories
+    from holdfast.web.layout import redirecting
+
+    path = place / f"open-{server.port}.html"
+    make_directories(place, mode=0o700)
+    durable.replace(path, redirecting(server.one_time_address), mode=0o600)
+    webbrowser.open(path.as_uri())
+    return partial(durable.remove, path)
 
 
 def _export(output: Output, workspaces: Sequence[Workspace], name: str) -> None:

@@ -13,22 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge, UsageFailure
+from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, UsageFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, chosen, failing_to, move, status_at
 from holdfast.repository.context import Descriptor, RepositoryContext
-from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
+from holdfast.repository.history import reading, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 
 if TYPE_CHECKING:
-    from holdfast.repository.home import ReadFile
     from holdfast.trees.results import Change, Materialised
     from holdfast.trees.scan import Progress
-
-
-MOST_TEXT = 4 << 20  # the largest file whose lines are compared
-_SAMPLE = 8192  # the number of bytes that decide whether a file is text
-_NO_NEWLINE = "\n\\ No newline at end of file"
 
 
 class Side(NamedTuple):
@@ -105,83 +99,6 @@ def _with_worktree(context: RepositoryContext, old: Side, worktree: str) -> Comp
 
 def _snapshot(descriptor: Descriptor) -> Side:
     return Side(descriptor.snapshot_id, None, descriptor)
-
-
-# --- Lines ------------------------------------------------------------------------------------------
-
-
-class Patch(NamedTuple):
-    """The differing lines of one file; `lines` is None if the file is not text, or is too large."""
-
-    change: Change
-    lines: tuple[str, ...] | None
-
-    @property
-    def added(self) -> int:
-        return sum(each.startswith("+") for each in (self.lines or ())[2:])
-
-    @property
-    def removed(self) -> int:
-        return sum(each.startswith("-") for each in (self.lines or ())[2:])
-
-
-def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patch]:
-    """A unified diff of every file and symbolic link whose content differs."""
-    import difflib
-
-    from holdfast.trees.manifest import escaped
-
-    one, other = _Content(context, comparison.old), _Content(context, comparison.new)
-    for change in comparison.changes:
-        if not _has_lines(change):
-            continue
-        old = one.lines(change.path) if change.what != "added" else []
-        new = other.lines(change.path) if change.what != "removed" else []
-        if old is None or new is None:
-            yield Patch(change, None)
-            continue
-        # A line break in a name must not begin a line of the header.
-        name = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in escaped(change.path))
-        before = "/dev/null" if change.what == "added" else f"a/{name}"
-        after = "/dev/null" if change.what == "removed" else f"b/{name}"
-        diff = difflib.unified_diff(old, new, before, after, lineterm="")
-        yield Patch(change, tuple(line for each in diff for line in each.split("\n")))
-
-
-def _has_lines(change: Change) -> bool:
-    differs = change.what != "modified" or not {"content", "target", "kind"}.isdisjoint(change.aspects)
-    return change.kind in ("f", "l") and differs
-
-
-class _Content:
-    """The content of one side's files."""
-
-    def __init__(self, context: RepositoryContext, side: Side) -> None:
-        self._context, self._side = context, side
-        self._read_stored: ReadFile | None = None
-
-    def lines(self, path: bytes) -> list[str] | None:
-        """The lines of a file, the last one with a note if it has no newline; None if it is not text."""
-        try:
-            content = self._read(path)
-        except TooLarge:
-            return None
-        except NotFound:
-            if self._side.descriptor is not None:
-                refuse_if_collected(self._context, self._side.descriptor.snapshot_id)
-            return None
-        if b"\0" in content[:_SAMPLE]:
-            return None
-        lines = content.decode("utf-8", "backslashreplace").split("\n")
-        return lines[:-1] if lines[-1] == "" else [*lines[:-1], lines[-1] + _NO_NEWLINE]
-
-    def _read(self, path: bytes) -> bytes:
-        if self._side.descriptor is None:
-            return b"" if self._side.files is None else read_file(self._side.files / os.fsdecode(path), MOST_TEXT)
-        if self._read_stored is None:
-            with reading(self._context, self._side.descriptor.snapshot_id):
-                self._read_stored = self._context.home.reader(self._side.descriptor.snapshot_id)
-        return self._read_stored(path, MOST_TEXT)
 
 
 def read_file(path: Path, limit: int) -> bytes:

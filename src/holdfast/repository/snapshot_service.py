@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +35,7 @@ from holdfast.repository.worktrees import Worktrees
 from holdfast.store.model import Decision, View
 
 if TYPE_CHECKING:
+    from holdfast.repository.patches import Patch
     from holdfast.repository.transfer import FetchResult, Pushed
     from holdfast.trees.manifest import ManifestEntry
     from holdfast.trees.repair import RepairedFile
@@ -96,9 +98,12 @@ class Snapshots:
         """The changes in a worktree since its head."""
         return compare.status(self._context, worktree)
 
-    def patches(self, comparison: Comparison) -> Iterator[compare.Patch]:
-        """The differing lines of every file and symbolic link whose content differs."""
-        return compare.patches(self._context, comparison)
+    def patches(self, comparison: Comparison, *, steps: int = sys.maxsize) -> Iterator[Patch]:
+        """The differing lines of every file and symbolic link whose content differs. Once `steps` are used up, every
+        further file counts as too large."""
+        from holdfast.repository.patches import patches
+
+        return patches(self._context, comparison, steps=steps)
 
     def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
         """The entries of a snapshot's manifest."""

@@ -15,9 +15,10 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import ClaimId, GateStatus, Priority, State
 from holdfast.issues.tracker import Update
 from holdfast.locks.identity import calling_agent
-from holdfast.web.layout import SHORT, address
+from holdfast.web.layout import SHORT, path_of
 from holdfast.web.workspaces import AUDIT, ISSUES, LANDING, Workspace
 
+PURPOSE, BREAKING = "claimed in the browser", "break an expired lease"
 TOPICS = (ISSUES, AUDIT, LANDING)
 """What an action may have changed: every page looks again."""
 
@@ -89,22 +90,23 @@ def create(workspace: Workspace, given: CreateIssue) -> Done:
         depends = tuple(tracker.find_id(each) for each in given.depends_on.split())
         new = NewIssue(
             title=given.title,
-            description=given.description,
+            description=_text(given.description),
             priority=given.priority,
             labels=tuple(given.labels.split()),
             depends_on=depends,
         )
         made = tracker.create(new)
-    words = ["issue", "create", given.title]
+    words = ["issue", "create"]
     words += ["--priority", given.priority.value] if given.priority is not Priority.NORMAL else []
     words += [part for each in given.labels.split() for part in ("--label", each)]
     words += [part for each in depends for part in ("--depends-on", each[:SHORT])]
-    words += ["--description", given.description] if given.description else []
-    return Done(f"created {made.id[:SHORT]}", _command(words), address(workspace, "issue", made.id))
+    words += ["--description", _text(given.description)] if given.description else []
+    words += ["--", given.title]
+    return Done(f"created {made.id[:SHORT]}", _command(workspace, words), path_of(workspace, "issue", made.id))
 
 
 def edit(workspace: Workspace, given: EditIssue) -> Done:
-    labels = tuple(given.labels.split())
+    labels, description = tuple(given.labels.split()), _text(given.description)
     with workspace.tracker() as tracker:
         found = tracker.find_id(given.issue)
         before = tracker.issue(found)
@@ -112,7 +114,7 @@ def edit(workspace: Workspace, given: EditIssue) -> Done:
         added = tuple(each for each in labels if each not in before.labels)
         update = Update(
             title=given.title,
-            description=given.description.replace("\r\n", "\n"),
+            description=description,
             priority=given.priority,
             add_labels=added,
             remove_labels=gone,
@@ -121,10 +123,10 @@ def edit(workspace: Workspace, given: EditIssue) -> Done:
     words = ["issue", "update", found[:SHORT]]
     words += ["--title", given.title] if given.title != before.title else []
     words += ["--priority", given.priority.value] if given.priority is not before.priority else []
-    words += ["--description", given.description] if given.description != before.description else []
+    words += ["--description", description] if description != before.description else []
     words += [part for each in added for part in ("--label", each)]
     words += [part for each in gone for part in ("--remove-label", each)]
-    return Done(f"changed {found[:SHORT]}", _command(words))
+    return Done(f"changed {found[:SHORT]}", _command(workspace, words))
 
 
 def move(workspace: Workspace, given: MoveIssue) -> Done:
@@ -133,17 +135,17 @@ def move(workspace: Workspace, given: MoveIssue) -> Done:
         moved = tracker.update(found, Update(state=given.state), claim=_claim(given.claim))
         state = tracker.state(moved)
     words = ["issue", "update", found[:SHORT], "--state", given.state.value]
-    return Done(f"{found[:SHORT]} is {state.value}", _command([*words, *_claimed(given.claim)]))
+    return Done(f"{found[:SHORT]} is {state.value}", _command(workspace, [*words, *_claimed(given.claim)]))
 
 
 def claim(workspace: Workspace, given: ClaimIssue) -> Done:
     with workspace.tracker() as tracker:
         found = tracker.find_id(given.issue)
         ttl = parse_duration(given.ttl, setting="ttl")
-        request = tracker.claims.request(ttl=ttl, purpose="claimed in the browser", behalf_of=calling_agent())
+        request = tracker.claims.request(ttl=ttl, purpose=PURPOSE, behalf_of=calling_agent())
         tracker.claims.claim(found, request)
-    words = ["issue", "claim", found[:SHORT], "--ttl", given.ttl]
-    return Done(f"{found[:SHORT]} is yours for {given.ttl}", _command(words))
+    words = ["issue", "claim", found[:SHORT], "--ttl", given.ttl, "--purpose", PURPOSE]
+    return Done(f"{found[:SHORT]} is yours for {given.ttl}", _command(workspace, words))
 
 
 def release(workspace: Workspace, given: ReleaseIssue) -> Done:
@@ -151,7 +153,7 @@ def release(workspace: Workspace, given: ReleaseIssue) -> Done:
         found = tracker.find_id(given.issue)
         tracker.claims.release(found, _claim(given.claim), reason=given.reason)
     words = ["issue", "release", found[:SHORT], *(["--reason", given.reason] if given.reason else [])]
-    return Done(f"released {found[:SHORT]}", _command([*words, *_claimed(given.claim)]))
+    return Done(f"released {found[:SHORT]}", _command(workspace, [*words, *_claimed(given.claim)]))
 
 
 def pass_gate(workspace: Workspace, given: DecideGate) -> Done:
@@ -166,16 +168,16 @@ def _judge(workspace: Workspace, given: DecideGate, status: GateStatus, verb: st
     with workspace.tracker() as tracker:
         found = tracker.find_id(given.issue)
         tracker.gates.judge(found, given.gate, status)
-    return Done(f"{given.gate} {status.value}", _command(["gate", verb, found[:SHORT], given.gate]))
+    return Done(f"{given.gate} {status.value}", _command(workspace, ["gate", verb, found[:SHORT], given.gate]))
 
 
 def break_lease(workspace: Workspace, given: BreakLease) -> Done:
     """Steal an expired lease and release it, so that anybody can acquire it."""
     with workspace.repository() as repository:
-        stolen = repository.steal(given.worktree, purpose="break an expired lease")
+        stolen = repository.steal(given.worktree, purpose=BREAKING)
         repository.leases.release(given.worktree, stolen.lease.lock_id)
-    steal = _command(["lease", "steal", "--worktree", given.worktree, "--export"])
-    give_back = _command(["lease", "release", "--worktree", given.worktree])
+    steal = _command(workspace, ["lease", "steal", "--worktree", given.worktree, "--purpose", BREAKING, "--export"])
+    give_back = _command(workspace, ["lease", "release", "--worktree", given.worktree])
     return Done(f"the lease of {given.worktree} is free", f'eval "$({steal})" && {give_back}')
 
 
@@ -183,14 +185,14 @@ def cancel_landing(workspace: Workspace, given: ChangeLanding) -> Done:
     with workspace.landings() as landings:
         entry = landings.cancel(landings.find(given.landing).landing_id, given.reason)
     words = ["landing", "cancel", entry.landing_id, "--reason", given.reason]
-    return Done(f"{entry.landing_id} is {entry.state.value}", _command(words))
+    return Done(f"{entry.landing_id} is {entry.state.value}", _command(workspace, words))
 
 
 def retry_landing(workspace: Workspace, given: ChangeLanding) -> Done:
     with workspace.landings() as landings:
         entry = landings.retry(landings.find(given.landing).landing_id, None)
     done = f"{entry.landing_id} is queued for {entry.branch}"
-    return Done(done, _command(["landing", "retry", given.landing, "--no-wait"]))
+    return Done(done, _command(workspace, ["landing", "retry", given.landing, "--no-wait"]))
 
 
 class Action(NamedTuple):
@@ -239,5 +241,11 @@ def _claimed(text: str) -> list[str]:
     return ["--claim", text] if text else []
 
 
-def _command(words: list[str]) -> str:
-    return shlex.join(["holdfast", *words])
+def _text(text: str) -> str:
+    """A text as browsers send it, with the line breaks of other programs."""
+    return text.replace("\r\n", "\n")
+
+
+def _command(workspace: Workspace, words: list[str]) -> str:
+    """A command line; it names the repository if the server shows several."""
+    return f"{shlex.join(['holdfast', *words[:2]])}{workspace.repo_option} {shlex.join(words[2:])}"

@@ -18,7 +18,7 @@ from holdfast.repository.metrics import as_text, measure
 from holdfast.web import actions
 from holdfast.web.contents import PAGES, PARTS
 from holdfast.web.html import Html, document, h
-from holdfast.web.layout import Page, PageRequest, address, command_line, framed, plain_page, static_files
+from holdfast.web.layout import Page, PageRequest, address, command_line, framed, path_of, plain_page, static_files
 from holdfast.web.live import MOST_LISTENERS, Live
 from holdfast.web.security import Access, Refusal
 from holdfast.web.workspaces import Workspace, workspace_named
@@ -62,7 +62,7 @@ class _Served:
 
     async def home(self, request: Request) -> Response:
         if len(self._workspaces) == 1:
-            return RedirectResponse(address(self._workspaces[0], "overview"), 303)
+            return RedirectResponse(path_of(self._workspaces[0], "overview"), 303)
         return await run_in_threadpool(self._list)
 
     def _list(self) -> Response:
@@ -89,7 +89,9 @@ class _Served:
             )
             return Response(refusal_page(refusal), refusal.status, media_type=_HTML)
         request.app.state.used()
-        return RedirectResponse("/", 303, {"set-cookie": cookie})
+        # A redirect would belong to the page with the link, and no strict cookie is sent for a page of another site.
+        page = plain_page("Welcome", h("p", h("a", "Open the pages", href="/")))
+        return Response(document(page), 200, {"set-cookie": cookie, "refresh": "0; url=/"}, media_type=_HTML)
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -114,9 +116,8 @@ class _Served:
         return await run_in_threadpool(_measured, workspace)
 
     async def workspace(self, request: Request) -> Response:
-        return RedirectResponse(
-            address(workspace_named(self._workspaces, request.path_params["workspace"]), "overview"), 303
-        )
+        workspace = workspace_named(self._workspaces, request.path_params["workspace"])
+        return RedirectResponse(path_of(workspace, "overview"), 303)
 
     async def page(self, request: Request) -> Response:
         name = request.path_params["page"]

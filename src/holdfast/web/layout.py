@@ -13,7 +13,7 @@ from holdfast import __version__
 from holdfast.clock import format_duration, parse_instant
 from holdfast.fs.names import shortened
 from holdfast.issues.model import Issue, State
-from holdfast.web.html import Child, Html, h, join
+from holdfast.web.html import Child, Html, document, h, join
 from holdfast.web.workspaces import REMEMBERED, Workspace
 
 SHORT = 8
@@ -57,7 +57,7 @@ class PageRequest(NamedTuple):
 
 class Page(NamedTuple):
     """The answer: `body` inside the frame. `page` marks the place in the navigation; `command` shows the same in a
-    terminal; `scripts` are files in `static/`."""
+    terminal; `scripts` are files in `static/`. A final page never changes."""
 
     title: str
     page: str
@@ -65,6 +65,7 @@ class Page(NamedTuple):
     command: str = ""
     lead: Child = ""
     scripts: tuple[str, ...] = ()
+    is_final: bool = False
 
 
 @cache
@@ -80,13 +81,27 @@ def static_address(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static_files()[name]).hexdigest()[:12]}"
 
 
-def address(workspace: Workspace, page: str, name: str = "", **query: str | None) -> str:
-    """The address of a page. Names are safe names, or else the query has them."""
-    if workspace.is_exported:
-        return f"#{workspace.slug}-{page}" + (f"-{name}" if name else "")
+def path_of(workspace: Workspace, page: str, name: str = "", /, **query: str | None) -> str:
+    """The path of a page on the server. Names are safe names, or else the query has them."""
     given = {key.rstrip("_"): value for key, value in query.items() if value}
     path = f"/r/{workspace.slug}/{page}" + (f"/{name}" if name else "")
     return path + (f"?{urlencode(given)}" if given else "")
+
+
+def address(
+    workspace: Workspace, page: str, name: str = "", /, *, part: str | None = None, **query: str | None
+) -> str | None:
+    """The address for a link to a page, or to a `part` of it. In a file, it leads to a place in the file; None if the
+    file does not have the page in this form."""
+    if workspace.exported is None:
+        return path_of(workspace, page, name, **query) + (f"#{part}" if part else "")
+    place = place_of(page, name)
+    return f"#{workspace.slug}-{place}" if place in workspace.exported and not any(query.values()) else None
+
+
+def place_of(page: str, name: str) -> str:
+    """The place of a page in a file."""
+    return f"{page}-{name}" if name else page
 
 
 # --- The frame -------------------------------------------------------------------------------------
@@ -95,7 +110,8 @@ def address(workspace: Workspace, page: str, name: str = "", **query: str | None
 def framed(asked: PageRequest, page: Page) -> Html:
     """A whole page."""
     workspace = asked.workspace
-    scripts = [h("script", type="module", src=static_address(each)) for each in ("app.js", *page.scripts)]
+    scripts = [h("script", src=static_address("theme.js"))]  # before anything is drawn
+    scripts += [h("script", type="module", src=static_address(each)) for each in ("app.js", *page.scripts)]
     head = _head(f"{page.title} · {workspace.label}", scripts)
     lead = h("div", page.lead, class_="lead") if page.lead else None
     main = h(
@@ -115,6 +131,7 @@ def framed(asked: PageRequest, page: Page) -> Html:
         _palette(asked),
         h("div", id="toast", role="status", aria_live="polite"),
         data_workspace=workspace.slug,
+        data_final=page.is_final,
         data_writable="yes" if asked.writable else None,
     )
     return h("html", head, body, lang="en")
@@ -125,6 +142,12 @@ def plain_page(title: str, body: Child) -> Html:
     head = _head(title, [])
     main = h("main", h("div", h("h1", title), class_="heading"), body, id="main")
     return h("html", head, h("body", h("header", h("span", "Holdfast", class_="brand"), class_="top"), main), lang="en")
+
+
+def redirecting(address: str) -> bytes:
+    """A file that leads a browser to an address."""
+    head = h("head", h("meta", charset="utf-8"), h("meta", http_equiv="refresh", content=f"0; url={address}"))
+    return document(h("html", head, h("body"), lang="en"))
 
 
 def _head(title: str, scripts: Sequence[Html]) -> Html:
@@ -192,11 +215,12 @@ def _switch(asked: PageRequest, page: Page) -> Html:
 
 
 def _footer(asked: PageRequest, page: Page) -> Html:
-    command = join("In a terminal: ", command_line(page.command)) if page.command else ""
+    command = page.command + asked.workspace.repo_option
+    command_shown = join("In a terminal: ", command_line(command)) if page.command else ""
     mode = "writable" if asked.writable else "read-only"
     return h(
         "footer",
-        h("span", command),
+        h("span", command_shown),
         h("span", f"{asked.workspace.where} · Holdfast {__version__} · {mode}"),
     )
 
@@ -305,11 +329,27 @@ def empty(text: str, *commands: str) -> Html:
     return h("div", h("p", text), [h("p", command_line(each)) for each in commands], class_="empty")
 
 
-def table(columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, label: str, class_: str = "") -> Html:
-    """A table that scrolls sideways on a narrow screen."""
-    head = h("thead", h("tr", [h("th", each, scope="col") for each in columns]))
-    body = h("tbody", [h("tr", [h("td", cell) for cell in row]) for row in rows])
-    shown = h("table", h("caption", label, class_="unseen"), head, body, class_=class_ or None)
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Child]], *, label: str, class_: str = "", folds: bool = False
+) -> Html:
+    """A table. On a narrow screen, it scrolls sideways; or it `folds`: each row becomes a few lines, in which each cell
+    has its title, and those without content are left out."""
+
+    def role(name: str) -> str | None:
+        return name if folds else None  # a browser may take a table with another layout for no table
+
+    def data(title: str, cell: Child) -> Html:
+        more = {"data_title": title, "class_": "none" if cell == NOT_KNOWN else None} if folds else {}
+        return h("td", cell, role=role("cell"), **more)
+
+    titles = [h("th", each, scope="col", role=role("columnheader")) for each in columns]
+    head = h("thead", h("tr", titles, role=role("row")), role=role("rowgroup"))
+    lines = [h("tr", [data(*each) for each in zip(columns, row, strict=True)], role=role("row")) for row in rows]
+    caption = h("caption", label, class_="unseen")
+    class_ = f"{class_} folds" if folds else class_
+    shown = h(
+        "table", caption, head, h("tbody", lines, role=role("rowgroup")), class_=class_ or None, role=role("table")
+    )
     return h("div", shown, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
@@ -338,7 +378,7 @@ def lazy(
     class_ = f"lazy {class_}".strip()
     if asked.part is not None:
         return h(tag, asked.part(part, asked._replace(name=name)), class_=class_)
-    source = address(asked.workspace, part, name)
+    source = path_of(asked.workspace, part, name)
     placeholder = asked.workspace.last_answer(f"{part} {name}") or placeholder  # so that nothing moves when it arrives
     return h(tag, placeholder, data_src=source, data_once=once, class_=class_, aria_busy="true")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_UP = 5.0  # seconds after which a waiting thread looks whether it should end
 SETTLE = 0.05  # one commit may be reported twice
-TRY_AGAIN = 5.0  # after a store was unavailable, or while there are no records of a kind
+TRY_AGAIN = 5.0  # after a store was unavailable
 HEARTBEAT = 15.0  # seconds between two heartbeats, which also reveal clients that are gone
 MOST_LISTENERS = 200
 MOST_PENDING = 64
@@ -86,12 +86,13 @@ class Live:
             try:
                 with opened() as watch:
                     workspace.begin_watch(topic)
-                    while not self._ended.is_set():
+                    while not self._ended.is_set() and workspace.is_watched(topic):
                         if watch.wait(LOOK_UP):
                             watch.wait(SETTLE)
                             workspace.changed(topic)
                             if topic == ISSUES and self._queues:
-                                workspace.issues()  # so that no browser waits for it once it is told
+                                with contextlib.suppress(Failure):  # the pages say what is wrong
+                                    workspace.issues()  # so that no browser waits for it once it is told
                             self._announce(workspace, topic)
             except Failure:
                 if workspace.end_watch(topic):

@@ -35,8 +35,8 @@ class ServerOptions(NamedTuple):
 
 
 class _ImpatientProtocol(H11Protocol):
-    """Drops a client that is slow: the head of each request has `HEADER_TIME` to arrive, and what was sent has
-    `SEND_TIME` to be read."""
+    """Drops a client that is slow: the head of each request has `HEADER_TIME` to arrive, after at most `KEEP_ALIVE`
+    without one, and what was sent has `SEND_TIME` to be read."""
 
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -75,7 +75,8 @@ class _ImpatientProtocol(H11Protocol):
     def _wait_for_head(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = self.loop.call_later(KEEP_ALIVE + HEADER_TIME, self.transport.abort)
+        idle = KEEP_ALIVE if self.cycle is not None else 0  # a new connection has something to say
+        self._waiting = self.loop.call_later(idle + HEADER_TIME, self.transport.abort)
 
 
 class WebServer:

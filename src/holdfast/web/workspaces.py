@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from holdfast.repository.opening import open_tracker, tracker_of
 from holdfast.repository.overview import Overview, look_around
 from holdfast.repository.repository import Repository
 from holdfast.store.model import Watch
+from holdfast.store.open import open_store
 from holdfast.web.html import Html
 
 ISSUES, AUDIT, LANDING, LEDGER = "issues", "audit", "landing", "ledger"
@@ -58,13 +60,15 @@ class Workspace:
         self.place: Path = _place(root)
         self.label: str = self.place.name or str(self.place)
         self.where: str = _where(self.place, settings.home)
-        self.is_exported = False  # then links lead to places in the same file
+        self.repo_option = ""  # of commands, if the server shows several workspaces
+        self.exported: frozenset[str] | None = None  # in a file: the pages that it has, to which links lead
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the issues, which takes long if there are many
         self._locks: dict[str, threading.Lock] = {}
         self._answers: dict[str, tuple[float, Html]] = {}
         self._counts: Counter[str] = Counter()
         self._watched: set[str] = set()
+        self._tracked: Path | None = None
         self._issues: tuple[int, IssueSet[IssueSummary]] | None = None
         self._holders: ChangeWatcher | None = None
 
@@ -83,6 +87,9 @@ class Workspace:
     def tracker(self) -> Iterator[Tracker]:
         """The tracker; its issues may not exist yet."""
         root, settings = tracker_of(self.root), self.settings
+        if root != self._tracked:  # it was created in another place than it was expected in
+            self._tracked = root
+            self._watched.discard(ISSUES)
         tracker = open_tracker(root, actor=settings.actor, address=settings.address, start=self.place)
         with contextlib.closing(tracker.store):
             yield tracker
@@ -145,8 +152,8 @@ class Workspace:
     # --- Watching ----------------------------------------------------------------------------------
 
     def watches(self) -> dict[str, OpenWatch]:
-        """The records whose changes the pages follow, by topic. A watch fails if its records do not exist yet: to
-        watch must not create anything that was not there."""
+        """The records whose changes the pages follow, by topic. To watch creates nothing, and records that do not exist
+        yet are watched too: a watch reports when somebody creates them."""
         watches: dict[str, OpenWatch] = {ISSUES: self._watch_issues, LEDGER: self._watch_ledger}
         if calls.exists(self.root / ".jvs"):
             watches[AUDIT] = self._watch_audit
@@ -156,10 +163,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def _watch_issues(self) -> Iterator[Watch]:
-        with self.tracker() as tracker:
-            tracker.transactions.check_initialised()
-            with tracker.store.watch(ISSUE_EVENTS) as watch:
-                yield watch
+        with self.tracker() as tracker, tracker.store.watch(ISSUE_EVENTS) as watch:
+            yield watch
 
     @contextlib.contextmanager
     def _watch_audit(self) -> Iterator[Watch]:
@@ -173,7 +178,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def _watch_ledger(self) -> Iterator[Watch]:
-        with self.ledger() as opened, opened.ledger.store.watch(LEDGER_EVENTS) as watch:
+        store = open_store(self.root, self.settings.address)
+        with contextlib.closing(store), store.watch(LEDGER_EVENTS) as watch:
             yield watch
 
     def watch_holders(self, notify: Callable[[], None]) -> ChangeWatcher:
@@ -189,6 +195,9 @@ class Workspace:
         """From now on, every change of a topic is reported."""
         self.changed(topic)  # something may have changed before
         self._watched.add(topic)
+
+    def is_watched(self, topic: str) -> bool:
+        return topic in self._watched
 
     def end_watch(self, topic: str) -> bool:
         """Note that changes of a topic are no longer reported, so each request reads again. Returns whether they were
@@ -206,6 +215,9 @@ def workspaces_of(roots: Sequence[Path], settings: WorkspaceSettings) -> list[Wo
         taken = {each.slug for each in made}
         slug = next(name for number in range(len(taken) + 1) if (name := f"{base}{number or ''}") not in taken)
         made.append(Workspace(root, slug, settings))
+    for each in made if len(made) > 1 else ():
+        home = "~/" if each.where.startswith("~/") else ""
+        each.repo_option = f" --repo {home}{shlex.quote(each.where.removeprefix(home))}"
     return made
 
 

@@ -17,6 +17,7 @@ from holdfast.web.workspaces import Workspace
 MOST_CARDS = 60  # in a column, unless all are asked for
 COLUMNS = (State.BACKLOG, State.READY, State.IN_PROGRESS, State.GATED, State.DONE)
 _LATE = (State.REJECTED, State.ARCHIVED)  # columns that exist only if they have something
+_CHOSEN = (State.READY, State.IN_PROGRESS, State.DONE, *_LATE)  # a card may be dropped there; others follow from facts
 _NEWEST_FIRST = (State.DONE, State.REJECTED, State.ARCHIVED)
 
 
@@ -110,13 +111,13 @@ def _column(
     cards = [_card(asked, issues, issue, state) for issue in visible]
     more = None
     if len(found) > len(visible):
-        query = {key: value for key, value in asked.query.items() if key != "all"}
+        query = {key: asked.query.get(key) for key in ("q", "label", "assignee", "priority", "blocked")}
         link = address(asked.workspace, "board", **query, all=state.value)
         more = h("p", h("a", f"Show all {len(found)}", href=link), class_="more")
     return h(
         "section",
         h("h2", h("span", class_=f"dot {state.value}", aria_hidden="true"), STATES[state], _number(len(found))),
-        h("div", cards, class_="cards", data_state=state.value),
+        h("div", cards, class_="cards", data_state=state.value if state in _CHOSEN else None),
         more,
         class_="column",
         id=state.value,

@@ -40,13 +40,10 @@ def graph_page(asked: PageRequest) -> Page:
         class_="tools",
     )
     if not linked:
-        text = "No open issue depends on another." if total else "There are no issues yet."
-        return Page(
-            "Graph",
-            "graph",
-            join(switch if total else None, empty(text, "holdfast dep add ID OTHER")),
-            "holdfast graph",
-        )
+        none = empty("There are no issues yet.", "holdfast issue create 'First piece of work'")
+        if total:
+            none = join(switch, empty("No open issue depends on another.", "holdfast dep add ID OTHER"))
+        return Page("Graph", "graph", none, "holdfast graph")
     graph = {name: [on for on in each.dependencies if on in linked] for name, each in linked.items()}
     open_ones = frozenset(name for name, each in linked.items() if each.state not in rules.FINISHED)
     drawn = layered(graph, open_ones=open_ones)

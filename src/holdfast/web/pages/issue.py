@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
-from holdfast.clock import format_duration
+from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import NotFound
 from holdfast.fs.names import is_safe_name, shortened
 from holdfast.issues.model import Gate, GateRun, GateStatus, Issue, IssueClaim, IssueEvent, Priority, State
 from holdfast.issues.prompt import Ending, issue_prompt
+from holdfast.repository.timeline import issue_spans
 from holdfast.store.model import Entry
 from holdfast.web.html import Child, Html, h, join
 from holdfast.web.layout import (
@@ -52,6 +54,7 @@ def issue_page(asked: PageRequest) -> Page:
     main = join(
         section("Description", described),
         _gates_part(asked, issue, gates, runs),
+        _attempts_part(asked, [each.record for each in events]),
         _events_part(asked, events),
         section(
             "Prompt",
@@ -158,6 +161,24 @@ def _run(asked: PageRequest, run: GateRun) -> Html:
         moment(run.completed_at, asked.now),
     )
     return h("details", h("summary", summary), h("pre", f"$ {run.command}\n{output}"), class_="run")
+
+
+def _attempts_part(asked: PageRequest, events: list[IssueEvent]) -> Html | None:
+    """Who has claimed the issue, for how long, and how it ended; the newest first."""
+    reasons: dict[float | None, object] = {}
+    for event in events:
+        with contextlib.suppress(ValueError):  # another program wrote it
+            reasons[parse_instant(event.timestamp)] = event.unknown.get("reason")
+    rows: list[list[Child]] = []
+    for each in reversed(list(issue_spans(events))):
+        took = format_duration(max(1, round((asked.now if each.end is None else each.end) - each.begin)))
+        why = shortened(str(reasons.get(each.end) or NOT_KNOWN), 300)
+        began = moment(format_instant(each.begin), asked.now)
+        rows.append([h("strong", each.who), each.how or "not ended", began, took, why])
+    if not rows:
+        return None
+    columns = ("By", "How it ended", "Began", "Took", "Why")
+    return section("Attempts", table(columns, rows, label="Attempts", folds=True), count=len(rows))
 
 
 def _events_part(asked: PageRequest, events: list[Entry[IssueEvent]]) -> Html:

@@ -30,7 +30,7 @@ from holdfast.web.pages.forms import action_form
 from holdfast.web.workspaces import Workspace
 
 MOST_ENTRIES, MOST_RUNS = 200, 60
-MOST_LOG = 256 << 10  # bytes: the end of a log
+MOST_LOG, MOST_LOG_IN_FILE = 256 << 10, 32 << 10  # bytes: the end of a log
 _RETRYABLE = (LandingState.CONFLICT, LandingState.FAILED, LandingState.WITHDRAWN)
 
 
@@ -145,8 +145,8 @@ def batches_part(asked: PageRequest) -> Html:
         paths, entries = repository.paths, {each.landing_id: each for each in landings.all()}
         runs = list(islice(check_runs(paths), MOST_RUNS))[::-1]
         going = frozenset(run.run_id for run in runs if is_running(paths, run))
-        leases = repository.named_leases
-        is_busy = going or any(leases.state(lease_of(each.name)) for each in landings.targets())
+        states = [repository.named_leases.state(lease_of(each.name)) for each in landings.targets()]
+        is_busy = going or any(each is not None and not each.expired for each in states)
     if not runs:
         text = "No checks ran on this machine. Commands that a commit must pass before it lands are a setting:"
         shown = empty(text, "holdfast config set land.checks 'make test'")
@@ -247,7 +247,7 @@ def log_part(asked: PageRequest) -> Html:
         run = next(about, None)
         if run is None:
             return h("span", "No checks ran for this entry on this machine.", class_="dim")
-        return _log(paths, run)
+        return _log(asked, paths, run)
 
 
 def run_page(asked: PageRequest) -> Page:
@@ -277,7 +277,7 @@ def run_page(asked: PageRequest) -> Page:
 def run_log_part(asked: PageRequest) -> Html:
     """The end of the log of a run."""
     with asked.workspace.repository() as repository:
-        return _log(repository.paths, _run(repository.paths, asked.name))
+        return _log(asked, repository.paths, _run(repository.paths, asked.name))
 
 
 def _run(paths: RepositoryPaths, run_id: str) -> CheckRun:
@@ -287,17 +287,17 @@ def _run(paths: RepositoryPaths, run_id: str) -> CheckRun:
     return found
 
 
-def _log(paths: RepositoryPaths, run: CheckRun) -> Html:
+def _log(asked: PageRequest, paths: RepositoryPaths, run: CheckRun) -> Html:
     """The end of a log. While the run goes on, the scripts ask again."""
     going = is_running(paths, run)
-    text = _end_of_log(paths, run.run_id)
+    text = _end_of_log(paths, run.run_id, MOST_LOG if asked.part is None else MOST_LOG_IN_FILE)
     return join(text or "(empty)\n", h("span", "…", data_again="1000", class_="dim") if going else None)
 
 
-def _end_of_log(paths: RepositoryPaths, run_id: str) -> str:
+def _end_of_log(paths: RepositoryPaths, run_id: str, size: int) -> str:
     content, offset = b"", 0
     while block := read_log(paths, run_id, offset=offset):
-        content, offset = (content + block)[-MOST_LOG:], offset + len(block)
+        content, offset = (content + block)[-size:], offset + len(block)
     return content.decode(errors="replace")
 
 

@@ -137,7 +137,7 @@ def _issue_counts(workspace: Workspace, issues: IssueSet[IssueSummary]) -> Html 
             h("span", class_=f"dot {state.value}", aria_hidden="true"),
             f"{STATES[state]} ",
             h("strong", count),
-            href=address(workspace, "board") + f"#{state.value}",
+            href=address(workspace, "board", part=state.value),
         )
         for state, count in counts.items()
         if count
@@ -167,7 +167,7 @@ def _agents_part(asked: PageRequest, agents: Sequence[AgentRow]) -> Html:
         )
         return section("Agents", hint, count=0)
     rows = [_agent_cells(asked, each) for each in agents]
-    return section("Agents", table(_COLUMNS, rows, label="Agents", class_="agents rows"), count=len(agents))
+    return section("Agents", table(_COLUMNS, rows, label="Agents", class_="agents rows", folds=True), count=len(agents))
 
 
 def _agent_cells(asked: PageRequest, row: AgentRow) -> list[Child]:

@@ -32,6 +32,7 @@ _DAY = WINDOWS[4][1]
 MOST_LANES, MOST_SPANS = 120, 4_000
 RECENT = 2_000  # events of the ledger that are read if no instant is chosen
 LEFT, WIDTH, LANE, TOP = 210, 1400, 24, 26  # pixels of the picture: labels, whole width, height of a lane, the axis
+HALF = 34  # pixels: half of the widest label of the axis
 _COLOURS = 8
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?")  # what the field of a form sends, without a zone
 Place = Callable[[float], float]
@@ -49,9 +50,12 @@ def timeline_page(asked: PageRequest) -> Page:
     drawn = (
         h(
             "div",
-            _picture(asked, seen, titles, begin, end, cursor),
+            h("div", _picture(asked, seen, titles, begin, end, cursor), class_="picture"),
             class_="timeline",
             id="timeline",
+            tabindex=0,
+            role="region",
+            aria_label="Who held what",
             data_begin=f"{begin:.3f}",
             data_end=f"{end:.3f}",
             data_left=LEFT,
@@ -167,12 +171,14 @@ def _picture(
     def x(instant: float) -> float:
         return round(LEFT + (min(max(instant, begin), end) - begin) * scale, 1)
 
+    names: list[Child] = []
     parts: list[Child] = [_axis(begin, end, height, x)]
     for number, lane in enumerate(shown):
         first = next(each for each in spans if (each.kind, each.what) == lane)
         y = TOP + LANE * number
-        parts.append(h("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="rule"))
-        parts.append(h("text", shortened(_name(first, titles), 32), x=4, y=y + 16))
+        parts.append(h("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="rule"))
+        names.append(h("line", x1=0, x2=LEFT, y1=y, y2=y, class_="rule"))
+        names.append(h("text", shortened(_name(first, titles), 30), x=4, y=y + 16))
     for each in spans:
         row = rows.get((each.kind, each.what))
         if row is not None:
@@ -180,12 +186,10 @@ def _picture(
     if cursor is not None:
         parts.append(h("line", x1=x(cursor), x2=x(cursor), y1=0, y2=height, class_="cursor"))
     parts.append(h("line", x1=-9, x2=-9, y1=0, y2=height, class_="pointer", id="pointer"))
-    return h(
-        "svg",
-        parts,
-        viewBox=f"0 0 {WIDTH} {height}",
-        role="img",
-        aria_label=f"{len(spans)} leases and claims in {len(lanes)} lanes",
+    label = f"{len(spans)} leases and claims in {len(lanes)} lanes"
+    return join(  # two pictures side by side: on a narrow screen, the names stay while the rest scrolls
+        h("svg", names, viewBox=f"0 0 {LEFT} {height}", class_="names", aria_hidden="true"),
+        h("svg", parts, viewBox=f"{LEFT} 0 {WIDTH - LEFT} {height}", class_="times", role="img", aria_label=label),
     )
 
 
@@ -196,7 +200,7 @@ def _axis(begin: float, end: float, height: int, x: Place) -> Html:
     while tick < end:
         place = x(tick)
         marks.append(h("line", x1=place, x2=place, y1=18, y2=height, class_="grid"))
-        if place < WIDTH - 24:  # the label fits
+        if LEFT + HALF < place < WIDTH - HALF:  # the label fits
             marks.append(h("text", _tick(tick, step), x=place, y=13, class_="small", text_anchor="middle"))
         tick += step
     return h("g", marks)

@@ -58,6 +58,8 @@ function morphChildren(old, made) {
   }
 }
 
+const SHARE = 3; // the pause after a refresh, as a multiple of its duration
+const MOST_PAUSE = 10000; // milliseconds
 let loading = false;
 let again = false;
 
@@ -68,6 +70,7 @@ async function refresh() {
   }
   loading = true;
   again = false;
+  const began = Date.now();
   try {
     const answer = await fetch(location.href, { headers: { accept: "text/html" } });
     if (answer.status === 401) {
@@ -83,8 +86,10 @@ async function refresh() {
   } catch {
     // the server does not answer: the stream of events reports it
   } finally {
-    loading = false;
-    if (again) setTimeout(refresh, 300);
+    setTimeout(() => { // a page that takes long to make is asked for less often
+      loading = false;
+      if (again) refresh();
+    }, Math.min(SHARE * (Date.now() - began), MOST_PAUSE));
   }
 }
 document.addEventListener("visibilitychange", () => !document.hidden && again && refresh());
@@ -94,6 +99,7 @@ document.addEventListener("visibilitychange", () => !document.hidden && again &&
 async function loadPart(part) {
   try {
     const answer = await fetch(part.dataset.src);
+    if (!answer.ok) return; // it stays as it is
     const made = new DOMParser().parseFromString(await answer.text(), "text/html").body;
     morphChildren(part, document.adoptNode(made));
     part.dataset.loaded = "yes";
@@ -120,7 +126,8 @@ let leads = false;
 
 function heard(message) {
   if (message.state) showLive(message.state);
-  if (message.fresh || message.change?.workspace === workspace) refresh();
+  const isOurs = message.change?.workspace === workspace && body.dataset.final === undefined;
+  if (message.fresh || isOurs) refresh();
 }
 
 function tell(message) {
@@ -238,8 +245,6 @@ function switchTheme() {
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
   localStorage.setItem("holdfast-theme", document.documentElement.dataset.theme);
 }
-const theme = localStorage.getItem("holdfast-theme");
-if (theme) document.documentElement.dataset.theme = theme;
 
 const KEYS = {
   "/": () => document.getElementById("search")?.focus(),
@@ -317,6 +322,8 @@ palette?.addEventListener("keydown", (event) => {
 
 // --- Actions ---
 
+const TOAST = "holdfast-toast";
+
 async function act(address, given) {
   const answer = await fetch(address, {
     method: "POST",
@@ -325,7 +332,9 @@ async function act(address, given) {
   });
   const failed = { ok: false, error: { message: `The server answered ${answer.status}`, hint: "" } };
   const done = await answer.json().catch(() => failed);
-  toast(done.ok ? done.message : `${done.error.message}. ${done.error.hint}`, done.command);
+  const words = [done.ok ? done.message : `${done.error.message}. ${done.error.hint}`, done.command];
+  if (done.page) sessionStorage.setItem(TOAST, JSON.stringify(words)); // that page shows it
+  else toast(...words);
   return done;
 }
 
@@ -340,6 +349,10 @@ function toast(text, command) {
   clearTimeout(toast.timer);
   toast.timer = setTimeout(() => place.replaceChildren(), 12000);
 }
+
+const kept = sessionStorage.getItem(TOAST);
+sessionStorage.removeItem(TOAST);
+if (kept) toast(...JSON.parse(kept));
 
 function say(text) {
   const banner = document.querySelector(".banner") || body.appendChild(document.createElement("div"));
@@ -363,3 +376,8 @@ document.addEventListener("submit", async (event) => {
 document.addEventListener("act", (event) => act(event.detail.address, event.detail.given)); // from other scripts
 
 loadParts(false);
+const here = document.querySelector("nav a[aria-current]");
+if (here) { // in sight, where the screen is too narrow for all pages
+  const nav = here.parentNode;
+  nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
+}

@@ -1,7 +1,7 @@
 // Dragging a card to another column moves the issue. Only a writable page has cards that can be dragged.
 
 let dragged = null;
-const cardsAt = (event) => event.target.closest?.(".column")?.querySelector(".cards");
+const cardsAt = (event) => event.target.closest?.(".column")?.querySelector(".cards[data-state]");
 
 document.addEventListener("dragstart", (event) => {
   dragged = event.target.closest?.(".card[draggable=true]");

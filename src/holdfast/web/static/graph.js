@@ -1,7 +1,8 @@
-// Pan by dragging, zoom by the wheel or the buttons. The picture itself comes from the server.
+// Pan by dragging, zoom by the wheel or the buttons; with two fingers, both. The picture comes from the server.
 
 const READABLE = 0.8; // scale of a large graph at first
 const FAR = 0.55; // below this scale, only titles are shown, and the states as colours
+const MARGIN = 8; // around a node with the focus
 const place = document.getElementById("graph");
 let view = null;
 
@@ -37,6 +38,26 @@ function point(event) {
   return [at.x, at.y];
 }
 
+// The place between two fingers, and how far they are apart; the browser leaves their gesture to us.
+function spread(event) {
+  if (event.touches.length !== 2) return null;
+  if (event.cancelable) event.preventDefault();
+  const [one, other] = event.touches;
+  return {
+    clientX: (one.clientX + other.clientX) / 2,
+    clientY: (one.clientY + other.clientY) / 2,
+    apart: Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY) || 1,
+  };
+}
+
+// Move the view so far that all of a node is inside.
+function reveal(box) {
+  const inside = (at, from, length, size) => Math.max(Math.min(at, from - MARGIN), from + length + MARGIN - size);
+  view.x = inside(view.x, box.x, box.width, view.w);
+  view.y = inside(view.y, box.y, box.height, view.h);
+  show();
+}
+
 if (place) {
   view = first();
   show();
@@ -48,6 +69,7 @@ if (place) {
   let from = null;
   let moved = false;
   place.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "touch") return; // one finger scrolls the page
     from = { x: event.clientX, y: event.clientY, view: { ...view } };
     moved = false;
   });
@@ -63,6 +85,23 @@ if (place) {
   addEventListener("pointerup", () => { from = null; });
   place.addEventListener("click", (event) => moved && event.preventDefault(), true);
   place.addEventListener("dragstart", (event) => event.preventDefault());
+  let fingers = null;
+  place.addEventListener("touchstart", (event) => { fingers = spread(event); }, { passive: false });
+  place.addEventListener("touchmove", (event) => {
+    const now = spread(event);
+    if (!now || !fingers) return;
+    const before = point(fingers);
+    zoom(fingers.apart / now.apart, ...before);
+    const after = point(now);
+    view.x += before[0] - after[0];
+    view.y += before[1] - after[1];
+    show();
+    fingers = now;
+  }, { passive: false });
+  place.addEventListener("focusin", (event) => {
+    const node = event.target.closest(".node");
+    if (node?.matches(":focus-visible")) reveal(node.getBBox());
+  });
   for (const button of document.querySelectorAll("[data-zoom]")) {
     button.addEventListener("click", () => {
       if (button.dataset.zoom === "fit") {

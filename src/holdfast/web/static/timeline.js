@@ -3,11 +3,12 @@
 const place = document.getElementById("timeline");
 
 function instantAt(event) {
-  const svg = place.querySelector("svg");
+  const svg = place.querySelector(".times");
   const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
   const { begin, end, left, width } = place.dataset;
   const share = (at.x - left) / (width - left - 8);
-  return { x: at.x, instant: +begin + share * (end - begin), inside: share >= 0 && share <= 1 };
+  const inside = share >= 0 && share <= 1 && !event.target.closest(".names");
+  return { x: at.x, instant: +begin + share * (end - begin), inside };
 }
 
 // Where the lanes are wider than the screen, show the chosen moment, or else the present.
