@@ -165,8 +165,10 @@ class Trace:
 class Disk:
     """The state that is certainly on the disk, and the changes that may be."""
 
-    def __init__(self, trace: Trace, limit: int) -> None:
+    def __init__(self, trace: Trace, limit: int, *, in_order: bool = False) -> None:
+        """With `in_order`, the disk is that of a filesystem with one journal for all names."""
         self.capped = ""
+        self._in_order = in_order
         self._nodes = trace.nodes
         self._files = {number for number, node in trace.nodes.items() if node.kind == stat.S_IFREG}
         self._limit = limit
@@ -206,7 +208,7 @@ class Disk:
 
     def _sync_names(self, directory: int) -> None:
         self._unsynced_names = [
-            (naming, certain or any(cell.directory == directory for cell in naming.cells))
+            (naming, certain or self._in_order or any(cell.directory == directory for cell in naming.cells))
             for naming, certain in self._unsynced_names
         ]
         while self._unsynced_names and self._unsynced_names[0][1]:
@@ -228,7 +230,8 @@ class Disk:
         """Every tree that the names may form, each once."""
         seen = set()
         choices = [[True] if certain else [False, True] for _, certain in self._unsynced_names]
-        for chosen in self._combinations(choices, "subsets of changed names"):
+        first = [[True] * count + [False] * (len(choices) - count) for count in range(len(choices) + 1)]
+        for chosen in first if self._in_order else self._combinations(choices, "subsets of changed names"):
             tree = tuple(_walk(self._named(chosen)))
             if tree not in seen:
                 seen.add(tree)

@@ -449,7 +449,7 @@ def test_writers_that_meet_are_measured(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     report = writers.run(quick=True)
     assert [table.title.split()[0] for table in report.tables] == ["appends", "updates", "updates"]
-    assert len(report.targets) == 9
+    assert len(report.targets) == 12
     assert all(target.measured is not None for target in report.targets)
     assert report.notes == []
     assert os.listdir(tmp_path) == []

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from holdfast.ledger.projection import ACQUIRED, REAPED
 from holdfast.locks import lock_file
 from holdfast.store import intents
 from holdfast.store.files import FileStore
-from proof.crash import Attempt, Outcome, error_points, interposed, kill_points
+from proof.crash import Attempt, Outcome, error_points, interposed, kill_points, mark
 from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.ledger.ledgers import acquired, append_raw, close_all, event_files, open_claims, open_ledger
@@ -93,7 +94,7 @@ class AppendingOften(Appending):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lock_file, "KEPT_FROM", 0)
             assert isinstance(ledger.store, FileStore)
-            ledger.store._numbers.remember_durable(ledger.store._locate(EVENTS), WARM)
+            ledger.store._numbers.remember(ledger.store._locate(EVENTS), WARM)
             super()._append(ledger)
 
 
@@ -107,6 +108,39 @@ class AppendingAtOnce(Appending):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
             super()._append(ledger)
+
+
+class AppendingInTurns(Appending):
+    """Append an event, and another one by a writer that gets the lock before the name of the first event is synced."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _append(self, ledger: Ledger) -> None:
+        acknowledge = FileStore._acknowledge
+
+        def overtaken(store: FileStore, *rest: Any) -> None:
+            if store is ledger.store:
+                with FileStore(store.path, clock=CLOCK, timeout=1.0) as other:
+                    other._settled.add("ledger")  # it has been at work for a while
+                    Ledger(other).append({"type": "new", "id": "new-1"})
+                mark("the second event is acknowledged")
+            acknowledge(store, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FileStore, "_may_sync_later", lambda self, location: True)
+            patch.setattr(FileStore, "_acknowledge", overtaken)
+            super()._append(ledger)
+
+    def _check(self, ledger: Ledger, directory: Path, outcome: Outcome) -> None:
+        break_torn_lock(directory)
+        ledger.append({"type": "next", "id": "next"})
+        found = [each.event["id"] for each in ledger.events()]
+        made = found[WARM:-1]
+        assert made == ["new-0", "new-1"][: len(made)], found
+        assert not outcome.marks or len(made) == 2, "an acknowledged event is lost"
+        names = [path.name for path in event_files(directory)]
+        assert names == [f"event-{number:06d}.json" for number in range(1, len(found) + 1)]
 
 
 class Claiming(Appending):
@@ -202,6 +236,45 @@ def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Ap
     power_cuts(scenario, share=SHARE).require_clean(at_least=20)
 
 
+@pytest.mark.req("LG-16")
+def test_a_power_cut_between_writers_in_turns_loses_no_acknowledged_event_if_names_keep_their_order() -> None:
+    scenario = AppendingInTurns()
+    power_cuts(scenario, share=SHARE, in_order=True).require_clean(at_least=20)
+    without = power_cuts(scenario, enough=1)
+    assert without.violations, "the scenario does not show why the order is needed"
+
+
+@pytest.mark.sampled(1)
+def test_a_kill_of_a_writer_that_has_not_synced_its_name_leaves_all_or_nothing() -> None:
+    kill_points(AppendingInTurns(), share=SHARE).require_clean(at_least=60)
+
+
+class AcknowledgedUnsynced(AppendingInTurns):
+    """Planted bug: writers acknowledge without their own sync, because the other will sync too."""
+
+    def _append(self, ledger: Ledger) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FileStore, "_acknowledge", lambda *rest: None)
+            super()._append(ledger)
+
+
+class DraftUnsynced(Appending):
+    """Planted bug: the draft that is written before the lock is taken is not synced."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _append(self, ledger: Ledger) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "write_draft", partial(durable.write_draft, durable=False))
+            super()._append(ledger)
+
+
+@pytest.mark.parametrize("bug", [AcknowledgedUnsynced(), DraftUnsynced()], ids=["acknowledged", "draft"])
+def test_a_sync_that_is_missing_is_found(bug: Appending) -> None:
+    assert power_cuts(bug, in_order=True, enough=1).violations
+
+
 class PublishedTorn(Appending):
     """Planted bug: the event is written directly under its final name."""
 
@@ -218,7 +291,7 @@ class PublishedTorn(Appending):
             fd = calls.open(name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=opened.fd)
             calls.write(fd, b'{"type":')
             calls.close(fd)
-            calls.replace(draft, name, src_dir_fd=opened.fd, dst_dir_fd=opened.fd)
+            calls.replace(draft, name, src_dir_fd=options["drafts"].fd, dst_dir_fd=opened.fd)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(durable, "publish_new", at_once)

@@ -104,10 +104,12 @@ def test_an_event_of_another_program_over_the_limit_is_a_warning_if_it_can_be_re
 def test_drafts_and_foreign_files_are_reported_as_notes_only(scratch: Path) -> None:
     fill(scratch, 2)
     named(".event-000003.json-0123.tmp")(scratch)
+    (scratch / "ledger/.drafts").mkdir()
+    named(".drafts/.event-0123.tmp")(scratch)
     named("README")(scratch)
     report = verified(scratch)
     assert report.sound
-    assert sorted(each.code for each in report.findings) == ["draft", "foreign-file"]
+    assert sorted(each.code for each in report.findings) == ["draft", "draft", "foreign-file"]
 
 
 def test_many_gaps_are_summarised(scratch: Path) -> None:

@@ -117,6 +117,8 @@ SINGLE: Mapping[str, CommitCase] = {
     "append a long line": CommitCase([ISSUE], making(Append(EVENTS, Text(LONG)))),
     "append the first line": CommitCase([], making(Append(AUDIT, Text("begun")))),
     "append to the ledger": CommitCase([CLAIMS], making(Append(LEDGER, Text("claimed again")))),
+    "append blindly": CommitCase([CLAIMS], making(Append(LEDGER, Text("claimed again")), is_blind=True)),
+    "append blindly to a new ledger": CommitCase([], making(Append(LEDGER, Text("claimed")), is_blind=True)),
     "begin the ledger": CommitCase([], making(Append(LEDGER, Text("claimed")))),
 }
 SEVERAL: Mapping[str, CommitCase] = {

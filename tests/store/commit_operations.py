@@ -14,7 +14,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.locks import ledger_lock
 from holdfast.locks.identity import current_holder
 from holdfast.store.files import FileStore
-from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.store.model import Append, Blind, Change, Create, Decision, Delete, Key, Replace, Stream, View
 from tests.store.worlds import INDEX, Listed, Named, Text, World
 
 TIMEOUT = 1.0
@@ -25,22 +25,27 @@ TIMEOUT = 1.0
 
 
 class Operation(NamedTuple):
-    """A transaction: the keys and streams that it names, and its decision on their content."""
+    """A transaction: the keys and streams that it names, and its decision on their content, perhaps a blind one."""
 
     named: Sequence[Named]
     decide: Callable[[View], Sequence[Change]]
+    is_blind: bool = False
 
     def run(self, store: FileStore, commit_id: str | None = None) -> None:
-        store.transact(self.named, lambda view, now: Decision(self.decide(view), None), commit_id=commit_id)
+        def decide(view: View, now: float) -> Decision[None]:
+            return Decision(self.decide(view), None)
+
+        blind = Blind(lambda now: decide(View({}), now))
+        store.transact(self.named, blind if self.is_blind else decide, commit_id=commit_id)
 
     def applied_to(self, world: World) -> World:
         return world.changed(self.decide(world.view(self.named)))
 
 
-def making(*changes: Change) -> Operation:
+def making(*changes: Change, is_blind: bool = False) -> Operation:
     """A transaction that makes exactly these changes."""
     named = [change.stream if isinstance(change, Append) else change.key for change in changes]
-    return Operation(list(dict.fromkeys(named)), lambda view: changes)
+    return Operation(list(dict.fromkeys(named)), lambda view: changes, is_blind)
 
 
 def looking(named: Sequence[Named]) -> Operation:

@@ -25,6 +25,7 @@ from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.model import (
     Append,
+    Blind,
     Change,
     Create,
     Decision,
@@ -171,12 +172,13 @@ def test_appending_to_a_numbered_stream_lists_nothing(store: FileStore, monkeypa
     assert not [path for path in listed + scanned if "ledger" in path]
 
 
-def test_a_commit_syncs_the_ledger_once_unless_another_writer_appended(
+def test_a_commit_syncs_the_ledger_once_unless_a_name_may_not_be_synced(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_often(store, LEDGER, "", 1)
     ledger = os.stat(store.path / "ledger").st_ino
-    synced, sync = [], calls.sync_directory
+    synced: list[int] = []
+    sync = calls.sync_directory
 
     def note(descriptor: int) -> None:
         synced.append(os.fstat(descriptor).st_ino)
@@ -193,8 +195,28 @@ def test_a_commit_syncs_the_ledger_once_unless_another_writer_appended(
     assert syncs(Append(LEDGER, Event(15))) == 1, "our own batch needs no extra sync either"
     with open_file_store(store.path) as other:
         apply(other, Append(LEDGER, Event(16)))
-    assert syncs(Append(LEDGER, Event(17))) == 2, "the other writer may have died before its sync"
-    assert syncs(Append(LEDGER, Event(18))) == 1
+    assert syncs(Append(LEDGER, Event(17))) == 1, "the note of the other writer says that it has synced its name"
+    (store.path / "ledger/note").touch()
+    assert syncs(Append(LEDGER, Event(18))) == 2, "a process that died, or another program, may have appended"
+    assert syncs(Append(LEDGER, Event(19))) == 1
+
+
+def test_a_blind_append_syncs_its_draft_before_it_takes_the_lock(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_often(store, LEDGER, "", 1)
+    locked: list[bool] = []
+    sync = calls.fsync
+
+    def note(descriptor: int) -> None:
+        locked.append((store.path / "ledger/ledger.lock").exists())
+        sync(descriptor)
+
+    monkeypatch.setattr(calls, "fsync", note)
+    for _ in range(2):
+        locked.clear()
+        store.transact([LEDGER], Blind(lambda now: Decision([Append(LEDGER, Event(2))], None)))
+    assert locked == [False, True], "the content, and then the name"
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:

@@ -15,7 +15,7 @@ from holdfast.fs.directory import Directory
 from holdfast.store import files, intents, recovery, streams
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
-from holdfast.store.layout import INTENTS, Kind, Location, OpenDirectories
+from holdfast.store.layout import INTENTS, Location, OpenDirectories
 from holdfast.store.streams import Batch, LastNumbers, Planned, in_order
 from proof.crash import Fault, Report, error_points, kill_points
 from proof.powercut import power_cuts
@@ -190,7 +190,15 @@ def settled_only_once(plant: pytest.MonkeyPatch) -> None:
 
 
 def numbers_of_other_processes_not_settled(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(LastNumbers, "is_durable", lambda self, place: place.kind is Kind.NUMBERED)
+    find = LastNumbers.find_exactly
+    plant.setattr(FileStore, "_last_number", lambda self, place, directory: find(self._numbers, directory, place, None))
+
+
+def record_acknowledged_before_its_name_is_durable(plant: pytest.MonkeyPatch) -> None:
+    sync = durable.sync_names
+    plant.setattr(
+        durable, "sync_names", lambda directory, name="": None if name.startswith("event-") else sync(directory, name)
+    )
 
 
 def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
@@ -206,15 +214,18 @@ def truncation_of_a_line_not_durable(plant: pytest.MonkeyPatch) -> None:
 
 
 def error_after_the_commit_point_reported_as_failure(plant: pytest.MonkeyPatch) -> None:
-    class Blind:
+    class Unaware(files._Progress):
         perhaps_made = property(lambda self: False, lambda self, value: None)
-        overtaken = False
 
-    plant.setattr(files, "_Progress", Blind)
+    plant.setattr(files, "_Progress", Unaware)
 
 
 def drafts_left_by_a_failed_commit(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Intents, "discard_drafts", lambda self, intent, opened: None)
+
+
+def early_drafts_left(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(FileStore, "_discard_early", lambda self, locations, early: None)
 
 
 def batch_published_before_its_intent_is_durable(plant: pytest.MonkeyPatch) -> None:
@@ -254,6 +265,9 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (draft_without_fsync, cutting("replace"), "Corrupt"),
     (draft_without_fsync, cutting("transfer"), "Corrupt"),
     (draft_without_fsync, cutting("append to the ledger"), "Corrupt"),
+    (draft_without_fsync, cutting("append blindly"), "Corrupt"),
+    (record_acknowledged_before_its_name_is_durable, cutting("append blindly"), "ledger/events"),
+    (early_drafts_left, erring("append blindly"), "left ['.event-"),
     (no_directory_sync, cutting("create"), "jit/issues/b is None"),
     (no_directory_sync, cutting("create an issue"), "jit/issues/b is None"),
     (rename_before_sync, cutting("replace"), "Corrupt"),
@@ -270,7 +284,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (append_after_a_torn_tail, dying("append a line"), "jit/events"),
     (unfinished_intents_ignored, dying("transfer"), "still to be finished"),
     (intent_finished_before_it_is_durable, following("transfer"), "jvs/refs/alice"),
-    (settled_only_once, following("append to the ledger", warm=True), "ledger/events"),
+    (numbers_of_other_processes_not_settled, following("append blindly", warm=True), "ledger/events"),
     (settled_only_once, following("create", warm=True, everything=True), "jit/issues/a"),
     (numbers_of_other_processes_not_settled, following("append to the ledger", warm=True), "ledger/events"),
     (lines_not_settled, following("append a line", everything=True), "jit/events"),

@@ -254,14 +254,17 @@ def write_draft(
     mode: int | None = None,
     durable: bool = True,
     mark: str | None = None,
+    like: Directory | None = None,
 ) -> str:
     """Write and sync `content` under a private name beside `name`, and return that name.
 
     It is in the same directory, because a rename cannot cross filesystems. All drafts of one writer share a `mark`.
     Without a `mode`, the draft of an existing file gets that file's mode and, as far as the system allows, its owner
-    and group; in a directory that a group shares, it gets the mode of a new file.
+    and group; in a directory that a group shares, it gets the mode of a new file. It gets those of a new file of the
+    directory `like`, where it will be published, if that is another one.
     """
     draft = draft_name(name, mark or new_mark())
+    mode = mode if like is None else like.mode_of_new(0o666)
     replaced = directory.status(name) if mode is None else None
     if replaced is not None and not directory.is_shared():
         mode = replaced.st_mode & 0o777  # from the start: others must not read what they could not read before
@@ -271,6 +274,8 @@ def write_draft(
         try:
             if replaced is not None and not directory.is_shared():
                 _keep_owner_and_mode(fd, replaced)
+            if like is not None and mode is not None and like.adopts():
+                like.adopt(fd, mode)
             write_all(fd, content)
             if durable:
                 calls.fsync(fd)
@@ -327,50 +332,59 @@ def publish(directory: Directory, draft: str, name: str) -> None:
 
 
 def publish_new(
-    directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False, often: bool = False
+    directory: Directory,
+    draft: str,
+    name: str,
+    *,
+    drafts: Directory | None = None,
+    keep_if_taken: bool = False,
+    often: bool = False,
 ) -> None:
     """Publish the draft as `name` unless that exists, with a link or, where links are not supported, a rename.
 
-    A draft that cannot be published is discarded; `keep_if_taken` keeps it if the name is taken. Callers that publish
-    `often` use the rename first: it changes fewer blocks than a link and an unlink, but takes time to load.
+    The draft is in the same directory or in `drafts`. One that cannot be published is discarded; `keep_if_taken` keeps
+    it if the name is taken. Callers that publish `often` use the rename first: it changes fewer blocks than a link and
+    an unlink, but takes time to load.
     """
+    source = drafts or directory
     try:
-        if not (often and rename_new(directory, draft, name)):
-            _link_or_rename(directory, draft, name)
+        if not (often and rename_new(directory, draft, name, source)):
+            _link_or_rename(directory, draft, name, source)
     except FileExistsError:
         if not keep_if_taken:
-            discard(directory, draft)
+            discard(source, draft)
         where = directory.where(name)
         raise AlreadyExists(f"{where} already exists", path=where) from None
     except BaseException as error:
-        discard(directory, draft)
+        discard(source, draft)
         if isinstance(error, OSError):
             raise io_failure("create", directory.where(name), error) from error
         raise
 
 
-def _link_or_rename(directory: Directory, draft: str, name: str) -> None:
-    fd = directory.fd
+def _link_or_rename(directory: Directory, draft: str, name: str, source: Directory) -> None:
+    before, after = source.at(draft), directory.at(name)
     try:
-        calls.link(directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+        calls.link(before, after, src_dir_fd=source.fd, dst_dir_fd=directory.fd, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if not rename_new(directory, draft, name):
+        if not rename_new(directory, draft, name, source):
             raise FilesystemUnsafe(
                 f"cannot create {directory.where(name)}: the filesystem can neither link nor rename "
                 "without replacing, so this could overwrite another file",
                 path=str(directory.path),
             ) from error
     else:
-        discard(directory, draft)
+        discard(source, draft)
 
 
-def rename_new(directory: Directory, draft: str, name: str) -> bool:
-    """Rename the draft without replacing anything; False if the system cannot. Raises `OSError`."""
+def rename_new(directory: Directory, draft: str, name: str, source: Directory | None = None) -> bool:
+    """Rename the draft, which is in `source` or in the same directory, without replacing anything; False if the system
+    cannot. Raises `OSError`."""
+    source = source or directory
     try:
-        fd = directory.fd
-        calls.rename_noreplace(directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd)
+        calls.rename_noreplace(source.at(draft), directory.at(name), src_dir_fd=source.fd, dst_dir_fd=directory.fd)
     except OSError as error:
         if error.errno in _NO_RENAME:
             return False

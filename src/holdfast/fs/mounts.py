@@ -18,6 +18,8 @@ _NETWORK = frozenset(
     "smbfs webdav".split()
 )
 
+_JOURNALED = frozenset(("ext3", "ext4", "xfs"))
+
 
 class _Mount(NamedTuple):
     device: str
@@ -28,6 +30,12 @@ class _Mount(NamedTuple):
 
 def is_network(kind: str) -> bool:
     return kind in _NETWORK
+
+
+def keeps_order(directory: str | os.PathLike[str]) -> bool:
+    """Whether a power cut that leaves a new name in a directory also leaves those that were made there before: its
+    filesystem has one journal, for all names. (btrfs logs some files ahead of others.)"""
+    return filesystem_kind(directory) in _JOURNALED
 
 
 def filesystem_kind(path: str | os.PathLike[str]) -> str:

@@ -36,7 +36,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.layout import read_checkpoint, write_checkpoint
-from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
+from holdfast.store.model import Append, Blind, Decide, Decision, Key, Store, Stream, StructCodec, View
 
 MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
@@ -214,8 +214,9 @@ class Ledger:
     def append(self, event: Mapping[str, Any]) -> Recorded:
         """Append an event; durable when this returns. Commit point: it gets its number.
 
-        The event gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the id: look it up with
-        `find`.
+        The event gets an `id` and a `timestamp` unless it has them. On files, that is the time before the wait for the
+        lock, so the timestamps of events that were appended at once may contradict their order. `OutcomeUnknown`
+        carries the id: look it up with `find`.
         """
         return self._append([checked(event)], None)[0]
 
@@ -241,16 +242,19 @@ class Ledger:
         return retry_with_backoff(retry or RetryConfig(max_attempts=20, initial_delay=0.005), attempt)
 
     def _append(self, events: list[Checked], expected: int | None) -> list[Recorded]:
-        def decide(view: View, now: float) -> Decision[list[Event]]:
-            found = view.end(EVENTS)
-            if expected is not None and found != expected:
-                raise SequenceMismatch(expected, found)
+        def decide_at(now: float) -> Decision[list[Event]]:
             made = [stamped(event, now) for event in events]
             return Decision([Append(EVENTS, event) for event in made], made)
 
+        def decide(view: View, now: float) -> Decision[list[Event]]:
+            if (found := view.end(EVENTS)) != expected:
+                raise SequenceMismatch(expected or 0, found)
+            return decide_at(now)
+
         event_id = events[0]["id"]
         try:
-            commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(event_id))
+            how: Decide[list[Event]] = Blind(decide_at) if expected is None else decide
+            commit = self.store.transact([EVENTS], how, commit_id=commit_id_of(event_id))
         except OutcomeUnknown as unknown:
             add_event_id(unknown, event_id)
             raise

@@ -41,7 +41,7 @@ from holdfast.ledger.projection import (
 from holdfast.ledger.rules import LONGEST_TTL
 from holdfast.store.archive import Archive, archive_of, read_segments
 from holdfast.store.model import not_understood
-from holdfast.store.streams import RECEIPTS, read_receipts
+from holdfast.store.streams import DRAFTS, RECEIPTS, read_receipts
 
 DIRECTORY = "ledger"
 MOST_GAPS = 20  # how many gaps are listed one by one
@@ -148,7 +148,11 @@ def _check_files(verification: _Verification) -> Iterator[Finding]:
 def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
     if name in _OWN or name.startswith((".ledger.lock", RECEIPTS)):  # with its guard, turnstile and drafts
         return
-    if name.startswith(".") and name.endswith(".tmp"):
+    if name == DRAFTS and directory.is_directory(name):
+        with directory.enter(name) as drafts:
+            for each in sorted(drafts.names()):
+                yield from _other_file(drafts, each)
+    elif name.startswith(".") and name.endswith(".tmp"):
         message = "a draft that was never published: its writer was interrupted, or is writing now"
         remedy = "Remove it if it is older than a minute; it is not part of the ledger."
         yield _note("draft", directory.where(name), message, remedy)

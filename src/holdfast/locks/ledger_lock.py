@@ -74,7 +74,8 @@ class _Frame(NamedTuple):
 
 
 class EndNote:
-    """The last number of a ledger, noted with the state of its directory right after a holder released the lock.
+    """The last number of a ledger, noted with the state of its directory right after a holder released the lock. The
+    names up to this number are durable or, on a filesystem that keeps the order of names, their writers sync them now.
 
     As long as the directory has that state, nobody has added or removed an event. Every use of the lock changes the
     state, so only a process at the turnstile reads or writes the note. The note is not synced: after a power cut it may
@@ -89,12 +90,18 @@ class EndNote:
     def read(self) -> int | None:
         """The last number, or None if the directory has changed since it was noted."""
         with contextlib.suppress(OSError, Failure, ValueError):
-            if self._written is not None and self._written[1] == _state(calls.stat(self._path, follow_symlinks=False)):
+            state = _state(calls.stat(self._path, follow_symlinks=False))
+            if self._written is not None and self._written[1] == state:
                 return self._written[0]
+            if (kept := self._file.kept_directory) is not None:
+                return self._read(kept, state)
             with self._file.directory() as directory:
-                number, *noted = map(int, durable.read_in(directory, _END, limit=200).split())
-                return number if (*noted,) == _state(_status(directory)) else None
+                return self._read(directory, state)
         return None
+
+    def _read(self, directory: Directory, state: tuple[int, ...]) -> int | None:
+        number, *noted = map(int, durable.read_in(directory, _END, limit=200).split())
+        return number if (*noted,) == state else None
 
     def write(self, number: int) -> None:
         """Note the last number, if possible; without a note, the next process lists the directory."""
@@ -166,9 +173,15 @@ class LedgerLock:
         """Wait for the lock; after `timeout` seconds (None: as configured) raise `LockTimeout`, which names the
         holder."""
         began = time.monotonic()
-        turn = self._wait_for_turn(None if timeout is None else LockWait(timeout / 2))  # 1. Our own processes queue.
+        turn = self._turnstile.try_lock_exclusive(self._turnstile_path)
+        is_contended = turn is None
+        if turn is None:
+            turn = self._wait_for_turn(
+                None if timeout is None else LockWait(timeout / 2)
+            )  # 1. Our own processes queue.
         timeout = self.timeout if timeout is None else timeout
         held = self.held = HeldLedgerLock(self._file, turn, self._end)  # known before the lock can be ours
+        held.is_contended = is_contended
         try:
             noted = None if turn is None else self._end.read()  # only at the turnstile
             self._acquire_in_turn(held, noted, began + timeout, timeout)
@@ -279,7 +292,7 @@ class HeldLedgerLock(HeldLock):
     """The held write lock of a ledger. In a forked child it is a copy without effect.
 
     `noted` is the last number of the ledger if only our processes have changed it, and None otherwise. Once the holder
-    knows the last number, it sets `last`, for the next process.
+    knows the last number, it sets `last`, for the next process. `is_contended`: it has waited for other processes.
     """
 
     def __init__(self, file: LockFile, turn: LockGuard | None, end: EndNote) -> None:
@@ -287,6 +300,7 @@ class HeldLedgerLock(HeldLock):
         self.thread: int = threading.get_ident()
         self.noted: int | None = None
         self.last: int | None = None
+        self.is_contended = False
         self._file = file
         self._turn = turn
         self._end = end

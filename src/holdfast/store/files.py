@@ -19,7 +19,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import (
@@ -31,6 +31,7 @@ from holdfast.errors import (
     NotApplied,
     NotDurable,
     NotFound,
+    NotWritable,
     OutcomeUnknown,
     Refused,
     StoreMoved,
@@ -70,15 +71,28 @@ def _drop_frames(signal: BaseException) -> None:
     traceback.clear_frames(signal.__traceback__)
 
 
+class _Early(NamedTuple):
+    """The decision of a blind transaction, and the draft of its only record, made before it took its lock."""
+
+    now: float
+    decision: model.Decision[Any]
+    draft: str = ""
+
+
 class _Progress:
     """The progress of a transaction.
 
     `perhaps_made`: it may be past its commit point, so it may take effect despite a failure. `overtaken`: a
-    process without the lock (`ledger.lock` was broken by mistake) took its number, so it is decided again.
+    process without the lock (`ledger.lock` was broken by mistake) took its number, so it is decided again. `draft`: the
+    early draft of its only record. `numbered`: the records that it has published, with stream and numbers. `unsynced`:
+    their names are still to be synced.
     """
 
     perhaps_made = False
     overtaken = False
+    draft = ""
+    numbered: tuple[Location, list[tuple[int, bytes]]] | None = None
+    unsynced = False
 
 
 class FileStore:
@@ -108,6 +122,7 @@ class FileStore:
         self._numbers = LastNumbers()
         self._deciding = model.Deciding()
         self._settled: set[str] = set()
+        self._keeps_order: bool | None = None
 
     @property
     def files(self) -> Self:
@@ -252,14 +267,28 @@ class FileStore:
         locations = {each: self._locate(each) for each in model.with_heads(keys)}
         commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
+        early = self._decide_early(locations, decide) if isinstance(decide, model.Blind) else None
+        try:
+            return self._transact(locations, decide, commit_id, early)
+        except BaseException:
+            if early is not None and early.draft:
+                self._discard_early(locations, early)
+            raise
+
+    def _transact(
+        self, locations: dict[Named, Location], decide: Decide[Result], commit_id: str, early: _Early | None
+    ) -> model.Commit[Result]:
         while True:
             progress = _Progress()
             try:
-                with self._locks.locked(locations.values()):  # 1. all document locks, in order
-                    unfinished = self._intents.unfinished(each.name for each in locations)
+                with OpenDirectories(self._directories) as opened:
+                    with self._locks.locked(locations.values()):  # 1. all document locks, in order
+                        unfinished = self._intents.unfinished(each.name for each in locations)
+                        if not unfinished:
+                            commit = self._transact_locked(opened, locations, decide, commit_id, progress, early)
                     if not unfinished:
-                        with OpenDirectories(self._directories) as opened:
-                            return self._transact_locked(opened, locations, decide, commit_id, progress)
+                        self._acknowledge(opened, progress)
+                        return commit
             except Failure as failure:
                 if progress.perhaps_made:
                     raise OutcomeUnknown(commit_id, failure) from failure
@@ -271,8 +300,43 @@ class FileStore:
                     self._locks.release_interrupted()
                     self._deciding.active = False
                 raise
-            else:
-                self._finish(unfinished)  # 2. commits of dead processes come first; start over
+            self._finish(unfinished)  # 2. commits of dead processes come first; start over
+
+    def _decide_early(self, locations: dict[Named, Location], decide: model.Blind[Result]) -> _Early:
+        """Decide before any lock is taken. If the only change is one record of a numbered stream, also write and sync
+        its draft, so that the others do not wait for that."""
+        now = self._clock.wall()
+        with self._deciding:
+            decision = decide.decide_at(now)
+        location = next(iter(locations.values()))
+        if len(locations) > 1 or len(decision.changes) != 1 or location.kind is not Kind.NUMBERED:
+            return _Early(now, decision)
+        change = decision.changes[0]
+        if not isinstance(change, model.Append) or change.stream not in locations:
+            return _Early(now, decision)
+        content = change.stream.codec.encode(change.record)
+        with contextlib.suppress(NotWritable), OpenDirectories(self._directories) as opened:
+            if location.directory not in self._settled:
+                self._sync_path_to(location.directory)
+                self._settled.add(location.directory)
+            drafts = opened.get(streams.drafts_of(location), create=True)
+            return _Early(now, decision, streams.write_early(opened.get(location.directory), drafts, content))
+        return _Early(now, decision)  # perhaps this user may write to the stream only, or not at all
+
+    def _discard_early(self, locations: dict[Named, Location], early: _Early) -> None:
+        with contextlib.suppress(Failure), OpenDirectories(self._directories) as opened:
+            drafts = opened.get(streams.drafts_of(next(iter(locations.values()))))
+            durable.discard(drafts, early.draft)
+
+    def _acknowledge(self, opened: OpenDirectories, progress: _Progress) -> None:
+        """What is left to do for published records after the lock is released, so that no other writer waits for it."""
+        if progress.numbered is not None:
+            location, records = progress.numbered
+            directory = opened.get(location.directory)
+            if progress.unsynced:
+                durable.sync_names(directory)
+                self._numbers.remember_durable(location, records[-1][0])
+            streams.write_receipts(directory, records)
 
     def _transact_locked(
         self,
@@ -281,12 +345,16 @@ class FileStore:
         decide: Decide[Result],
         commit_id: str,
         progress: _Progress,
+        early: _Early | None,
     ) -> model.Commit[Result]:
         contents: dict[str, bytes] = {}
         view = self._view(locations, opened, contents)  # 3. read
-        now = self._clock.wall()
-        with self._deciding:
-            decision = decide(view, now)  # 4. decide
+        if early is not None:
+            now, decision, progress.draft = early
+        else:
+            now = self._clock.wall()
+            with self._deciding:
+                decision = decide(view, now)  # 4. decide
         changes = model.with_head_changes(view, decision.changes)
         model.check_changes(locations, view, changes)
         planned = streams.plan(changes, view, locations, contents)
@@ -306,6 +374,8 @@ class FileStore:
         return model.Commit(commit_id, now, positions, decision.result)
 
     def _refuse_if_moved(self, opened: OpenDirectories) -> None:
+        if self._root.status(MOVED_TO) is None:
+            return  # the usual case, in one call
         directory, _, name = MOVED_TO.rpartition("/")
         if (target := self._load(directory, name, opened)) is not None:
             raise StoreMoved(str(self.path), target.decode(errors="replace").strip())
@@ -336,13 +406,11 @@ class FileStore:
         """Make the dependencies of this commit durable: a killed writer may have left them visible but not synced.
 
         They are the path to each directory that it writes to (once), the names it has read, and the lines of streams.
-        A change of the only named document or stream of lines depends on nothing else: the sync of the change covers
-        the content before it. A numbered stream whose last number this process synced is not synced again.
+        A change of the only named document or stream depends on nothing else: the sync of the change covers the content
+        before it, also if those are names that another writer of a numbered stream is about to sync.
         """
-        if len(locations) == 1 and changed[0].directory in self._settled and len(changed) == 1:
-            (location,) = locations
-            if location.kind is not Kind.NUMBERED or self._numbers.is_durable(location):
-                return  # the usual case
+        if len(locations) == len(changed) == 1 and changed[0].directory in self._settled:
+            return  # the usual case
         written = {each.directory for each in changed}
         if len(changed) > 1:
             written.add(INTENTS)
@@ -350,7 +418,7 @@ class FileStore:
         for directory in first_time:
             self._sync_path_to(directory)
         self._settled |= first_time
-        if len(locations) == len(changed) == 1 and changed[0].kind is not Kind.NUMBERED:
+        if len(locations) == len(changed) == 1:
             return
         for directory in {each.directory for each in locations if not self._numbers.is_durable(each)}:
             with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
@@ -372,6 +440,8 @@ class FileStore:
     ) -> tuple[int, ...]:
         """Commit the changes; return the positions of appended records."""
         if len(planned) == 1:
+            if planned[0].location.kind is Kind.NUMBERED:
+                return self._commit_numbered(planned[0], opened, progress)
             return self._commit_one(planned[0], opened)
         if streams.is_batch(planned):
             return self._commit_batch(commit_id, planned, opened, progress)
@@ -400,9 +470,11 @@ class FileStore:
         self._remember(planned.location, number)
         return number
 
-    def _remember(self, location: Location, number: int) -> None:
-        """Remember the last number of a stream; this process has synced its names."""
-        self._numbers.remember_durable(location, number)
+    def _remember(self, location: Location, number: int, *, durable: bool = True) -> None:
+        """Remember the last number of a stream, which this process has published and perhaps synced."""
+        self._numbers.remember(location, number)
+        if durable:
+            self._numbers.remember_durable(location, number)
         if (held := self._locks.held_ledger_lock(location)) is not None:
             held.last = number
 
@@ -420,7 +492,8 @@ class FileStore:
         except (Failure, OSError):  # perhaps another process is finishing it, because our lock was broken by mistake
             numbers = self._intents.apply(batch.intent, opened)
         self._remember(location, numbers[-1])
-        streams.write_receipts(records, zip(numbers, (each.content for each in planned), strict=True))
+        streams.prepare_receipts(records)
+        progress.numbered = location, list(zip(numbers, (each.content for each in planned), strict=True))
         return tuple(numbers)
 
     def _commit_one(self, planned: Planned, opened: OpenDirectories) -> tuple[int, ...]:
@@ -429,14 +502,6 @@ class FileStore:
         if location.kind is Kind.LINES:
             durable.append_in(directory, location.file, content, at=planned.at)
             return (planned.next_at(),)
-        if location.kind is Kind.NUMBERED:
-            name, often = location.numbered(planned.at), self._numbers.are_ours(location)
-            draft = durable.write_draft(directory, name, content)
-            durable.publish_new(directory, draft, name, often=often)  # under this number or not at all
-            durable.sync_names(directory, name)
-            self._remember(location, planned.at)
-            streams.write_receipts(directory, [(planned.at, content)])
-            return (planned.at,)
         if planned.operation == "remove":
             durable.remove_in(directory, location.file)
         elif planned.before:
@@ -444,6 +509,36 @@ class FileStore:
         else:
             durable.create_in(directory, location.file, content)
         return ()
+
+    def _commit_numbered(self, planned: Planned, opened: OpenDirectories, progress: _Progress) -> tuple[int, ...]:
+        location, number = planned.location, planned.at
+        name, often = location.numbered(number), self._numbers.are_ours(location)
+        directory = opened.get(location.directory, create=True)
+        if progress.draft:  # if the number is taken, it serves for the next one
+            drafts = opened.get(streams.drafts_of(location))
+            durable.publish_new(directory, progress.draft, name, drafts=drafts, keep_if_taken=True, often=often)
+        else:
+            draft = durable.write_draft(directory, name, planned.content)
+            durable.publish_new(directory, draft, name, often=often)  # under this number or not at all
+        progress.unsynced = self._may_sync_later(location)
+        if not progress.unsynced:
+            durable.sync_names(directory, name)
+        self._remember(location, number, durable=not progress.unsynced)
+        streams.prepare_receipts(directory)
+        progress.numbered = location, [(number, planned.content)]
+        return (number,)
+
+    def _may_sync_later(self, location: Location) -> bool:
+        """Whether a new name may be synced after the lock is released, together with those of the writers that wait.
+        They build on it before it is durable, so the filesystem must not keep their names and lose this one."""
+        held = self._locks.held_ledger_lock(location)
+        if held is None or not held.is_contended:
+            return False
+        from holdfast.fs.mounts import keeps_order  # loaded by the wait
+
+        if self._keeps_order is None:
+            self._keeps_order = keeps_order(self.path / location.directory)
+        return self._keeps_order
 
     def _finish(self, intents: Iterable[Intent], *, wait: bool = True) -> None:
         """Apply unfinished commits of dead processes, under the locks that they need."""
@@ -529,14 +624,24 @@ class FileStore:
             position, content = 0, b""
         else:
             if location.kind is Kind.NUMBERED:
-                held = self._locks.held_ledger_lock(location)
-                position = self._numbers.find_exactly(directory, location, None if held is None else held.noted)
-                if held is not None:
-                    held.last = position
+                position = self._last_number(location, directory)
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
                 position, content = durable.last_line_in(directory, location.file) or (0, b"")
         return model.Tail(position, content, self._root.where(location.place_of(position)))
+
+    def _last_number(self, location: Location, directory: Directory) -> int:
+        """The last number of a numbered stream. If it is not the noted one, another program or a killed process may
+        have left names that nobody is about to sync."""
+        held = self._locks.held_ledger_lock(location)
+        noted = None if held is None else held.noted
+        number = self._numbers.find_exactly(directory, location, noted)
+        if number != noted:
+            durable.sync_names(directory)
+            self._numbers.remember_durable(location, number)
+        if held is not None:
+            held.last = number
+        return number
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)

@@ -423,6 +423,21 @@ class Commit(NamedTuple, Generic[Result]):
 
 
 Decide = Callable[[View, float], Decision[Result]]
+
+
+class Blind(Generic[Result]):
+    """A decide function that reads nothing but the time. A store may call it, and prepare the changes, before it takes
+    a lock; the time is then that of the preparation, and not that of the commit."""
+
+    __slots__ = ("decide_at",)
+
+    def __init__(self, decide_at: Callable[[float], Decision[Result]]) -> None:
+        self.decide_at = decide_at
+
+    def __call__(self, view: View, now: float) -> Decision[Result]:
+        return self.decide_at(now)
+
+
 Watched = Key[Any] | Family[Any] | Stream[Any]
 
 

@@ -113,14 +113,20 @@ class LastNumbers:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._durable: dict[str, int] = {}
+        self._ours: set[str] = set()
 
-    def remember_durable(self, location: Location, number: int) -> None:
-        """Remember the last number; this process has synced its name and all names before it."""
-        self._last[location.name] = self._durable[location.name] = number
+    def remember(self, location: Location, number: int) -> None:
+        """Remember the last number, which this process has published."""
+        self._last[location.name] = number
+        self._ours.add(location.name)
 
     def are_ours(self, location: Location) -> bool:
         """Whether this process has published some of the numbers."""
-        return location.name in self._durable
+        return location.name in self._ours
+
+    def remember_durable(self, location: Location, number: int) -> None:
+        """Remember that this process has synced the names up to this number."""
+        self._durable[location.name] = number
 
     def is_durable(self, location: Location) -> bool:
         """Whether this process has synced the last known number."""
@@ -175,10 +181,28 @@ def publish_without_lock(directory: Directory, location: Location, content: byte
             return number
 
 
+# --- Early drafts ----------------------------------------------------------------------------------------
+# A record that does not depend on the others is written and synced before its writer takes the lock. Its draft is in a
+# directory of its own: a change of the names beside the records would look like an append by another program.
+
+DRAFTS = ".drafts"
+
+
+def drafts_of(location: Location) -> str:
+    """The directory of the early drafts of a numbered stream."""
+    return f"{location.directory}/{DRAFTS}"
+
+
+def write_early(directory: Directory, drafts: Directory, content: bytes) -> str:
+    """Write and sync the draft of a record whose number is not known yet; return its name in `drafts`."""
+    return durable.write_draft(drafts, "event", content, like=directory)
+
+
 # --- Receipts --------------------------------------------------------------------------------------------
 # If another program stalls while it appends, and its lock is broken, it may later rename its file over an acknowledged
 # record. So each acknowledged record is also a line of a file beside the stream: the record, a space, its number. That
-# file is not synced: a power cut costs the last copies, not the records. A full file replaces the older one.
+# file is not synced: a power cut costs the last copies, not the records. A full file replaces the older one. Lines are
+# written after the lock is released, so they may be out of order.
 
 RECEIPTS, OLDER_RECEIPTS = ".receipts", ".receipts.old"
 _MOST_RECEIPTS = 8 << 20
@@ -186,18 +210,27 @@ _NUMBER_AT_END = re.compile(rb" ([0-9]{1,15})\n\Z")
 
 
 def write_receipts(directory: Directory, records: Iterable[tuple[int, bytes]]) -> None:
-    """Append copies of acknowledged records to the receipts; failures are ignored."""
+    """Append copies of records to the receipts before they are acknowledged; failures are ignored."""
     copies = ((content.removesuffix(b"\n"), number) for number, content in records)
     lines = b"".join(b"%b %d\n" % copy for copy in copies if b"\n" not in copy[0])
     with contextlib.suppress(OSError, Failure):
-        status = directory.status(RECEIPTS)
-        if status is not None and status.st_size > _MOST_RECEIPTS:
-            durable.publish(directory, RECEIPTS, OLDER_RECEIPTS)
         fd = directory.open_or_create(RECEIPTS, _APPEND)
         try:
             calls.write(fd, lines)
         finally:
             close_quietly(fd)
+
+
+def prepare_receipts(directory: Directory) -> None:
+    """Create the file of the receipts, or let a full one replace the older one; failures are ignored. The caller holds
+    the lock of the stream, without which nobody changes the names in its directory."""
+    with contextlib.suppress(OSError, Failure):
+        status = directory.status(RECEIPTS)
+        if status is not None and status.st_size <= _MOST_RECEIPTS:
+            return  # the usual case
+        if status is not None:
+            durable.publish(directory, RECEIPTS, OLDER_RECEIPTS)
+        close_quietly(directory.open_or_create(RECEIPTS, _APPEND))
 
 
 def read_receipts(directory: Directory) -> Iterator[tuple[int, bytes]]:

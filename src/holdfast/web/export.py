@@ -113,7 +113,7 @@ def _entries(workspace: Workspace) -> list[str]:
 
 def _runs(workspace: Workspace) -> list[str]:
     with workspace.repository() as repository:
-        return [each.run_id for each in islice(check_runs(repository.context.paths), MOST_RUNS)]
+        return [each.run_id for each in islice(check_runs(repository.paths), MOST_RUNS)]
 
 
 def _section(asked: PageRequest, name: str) -> Html:
