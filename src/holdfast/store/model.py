@@ -525,8 +525,8 @@ class StoreServer(Protocol):
         """The address that the records were moved to, or None if they are here."""
 
     def seal(self, stream: Stream[Any]) -> None:
-        """Give the loose records of a stream their positions, in the order of their commits. For a user without write
-        access they stay loose and are not visible."""
+        """Give the loose records of all commits until now their positions, in the order of these commits. For a user
+        without write access they stay loose and are not visible."""
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last record, which is also the number of records."""

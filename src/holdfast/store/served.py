@@ -378,7 +378,7 @@ class ServedStore:
             if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
                 self._seal_now_and_then(named, len(plan.loose))
             return commit
-        self._conflicts |= dict.fromkeys((each.name for each in named), time.monotonic())
+        self._conflicts |= dict.fromkeys((each.name for each in named if not _is_loose(each)), time.monotonic())
         if len(self._conflicts) > _MOST_CONFLICTS:
             self._conflicts = {}
         tries.pause()  # 4.
@@ -395,8 +395,10 @@ class ServedStore:
     def seal(self, stream: Stream[Any]) -> None:
         tries = _Tries("", self.patience)
         with contextlib.suppress(StoreAccessRefused):
-            while stream.chain is not None and self.engine.loose_records(stream.name, 1):
-                if not self._seal_some(stream):
+            left: bool | None = stream.chain is not None and bool(self.engine.loose_records(stream.name, 1))
+            while left is not False:
+                left = self._seal_some(stream)
+                if left is None:
                     tries.pause()  # another client is sealing too
 
     def _seal_now_and_then(self, named: Sequence[Named], count: int) -> None:
@@ -406,12 +408,14 @@ class ServedStore:
             for each in streams * (1 + count // self.engine.most_sealed):
                 self._seal_some(each)
 
-    def _seal_some(self, stream: Stream[Any]) -> bool:
-        """Seal as many records as fit in one commit; False if another client was faster."""
+    def _seal_some(self, stream: Stream[Any]) -> bool | None:
+        """Seal as many records as fit in one commit; return whether more were loose, or None if another client was
+        faster."""
         named = model.with_heads([stream])
         with self.engine.attempt(named, in_turn=False) as attempt:
             # Read after the end of the stream: if one of these is sealed meanwhile, that end has changed.
-            loose = _fitting(self.engine.loose_records(stream.name, self.engine.most_sealed))
+            found = self.engine.loose_records(stream.name, self.engine.most_sealed)
+            loose = _fitting(found)
             view = self._view(named, attempt.fetched, loose=False)
             records = [stream.codec.decode(each.content, self._where(f"{stream.name}~", each.place)) for each in loose]
             assert stream.chain is not None
@@ -419,8 +423,9 @@ class ServedStore:
             now = attempt.fetched.now
             plan, _ = _plan(model.checked_commit_id(None), attempt.fetched, named, view, changes, now)
             with contextlib.suppress(AnswerLost, WaitedTooLong):  # the next attempt finds out
-                return not loose or attempt.commit(plan._replace(sealed=loose))
-        return False
+                if not loose or attempt.commit(plan._replace(sealed=loose)):
+                    return len(loose) < len(found) or len(found) == self.engine.most_sealed
+        return None
 
     def _had_conflict_lately(self, named: Sequence[Named]) -> bool:
         since = time.monotonic() - _TAKE_TURNS_FOR
