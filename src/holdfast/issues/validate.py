@@ -23,7 +23,7 @@ from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft
 from holdfast.store.model import Key, Record, Unreadable
 
-REPAIR_TOGETHER = 200
+REPAIR_TOGETHER = 50  # issues, each with its dependents: etcd limits the documents in one transaction
 FAMILY = "jit/"  # the names of all documents of a tracker begin with this
 OF_COMMITS = frozenset({"commit unfinished"})
 """The codes of findings about commits to several documents."""

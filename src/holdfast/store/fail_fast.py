@@ -87,6 +87,10 @@ class FailFastStore:
         with self._using() as store:
             return store.transact(keys, decide, commit_id=commit_id)
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        with self._using() as store:
+            return store.exceeded_limit(changes)
+
     def set_moved(self, target: str | None) -> None:
         with self._using() as store:
             store.set_moved(target)

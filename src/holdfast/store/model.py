@@ -587,6 +587,10 @@ class Store(Protocol):
         `OutcomeUnknown` if the commit may or may not have happened.
         """
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        """The limit of one transaction that names this many documents, each appended record counted as another; None if
+        the store accepts it."""
+
     def set_moved(self, target: str | None) -> None:
         """Refuse every later commit with `StoreMoved`, which names the address `target`; None allows commits again.
         When this returns, every commit that was not refused is visible to readers."""

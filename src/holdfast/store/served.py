@@ -212,6 +212,9 @@ class ServerEngine(Protocol):
 
     def now(self) -> float: ...
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        """The limit that a commit exceeds with so many named documents and streams, and added records."""
+
     def space(self) -> model.ServerSpace | None:
         """The space that the server has left; None if it has no limit of its own."""
 
@@ -320,6 +323,9 @@ class ServedStore:
         self._check(stream)
         return self.engine.fetch([stream]).of(stream.name).position
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        return self.engine.exceeded_limit(changes)
+
     def set_moved(self, target: str | None) -> None:
         self.engine.set_moved(target)
 
@@ -361,6 +367,7 @@ class ServedStore:
             changes = model.with_head_changes(view, decision.changes)
             model.check_changes(set(named), view, changes)
             plan, positions = _plan(tries.id, attempt.fetched, named, view, changes, now)
+            self._check_size(plan)
             commit = model.Commit(tries.commit_id, now, positions, decision.result)
             try:
                 # With nothing to write, the transaction took place when everything was fetched.
@@ -383,6 +390,17 @@ class ServedStore:
             self._conflicts = {}
         tries.pause()  # 4.
         return None
+
+    def _check_size(self, plan: CommitPlan) -> None:
+        size = len(plan.named) + len(plan.additions) + len(plan.loose)
+        limit = self.engine.exceeded_limit(size)
+        if limit is not None:
+            raise UsageFailure(
+                f"{self.address} accepts at most {limit} documents and records in one commit; this one has {size}",
+                hint="Commit less at once, or start etcd with a larger '--max-txn-ops'.",
+                size=size,
+                limit=limit,
+            )
 
     def _count(self, *, made: bool) -> None:
         with self._counting:
