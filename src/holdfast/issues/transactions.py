@@ -42,7 +42,7 @@ from holdfast.issues.model import (
     State,
     searched_text,
 )
-from holdfast.issues.projection import IndexUnusable, IssueProjection
+from holdfast.issues.projection import IndexUnusable, projection_of
 from holdfast.issues.reading import look_at, misnamed, read_claims, read_issue, read_listing, take_snapshot
 from holdfast.issues.rules import Broken, IssueSet
 from holdfast.locks.identity import boot_clock_id
@@ -292,8 +292,7 @@ class Transactions:
         """`skew` is how far apart the clocks of the store's clients may be. `root` is the directory for checkpoints, if
         the store is not in files."""
         self.store = store
-        files, server = store.files, store.server
-        self._projection = IssueProjection(store, files.path if files else root, server.address if server else "")
+        self._projection = projection_of(store, root)
         self._clock = clock
         self._skew = skew
         self.actor = actor
