@@ -63,10 +63,8 @@ _LOOK_AT = 4 * _FORGET_EVERY  # notes
 _DIGITS = 20  # in the number of a record
 _LARGEST_COPY = 64 << 10  # bytes of a record in the head; etcd limits the size of a commit
 _MOST_RANGES = 100
-_DEFAULT_OPERATIONS, _ENOUGH_OPERATIONS = (
-    128,
-    8192,
-)  # in a transaction (`--max-txn-ops`); more is left to etcd to refuse
+_DEFAULT_OPERATIONS = 128  # in a transaction, unless etcd was started with another `--max-txn-ops`
+_ENOUGH_OPERATIONS = 8192  # from here on, etcd itself may refuse
 _OTHER_OPERATIONS = 8  # of a commit: its id and time, the heads of streams, the version of the schema
 _MOST_STREAMS = 90  # streams whose heads are fetched, all in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
