@@ -113,7 +113,8 @@ def test_more_events_of_a_ledger_than_fit_into_one_commit_are_refused_with_the_l
 def test_everything_within_the_limit_is_accepted(tracker: Tracker) -> None:
     """What is named, put and appended together counts as the store says."""
     store, names = tracker.store, [f"n{each}" for each in range(LIMIT)]
-    assert (store.exceeded_limit(LIMIT), store.exceeded_limit(LIMIT + 1)) == (None, LIMIT)
+    assert store.server is not None
+    assert (store.server.exceeded_limit(LIMIT), store.server.exceeded_limit(LIMIT + 1)) == (None, LIMIT)
 
     def create(count: int, events: int) -> None:
         made = [Create(DEPENDENTS.key(each), Dependents(issue_id=each)) for each in names[:count]]

@@ -112,11 +112,12 @@ class Creating:
     def _parts(self, issues: Sequence[Issue]) -> Iterator[list[Issue]]:
         """The issues in parts that one transaction can create: it names each issue with its dependencies, and the
         dependents of these, and appends an event for each."""
-        part, new, touched = list[Issue](), set[str](), set[str]()
+        part, new, touched, server = list[Issue](), set[str](), set[str](), self._transactions.store.server
         for issue in issues:
             on = touched.union(issue.dependencies)
             size = _FIXED + 2 * (len(part) + 1) + len(on) + len(on - new)
-            if part and (len(part) == MOST_TOGETHER or self._transactions.store.exceeded_limit(size) is not None):
+            is_too_large = server is not None and server.exceeded_limit(size) is not None
+            if part and (is_too_large or len(part) == MOST_TOGETHER):
                 yield part
                 part, new, on = [], set(), set(issue.dependencies)
             part.append(issue)

@@ -50,6 +50,10 @@ class FailFastStore:
         with self._using():
             self._server.seal(stream)
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        with self._using():
+            return self._server.exceeded_limit(changes)
+
     def end(self, stream: Stream[Any]) -> int:
         with self._using():
             return self._server.end(stream)
@@ -86,10 +90,6 @@ class FailFastStore:
     ) -> model.Commit[Result]:
         with self._using() as store:
             return store.transact(keys, decide, commit_id=commit_id)
-
-    def exceeded_limit(self, changes: int) -> int | None:
-        with self._using() as store:
-            return store.exceeded_limit(changes)
 
     def set_moved(self, target: str | None) -> None:
         with self._using() as store:

@@ -310,9 +310,6 @@ class FileStore:
         if (target := self._load(directory, name, opened)) is not None:
             raise StoreMoved(str(self.path), target.decode(errors="replace").strip())
 
-    def exceeded_limit(self, changes: int) -> None:
-        """None: there is no limit."""
-
     def set_moved(self, target: str | None) -> None:
         path = self.path / MOVED_TO
         if target is None:

@@ -108,9 +108,6 @@ class MemoryStore:
             self._changed.notify_all()
         return model.Commit(commit_id, now, tuple(positions), decision.result)
 
-    def exceeded_limit(self, changes: int) -> None:
-        """None: there is no limit."""
-
     def set_moved(self, target: str | None) -> None:
         with self._changed:
             self._moved_to = target

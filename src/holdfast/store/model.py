@@ -524,6 +524,10 @@ class StoreServer(Protocol):
     def moved_to(self) -> str | None:
         """The address that the records were moved to, or None if they are here."""
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        """The limit of one transaction that names this many documents, each appended record counted as another; None if
+        the server accepts it."""
+
     def seal(self, stream: Stream[Any]) -> None:
         """Give the loose records of all commits until now their positions, in the order of these commits. For a user
         without write access they stay loose and are not visible."""
@@ -586,10 +590,6 @@ class Store(Protocol):
         `commit_id` is a safe name that no other commit ever uses; by default, one is generated. Raises
         `OutcomeUnknown` if the commit may or may not have happened.
         """
-
-    def exceeded_limit(self, changes: int) -> int | None:
-        """The limit of one transaction that names this many documents, each appended record counted as another; None if
-        the store accepts it."""
 
     def set_moved(self, target: str | None) -> None:
         """Refuse every later commit with `StoreMoved`, which names the address `target`; None allows commits again.
