@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.clock import format_instant
+from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.model import INDEX, ISSUES, UNLISTED, Index, Issue, State, Unlisted
+from holdfast.issues.model import DEPENDENTS, GRAPH, INDEX, ISSUES, UNLISTED, Index, Issue, State, Unlisted
 from holdfast.issues.tracker import Tracker
+from holdfast.issues.validate import rewrite_dependents
+from holdfast.locks.retry import CHANCE
 from holdfast.repository.migration import migrate
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Create, Decision, Document, Family, Record, Replace, Store
 from holdfast.store.open import open_address
-from holdfast.store.served import Attempt, ServedStore
-from tests.issues.trackers import create_issues, problems, tracker_on
+from holdfast.store.served import Attempt, CommitPlan, ServedStore
+from tests.issues.trackers import claim_id_of, create_issues, events_of, problems, tracker_on
 
 FEW, MANY = 10, 5_000
 
 
 @pytest.fixture(params=["postgres_url", "etcd_url"])
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedStore]:
-    store = open_address(tmp_path, request.getfixturevalue(request.param))
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def served(url: str, tmp_path: Path) -> Iterator[ServedStore]:
+    store = open_address(tmp_path, url)
+    assert isinstance(store, ServedStore)
+    with store:
+        yield store
+
+
+@pytest.fixture
+def other(served: ServedStore, url: str, tmp_path: Path) -> Iterator[ServedStore]:
+    """Another client of the same store."""
+    store = open_address(tmp_path, url)
     assert isinstance(store, ServedStore)
     with store:
         yield store
@@ -92,6 +109,90 @@ class Cost:
             yield
 
 
+@contextlib.contextmanager
+def before_request(store: ServedStore, number: int, act: Callable[[], object]) -> Iterator[list[str]]:
+    """Act before a request of this store, by its number. Yields the requests, which it counts until then."""
+    engine: Any = store.engine
+    asked: list[str] = []
+
+    def interrupted(name: str) -> Any:
+        original = getattr(engine, name)
+
+        def ask(*arguments: Any, **options: Any) -> Any:
+            asked.append(name)
+            if len(asked) == number:
+                act()
+            return original(*arguments, **options)
+
+        return ask
+
+    def attempt(*arguments: Any, **options: Any) -> Any:
+        @contextlib.contextmanager
+        def attempted() -> Iterator[Attempt]:
+            with fetching(*arguments, **options) as made:
+                yield Attempt(made.fetched, lambda plan: committing(made, plan))
+
+        return attempted()
+
+    def committing(made: Attempt, plan: CommitPlan) -> bool:
+        asked.append("commit")
+        if len(asked) == number:
+            act()
+        return made.commit(plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fetch", "attempt", "page", "page_of_stream", "loose_records"):
+            patch.setattr(engine, name, interrupted(name))
+        fetching = engine.attempt
+        patch.setattr(engine, "attempt", attempt)
+        yield asked
+
+
+def test_claims_of_different_issues_do_not_meet(served: ServedStore, other: ServedStore) -> None:
+    mine, yours = tracker_on(served), tracker_on(other, "agent:other")
+    mine.initialise()
+    first, *issues = create_issues(mine, *map(str, range(30)))
+    for number, issue in enumerate(issues, start=1):
+        with before_request(served, number, lambda issue=issue: claim(yours, issue)) as asked:  # type: ignore[misc]
+            mine.claims.release(first, claim_id_of(claim(mine, first)))
+        if len(asked) < number:  # every moment had its turn
+            break
+    assert 5 < number < 30
+    assert served.statistics().conflicts == other.statistics().conflicts == 0
+    assert events_of(mine)["issue_claimed"] == 2 * number - 1
+
+
+def claim(tracker: Tracker, issue_id: str) -> Claimed:
+    return tracker.claims.claim(issue_id, tracker.claims.request(ttl=60))
+
+
+def test_a_repair_of_the_dependents_includes_issues_that_are_created_meanwhile(
+    served: ServedStore, other: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of dependents is complete, and says so, whenever an issue is created during its repair."""
+    mine, yours = tracker_on(served), tracker_on(other)
+    mine.initialise()
+    (base,) = create_issues(mine, "base")
+    first = mine.create(NewIssue(title="first", depends_on=(base,)))
+    monkeypatch.setattr(CHANCE, "randrange", lambda limit: limit - 1)  # no commit seals
+    new, number, requests = NewIssue(title="second", depends_on=(base,)), 0, 1
+    while number < requests:
+        number += 1
+        made: list[str] = []
+        with before_request(served, number, lambda made=made: made.append(yours.create(new).id)) as asked:  # type: ignore[misc]
+            mine.transactions.retrying(lambda: rewrite_dependents(mine))
+        requests = len(asked)
+        record, graph = served.read(DEPENDENTS.key(base)), served.read(GRAPH)
+        assert record is not None
+        assert graph is not None
+        assert graph.record.dependents_complete
+        assert {*record.record.dependents} == {first.id, *made}, number
+        assert problems(mine) == []
+        for each in made:
+            yours.delete(each)
+    assert number > 10
+
+
 def costs(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int, int]]:
     """The requests, and the bytes received and sent, of some operations on one issue."""
     store = tracker.store
@@ -116,6 +217,7 @@ def costs(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[
 def test_an_operation_on_one_issue_costs_the_same_at_any_size(
     served: ServedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(CHANCE, "randrange", lambda limit: limit - 1)  # no commit seals the events of others
     tracker = tracker_on(served)
     tracker.initialise()
     plant(served, 0, FEW)

@@ -100,7 +100,9 @@ def grow_all(store: ServedStore, to: int) -> None:
     direct = AuditTrail()
     direct.stream.chain = None  # nothing stays loose
     grow(store, direct.stream, to, audited)
-    grow(store, issues.EVENTS, to, lambda number: issues.IssueEvent(type="x", id=str(number)))
+    store.seal(issues.EVENTS)
+    events = Stream(issues.EVENTS.name, issues.EVENTS.codec)
+    grow(store, events, to, lambda number: issues.IssueEvent(type="x", id=str(number)))
     ledger = Ledger(store)
     while (missing := to - ledger.sequence) > 0:
         ledger.append_many([{"type": "x"}] * min(BATCH, missing))

@@ -131,7 +131,8 @@ def create(
 
     With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
     "priority", "depends_on", "gates", "labels", "touches", "context", "assignee", and a "key" by which other issues of
-    the batch may depend on it. Up to 250 issues are created, all or none.
+    the batch may depend on it. Up to 250 issues are created, all or none; on etcd with its default limits, up to 56,
+    and fewer with dependencies.
 
     With --touches, 'claim-next' does not hand it out while an issue that touches the same paths is in progress.
     Patterns are relative to the top of the repository: 'src/*.py', '**/test_*.py', or a directory and all it contains.

@@ -53,8 +53,9 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
     """Import the issues of FILE ('-': standard input) under their ids.
 
     FILE is the output of 'holdfast issue export', a JSON list of issues, or one issue per line. Ids that already exist
-    are refused. Up to 250 issues are imported, all or none. If gates in FILE have checkers, these are listed; they run
-    only once you approve them ('holdfast trust').
+    are refused. Up to 250 issues are imported, all or none; on etcd with its default limits, up to 56, and fewer with
+    dependencies. If gates in FILE have checkers, these are listed; they run only once you approve them ('holdfast
+    trust').
 
     \b
     Example:

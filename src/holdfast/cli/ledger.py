@@ -119,9 +119,10 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
-    Lines are appended all or none. An event without a "timestamp" or an "id" gets one; if the outcome of an append is
-    unknown, look the event up with 'ledger show ID'. Events over 1 MiB are refused, and so are types that begin with
-    "lock_", which are reserved for claims. The events are on disk when the command returns.
+    Lines are appended all or none; etcd with its default limits refuses more than 119 of them. An event without a
+    "timestamp" or an "id" gets one; if the outcome of an append is unknown, look the event up with 'ledger show ID'.
+    Events over 1 MiB are refused, and so are types that begin with "lock_", which are reserved for claims. The events
+    are on disk when the command returns.
 
     \b
     Examples:

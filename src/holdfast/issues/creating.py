@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +20,8 @@ from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
-MOST_TOGETHER = 250  # the most issues that one transaction creates
+MOST_TOGETHER = 250  # the most issues that one transaction creates; fewer if the store has a lower limit
+_FIXED = 8  # other documents and streams that such a transaction names, at most
 
 
 class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ class Creating:
         self._transactions = transactions
 
     def create(self, new: Sequence[NewIssue]) -> list[Created]:
-        """Create issues; up to `MOST_TOGETHER` of them in one transaction."""
+        """Create issues; up to `MOST_TOGETHER` of them in one transaction, or as many as the store accepts."""
         ids = _new_ids(len(new))
         by_key = {each.key: issue_id for each, issue_id in zip(new, ids, strict=True) if each.key is not None}
         if len(by_key) != sum(each.key is not None for each in new):
@@ -102,12 +103,28 @@ class Creating:
             raise cycle(cycles[0])
         created: dict[str, Created] = {}
         places = {each.id: place for place, each in enumerate(issues)}
-        for start in range(0, len(order), MOST_TOGETHER):
-            part = [batch[each] for each in order[start : start + MOST_TOGETHER]]
+        for part in self._parts([batch[each] for each in order]):
             add = lambda part=part: self._add(part, places, imported=imported)  # noqa: E731
             for each in self._transactions.retrying(add):
                 created[each.issue.id] = each
         return [created[each.id] for each in issues]
+
+    def _parts(self, issues: Sequence[Issue]) -> Iterator[list[Issue]]:
+        """The issues in parts that one transaction can create: it names each issue with its dependencies, and the
+        dependents of these, and appends an event for each."""
+        part, new, touched, server = list[Issue](), set[str](), set[str](), self._transactions.store.server
+        for issue in issues:
+            on = touched.union(issue.dependencies)
+            size = _FIXED + 2 * (len(part) + 1) + len(on) + len(on - new)
+            is_too_large = server is not None and server.exceeded_limit(size) is not None
+            if part and (is_too_large or len(part) == MOST_TOGETHER):
+                yield part
+                part, new, on = [], set(), set(issue.dependencies)
+            part.append(issue)
+            new.add(issue.id)
+            touched = on
+        if part:
+            yield part
 
     def _add(self, issues: Sequence[Issue], places: Mapping[str, int], *, imported: bool) -> list[Created]:
         """Create issues, none of which depends on a later one, and list them in the order of `places`."""

@@ -7,7 +7,7 @@ fields get their default. A record that cannot be understood is `Corrupt`; `read
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,7 +17,19 @@ from holdfast.clock import BootMark, Deadline, Now, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES, Family, Instant, Key, SafeName, Store, Stream, StructCodec, is_finite
+from holdfast.store.model import (
+    MOST_BYTES,
+    Append,
+    Family,
+    Instant,
+    Key,
+    SafeName,
+    Store,
+    Stream,
+    StructCodec,
+    View,
+    is_finite,
+)
 
 SCHEMA_VERSION = 2
 LARGEST_INDEX = 256 << 20  # bytes: some millions of ids
@@ -526,4 +538,10 @@ GATE_RUNS = Family("jit/gate-runs", StructCodec(GateRun), id_field="run_id")
 ISSUES = Family("jit/issues", IssueCodec(), id_field="id")
 CLAIMS = Family("jit/claims", StructCodec(ClaimRecord), id_field="issue_id")
 DEPENDENTS = Family("jit/dependents", OpenCodec(Dependents), id_field="issue_id")
-EVENTS = Stream("jit/events", IssueEventCodec())
+
+
+def _sealed(view: View, loose: Sequence[IssueEvent]) -> list[Append]:
+    return [Append(EVENTS, each) for each in loose]
+
+
+EVENTS = Stream("jit/events", IssueEventCodec(), chain=_sealed)

@@ -532,6 +532,12 @@ class IssueProjection:
         return {issue_id: found for issue_id, found in looks if isinstance(found, Broken)}
 
 
+def projection_of(store: Store, root: Path | None) -> IssueProjection:
+    """The projection of a store's issues. `root` is the directory for checkpoints, if the store is not in files."""
+    files, server = store.files, store.server
+    return IssueProjection(store, files.path if files else root, server.address if server else "")
+
+
 def _apply(state: SummaryState, changes: Changes[Issue | Unreadable]) -> bool:
     """Apply changes. Returns whether an issue refers to one that was not seen, although it may exist by now: it has
     changed, or the other one is gone."""

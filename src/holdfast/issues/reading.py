@@ -96,7 +96,7 @@ def read_claims(store: Store, issue_ids: list[str]) -> Mapping[str, ClaimRecord 
 
 def take_snapshot(store: Store, reading: ClockReading) -> IssueSet[Issue]:
     """All issues as they are now; unreadable ones are in `broken`. `reading` is used to judge claims."""
-    listing, before = read_listing(store), None if has_index(store) else _end_of_events(store)
+    listing, before = read_listing(store), None if has_index(store) else end_of_events(store)
     (found, others), issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     if not (listing.exists or found):
         raise NotInitialised("there is no issue tracker here")
@@ -139,8 +139,12 @@ def by_age(store: Store) -> list[str]:
     return [*_by_age(found), *others]
 
 
-def _end_of_events(store: Store) -> int:
-    return store.transact([EVENTS], lambda view, now: Decision((), view.end(EVENTS))).result
+def end_of_events(store: Store) -> int:
+    """The position of the last event, including those of all commits until now."""
+    end = store.transact([EVENTS], lambda view, now: Decision((), view.end(EVENTS))).result
+    for entry in store.entries(EVENTS, after=end):  # which seals loose events
+        end = entry.position
+    return end
 
 
 def _created(store: Store, after: int) -> list[str]:

@@ -244,7 +244,7 @@ class Tracker:
         return self._creating.create([new])[0].issue
 
     def create_all(self, new: Sequence[NewIssue]) -> list[Created]:
-        """Create several issues; up to 250 of them in one transaction."""
+        """Create several issues; up to 250 of them in one transaction, or as many as the store accepts."""
         return self._creating.create(new)
 
     def adopt(self, issues: Sequence[Issue]) -> list[Created]:

@@ -42,7 +42,7 @@ from holdfast.issues.model import (
     State,
     searched_text,
 )
-from holdfast.issues.projection import IndexUnusable, IssueProjection
+from holdfast.issues.projection import IndexUnusable, projection_of
 from holdfast.issues.reading import look_at, misnamed, read_claims, read_issue, read_listing, take_snapshot
 from holdfast.issues.rules import Broken, IssueSet
 from holdfast.locks.identity import boot_clock_id
@@ -219,7 +219,7 @@ def no_issue(issue_id: str) -> NotFound:
     return NotFound(f"there is no issue {issue_id}", issue_id=issue_id, hint=hint)
 
 
-MOST_NAMED = 100  # the most neighbours that a transaction names
+MOST_NAMED = 100  # the most neighbours that a transaction names, each of their events counted as another
 Result = TypeVar("Result")
 
 
@@ -292,8 +292,7 @@ class Transactions:
         """`skew` is how far apart the clocks of the store's clients may be. `root` is the directory for checkpoints, if
         the store is not in files."""
         self.store = store
-        files, server = store.files, store.server
-        self._projection = IssueProjection(store, files.path if files else root, server.address if server else "")
+        self._projection = projection_of(store, root)
         self._clock = clock
         self._skew = skew
         self.actor = actor
@@ -414,7 +413,7 @@ class Transactions:
             group = dict.fromkeys(
                 each for each in (dependent.id, *dependent.dependencies) if each not in named and seen.can_name(each)
             )
-            if len(named) + len(group) <= MOST_NAMED:
+            if len(named) + len(group) + len(followers) < MOST_NAMED:
                 named += group
                 followers.append(each)
         return IssueNeighbours(issue, named, seen, dependents, followers)
@@ -440,15 +439,16 @@ class Transactions:
     def _settle_some(self, issue_ids: Sequence[str]) -> int:
         """Settle the first of these issues; return how many."""
         seen, count = Seen({}, {}), 0
-        while count < len(issue_ids) and len(seen.issues) < MOST_NAMED:
-            found = self.look_at(issue_ids[count])
-            seen.add(issue_ids[count], found)
-            if isinstance(found, Issue):
-                around = self.with_dependencies(found)
-                seen.issues.update(around.issues)
-                seen.broken.update(around.broken)
+        for each in issue_ids:
+            found = self.look_at(each)
+            around = self.with_dependencies(found) if isinstance(found, Issue) else Seen({}, {})
+            around.add(each, found)
+            if count and len(seen.issues | around.issues) + count >= MOST_NAMED:
+                break
+            seen.issues.update(around.issues)
+            seen.broken.update(around.broken)
             count += 1
-        self.change(lambda draft: draft.settle(issue_ids[:count]), issues=filter(seen.can_name, seen.issues), seen=seen)
+        self.change(lambda draft: draft.settle(issue_ids[:count]), issues=seen.named(), seen=seen)
         return count
 
     def change(

@@ -17,13 +17,13 @@ from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.index import IndexChange, deleted_issues, rebuild_index
 from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, ISSUES, Issue, State, has_index
-from holdfast.issues.reading import TOLERANT_ISSUES, read_listing, tried
+from holdfast.issues.reading import TOLERANT_ISSUES, end_of_events, read_listing, tried
 from holdfast.issues.rules import Broken, in_order
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft
 from holdfast.store.model import Key, Record, Unreadable
 
-REPAIR_TOGETHER = 200
+REPAIR_TOGETHER = 50  # issues, each with its dependents: etcd limits the documents in one transaction
 FAMILY = "jit/"  # the names of all documents of a tracker begin with this
 OF_COMMITS = frozenset({"commit unfinished"})
 """The codes of findings about commits to several documents."""
@@ -41,7 +41,7 @@ def repair(tracker: Tracker) -> list[Finding]:
     for _, failure in repaired.failed:
         raise failure
     if not repaired.remaining and tracker.store.read(GRAPH) is None:
-        tracker.transactions.retrying(partial(_rewrite_dependents, tracker))
+        tracker.transactions.retrying(partial(rewrite_dependents, tracker))
     return list(repaired.remaining)
 
 
@@ -193,7 +193,7 @@ def _check_graph(examination: _Examination) -> Iterator[Finding]:
             remedy = "First repair what cannot be read: its dependencies are unknown."
             yield _finding("dependents", "", message, remedy=remedy)
         else:
-            rewrite = partial(_rewrite_dependents, tracker)
+            rewrite = partial(rewrite_dependents, tracker)
             yield _finding("dependents", "", message, partial(tracker.transactions.retrying, rewrite))
 
 
@@ -270,13 +270,17 @@ def _detach(tracker: Tracker, issue_id: str, missing: str) -> None:
     tracker.transactions.change(body, issues=[issue_id])
 
 
-def _rewrite_dependents(tracker: Tracker) -> None:
+def rewrite_dependents(tracker: Tracker) -> None:
     """Rewrite the record of dependents from the dependencies.
 
     It is declared incomplete first, so that nobody relies on it meanwhile; then rewritten part by part, each
     under the locks of its issues; and declared complete only if no edge was added since the start.
+
+    Where no index lists new issues, their events tell whether one was created before the last part was rewritten. An
+    issue that is created later records its edges itself, and they are not overwritten any more.
     """
     begun = _declare_complete(tracker, None)
+    last_event = _end_of_events(tracker)
     dependents: dict[str, list[str]] = {name: [] for name, _ in tracker.store.scan(DEPENDENTS)}
     for name, document in tracker.store.scan(ISSUES):
         for on in document.record.dependencies:
@@ -290,21 +294,25 @@ def _rewrite_dependents(tracker: Tracker) -> None:
                 draft.set_dependents(on, dependents[on] if draft.lookup(on) is not None else ())
 
         tracker.transactions.change(body, issues=part, also=map(DEPENDENTS.key, part))
+    if _end_of_events(tracker) != last_event:
+        raise Changed("issues were changed meanwhile")
     _declare_complete(tracker, begun)
+
+
+def _end_of_events(tracker: Tracker) -> int:
+    return 0 if has_index(tracker.store) else end_of_events(tracker.store)
 
 
 def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[int, str]:
     """Declare the record of dependents complete if no edge was added since `begun`; without it, incomplete.
 
-    Edges are added to existing issues, which is counted, or with new ones, which are listed, or have events.
+    Edges are added to existing issues, which is counted, or with new ones, which the index lists, if there is one.
     """
     lists = IndexChange().keys if has_index(tracker.store) else []
 
     def body(draft: Draft) -> tuple[int, str]:
         graph, listing = draft.get(GRAPH) or model.Graph(), map(draft.view.document, lists)
         seen = int(graph.epoch), " ".join(each.version if each else "" for each in listing)
-        if not lists:
-            seen = seen[0], str(draft.view.end(EVENTS))
         if begun not in (None, seen):
             raise Changed("dependencies were added meanwhile")
         draft.set(GRAPH, msgspec.structs.replace(graph, dependents_complete=begun is not None))

@@ -1,21 +1,29 @@
-"""`Holding`, the record that describes leases, claims and locks alike; and the locks as holdings."""
+"""`Holding`, the record that describes leases, claims and locks alike; locks and claims of issues as holdings."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import format_instant
+from holdfast.clock import SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
+from holdfast.errors import Failure
 from holdfast.fs import calls
+from holdfast.issues.model import CLAIMS, AnyIssue, ClaimRecord, Issue, State
+from holdfast.issues.projection import IndexUnusable, projection_of
+from holdfast.issues.reading import look_at, read_claims
+from holdfast.issues.rules import Broken
 from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks import identity
-from holdfast.locks.identity import Liveness
+from holdfast.locks.identity import Liveness, boot_clock_id, described_liveness
 from holdfast.locks.kernel_locks import FileLockHolder, find_holders, find_locked_files, inode_of, with_queue
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository.waits import FILE_LOCK, QUEUE, is_note_of, waits_of_data
+from holdfast.store.model import Store, Unreadable
+from holdfast.store.open import open_store
 
 
 class Reclaim(NamedTuple):
@@ -176,3 +184,76 @@ def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[H
             waiting=tuple(_noted(note) for note in waiting if note.thing.name == repo_id),
             reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
         )
+
+
+# --- Claims of issues ----------------------------------------------------------------------------------
+
+
+def issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
+    with contextlib.closing(open_store(root, address)) as store:
+        reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
+        broken: Failure | None = None
+        for issue_id, issue, record, now in _claimed(store, root, reading):
+            if isinstance(record, Broken):
+                broken = broken or record.failure  # raised after the others
+                continue
+            if record is None or record.claim is None:
+                continue
+            claim = record.claim
+            alive, left = described_liveness(claim.holder), claim.time_left(now, for_others=True)
+            gated = issue is not None and issue.state is State.GATED
+            if gated and left <= 0:
+                continue  # nobody can work on it: it waits for its gates
+            yield Holding(
+                kind="issue",
+                what=issue_id,
+                who=claim.assignee,
+                since=claim.claimed_at,
+                until=claim.expires_at,
+                time_left=left,
+                liveness=alive,
+                purpose=claim.purpose,
+                reclaim=_WAITS_FOR_GATES if gated else _reclaim_issue(issue_id, left, alive),
+                process=claim.holder.get("holder_id"),
+                title="" if issue is None else issue.title,
+                ttl=claim.ttl,
+            )
+        if broken is not None:
+            raise broken
+
+
+class _Claimed(NamedTuple):
+    """An issue that may have a claim, if it can be read, with the record of its claims, and the store's time."""
+
+    issue_id: str
+    issue: AnyIssue | None
+    record: ClaimRecord | Broken | None
+    now: Now
+
+
+def _claimed(store: Store, root: Path, reading: ClockReading) -> Iterator[_Claimed]:
+    """The issues that somebody works on, or that cannot be read. If the projection cannot tell which these are, every
+    issue that was ever claimed."""
+    try:
+        seen = projection_of(store, root).look(reading, finished=False)
+    except IndexUnusable:
+        now = reading.at(store.now())
+        for issue_id, document in store.scan(CLAIMS.tolerant()):
+            issue, found = look_at(store, issue_id), document.record
+            record = Broken(issue_id, found.failure) if isinstance(found, Unreadable) else found
+            yield _Claimed(issue_id, issue if isinstance(issue, Issue) else None, record, now)
+        return
+    working = {each.id: each for each in seen if each.state in (State.IN_PROGRESS, State.GATED)}
+    for issue_id, claims in read_claims(store, sorted({*working, *seen.broken_issues})).items():
+        yield _Claimed(issue_id, working.get(issue_id), claims, seen.moment)
+
+
+_WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
+
+
+def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
+    command = f"holdfast issue claim {issue_id}"
+    if left <= 0:
+        return Reclaim(True, command)
+    gone = "its process is gone; " if alive is Liveness.DEAD else ""
+    return Reclaim(False, f"{gone}free in {format_duration(left)} unless it is renewed, then: {command}")

@@ -165,8 +165,6 @@ def _of_streams(repository: Repository) -> Iterator[Metric]:
     with contextlib.suppress(NotFound, Corrupt):
         read = _CODEC.decode(durable.read(path, limit=_MOST_BYTES), CACHE)
         known = read if read.repository_id == repository_id else known
-    if store.server is not None:
-        store.server.seal(trail)
     audit = _counted(store, trail, _names_of_entry, known.streams.get(trail.name))
     issues = _counted(store, EVENTS, lambda event: [event.type], known.streams.get(EVENTS.name))
     streams = {trail.name: audit, EVENTS.name: issues}

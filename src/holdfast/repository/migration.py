@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.errors import Corrupt, Failure, Refused, TooManyRetries
 from holdfast.fs import strictjson
 from holdfast.issues.index import index_of_copy
-from holdfast.issues.model import INDEX, UNLISTED
+from holdfast.issues.model import EVENTS, INDEX, UNLISTED
 from holdfast.leases.service import LeaseService
 from holdfast.repository.context import has_several_clones
 from holdfast.store import model
@@ -189,10 +189,11 @@ def _copy(
     total: int = 0,
 ) -> Moved:
     _refuse_held_leases(source, rows)  # 1.
-    if source.server is not None and not dry_run:
-        source.server.seal(AuditTrail().stream)
     copied_documents = copied_records = 0
     for number in range(1, PASSES + 1):
+        if source.server is not None and not dry_run:
+            source.server.seal(AuditTrail().stream)
+            source.server.seal(EVENTS)
         current = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)
         for row in rows:  # 2. and 3.: a pass that finds nothing to copy is the proof
             if row.kind is Kind.DOCUMENT:

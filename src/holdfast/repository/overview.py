@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration, format_instant
+from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs import probe
 from holdfast.fs.directory import Directory, resolved
 from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.probe import network_problems
-from holdfast.issues.model import CLAIMS, Issue, State
-from holdfast.issues.reading import look_at
 from holdfast.leases.rules import LeaseWaiter, NamedLease
 from holdfast.leases.service import LeaseState
 from holdfast.leases.wait_notes import WaitNotes
-from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
+from holdfast.locks.identity import Holder, Liveness, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository import holdings as held
@@ -36,7 +34,7 @@ from holdfast.repository.opening import tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
-from holdfast.store.model import ServerVersion, Unreadable
+from holdfast.store.model import ServerVersion
 from holdfast.store.open import address_of, open_store
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["lease"] = lambda: _of_repository(root, _leases)
         sources["operation"] = lambda: _of_repository(root, _operations)
     if ".jit" in present or tracker != root or ".holdfast" in present or address:
-        sources["issue"] = lambda: _issue_claims(tracker, address)
+        sources["issue"] = lambda: held.issue_claims(tracker, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
     notes = WaitNotes([waits_of_repository(root)]).notes(sweep=False)
@@ -261,52 +259,6 @@ def _operations(repository: Repository) -> Iterator[Holding]:
             if alive is Liveness.DEAD
             else Reclaim(False, "wait: it is running; if it never ends: holdfast doctor"),
         )
-
-
-def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
-    with contextlib.closing(open_store(root, address)) as store:
-        reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
-        now = reading.at(store.now())
-        broken: Failure | None = None
-        for issue_id, document in store.scan(CLAIMS.tolerant()):
-            if isinstance(document.record, Unreadable):
-                broken = broken or document.record.failure  # raised after the others
-                continue
-            claim = document.record.claim
-            if claim is None:
-                continue
-            alive, left = described_liveness(claim.holder), claim.time_left(now, for_others=True)
-            issue = look_at(store, issue_id)
-            gated = isinstance(issue, Issue) and issue.state is State.GATED
-            if gated and left <= 0:
-                continue  # nobody can work on it: it waits for its gates
-            yield Holding(
-                kind="issue",
-                what=issue_id,
-                who=claim.assignee,
-                since=claim.claimed_at,
-                until=claim.expires_at,
-                time_left=left,
-                liveness=alive,
-                purpose=claim.purpose,
-                reclaim=_WAITS_FOR_GATES if gated else _reclaim_issue(issue_id, left, alive),
-                process=claim.holder.get("holder_id"),
-                title=issue.title if isinstance(issue, Issue) else "",
-                ttl=claim.ttl,
-            )
-        if broken is not None:
-            raise broken
-
-
-_WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
-
-
-def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
-    command = f"holdfast issue claim {issue_id}"
-    if left <= 0:
-        return Reclaim(True, command)
-    gone = "its process is gone; " if alive is Liveness.DEAD else ""
-    return Reclaim(False, f"{gone}free in {format_duration(left)} unless it is renewed, then: {command}")
 
 
 def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:

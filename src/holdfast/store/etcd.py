@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Failure, StoreMoved, StoreUnavailable
+from holdfast.errors import Failure, StoreMoved, StoreUnavailable, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store import served
 from holdfast.store.addresses import EtcdAddress
@@ -64,6 +64,9 @@ _LOOK_AT = 4 * _FORGET_EVERY  # notes
 _DIGITS = 20  # in the number of a record
 _LARGEST_COPY = 64 << 10  # bytes of a record in the head; etcd limits the size of a commit
 _MOST_RANGES = 100
+_DEFAULT_OPERATIONS = 128  # in a transaction, unless etcd was started with another `--max-txn-ops`
+_ENOUGH_OPERATIONS = 8192  # from here on, etcd itself may refuse
+_OTHER_OPERATIONS = 8  # of a commit: its id and time, the heads of streams, the version of the schema
 _MOST_STREAMS = 90  # streams whose heads are fetched, all in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
@@ -83,6 +86,7 @@ class EtcdEngine:
         self.gateway = Gateway(address, timeout=timeout)
         self.keys = Keys(address.prefix)
         self._checked = False
+        self._accepted, self._is_at_limit = _DEFAULT_OPERATIONS, False  # as far as it was needed to find out
         self._upgrades = False  # whether the store has an older version
 
     @property
@@ -390,6 +394,22 @@ class EtcdEngine:
 
     def now(self) -> float:
         return self.fetch([]).now
+
+    def exceeded_limit(self, changes: int) -> int | None:
+        while changes > (limit := self._accepted - _OTHER_OPERATIONS) and self._accepted < _ENOUGH_OPERATIONS:
+            if self._is_at_limit or not self._takes(2 * self._accepted):
+                self._is_at_limit = True
+                return limit
+            self._accepted *= 2
+        return None
+
+    def _takes(self, operations: int) -> bool:
+        """Whether etcd accepts so many operations in one transaction: comparisons that do nothing."""
+        try:
+            self.gateway.ask("/v3/kv/txn", {"compare": [_is_absent(self.keys.clock)] * operations})
+        except UsageFailure:
+            return False
+        return True
 
     def space(self) -> ServerSpace:
         with understanding(self.address):

@@ -50,6 +50,10 @@ class FailFastStore:
         with self._using():
             self._server.seal(stream)
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        with self._using():
+            return self._server.exceeded_limit(changes)
+
     def end(self, stream: Stream[Any]) -> int:
         with self._using():
             return self._server.end(stream)

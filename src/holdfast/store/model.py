@@ -539,9 +539,13 @@ class StoreServer(Protocol):
     def moved_to(self) -> str | None:
         """The address that the records were moved to, or None if they are here."""
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        """The limit of one transaction that names this many documents, each appended record counted as another; None if
+        the server accepts it."""
+
     def seal(self, stream: Stream[Any]) -> None:
-        """Give the loose records of a stream their positions, in the order of their commits. For a user without write
-        access they stay loose and are not visible."""
+        """Give the loose records of all commits until now their positions, in the order of these commits. For a user
+        without write access they stay loose and are not visible."""
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last record, which is also the number of records."""

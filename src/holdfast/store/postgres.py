@@ -243,6 +243,9 @@ class PostgresEngine:
         found = self.connections.run(lambda connection: connection.execute(statements.NOW).fetchone())
         return float(found[0])
 
+    def exceeded_limit(self, changes: int) -> None:
+        """None: only the size of a statement is limited."""
+
     def space(self) -> None:
         """None: the only limit is the disk, and clients cannot query it."""
 

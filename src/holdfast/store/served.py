@@ -219,6 +219,9 @@ class ServerEngine(Protocol):
 
     def now(self) -> float: ...
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        """The limit that a commit exceeds with so many named documents and streams, and added records."""
+
     def space(self) -> model.ServerSpace | None:
         """The space that the server has left; None if it has no limit of its own."""
 
@@ -347,6 +350,9 @@ class ServedStore:
         for each in range(last - 1, first - 1, -_DROPPED_AT_ONCE):
             self.engine.drop_records(stream, max(first, each - _DROPPED_AT_ONCE + 1), each)
 
+    def exceeded_limit(self, changes: int) -> int | None:
+        return self.engine.exceeded_limit(changes)
+
     def set_moved(self, target: str | None) -> None:
         self.engine.set_moved(target)
 
@@ -388,6 +394,7 @@ class ServedStore:
             changes = model.with_head_changes(view, decision.changes)
             model.check_changes(set(named), view, changes)
             plan, positions = _plan(tries.id, attempt.fetched, named, view, changes, now)
+            self._check_size(plan)
             commit = model.Commit(tries.commit_id, now, positions, decision.result)
             try:
                 # With nothing to write, the transaction took place when everything was fetched.
@@ -405,11 +412,22 @@ class ServedStore:
             if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
                 self._seal_now_and_then(named, len(plan.loose))
             return commit
-        self._conflicts |= dict.fromkeys((each.name for each in named), time.monotonic())
+        self._conflicts |= dict.fromkeys((each.name for each in named if not _is_loose(each)), time.monotonic())
         if len(self._conflicts) > _MOST_CONFLICTS:
             self._conflicts = {}
         tries.pause()  # 4.
         return None
+
+    def _check_size(self, plan: CommitPlan) -> None:
+        size = len(plan.named) + len(plan.additions) + len(plan.loose)
+        limit = self.engine.exceeded_limit(size)
+        if limit is not None:
+            raise UsageFailure(
+                f"{self.address} accepts at most {limit} documents and records in one commit; this one has {size}",
+                hint="Commit less at once, or start etcd with a larger '--max-txn-ops'.",
+                size=size,
+                limit=limit,
+            )
 
     def _count(self, *, made: bool) -> None:
         with self._counting:
@@ -422,8 +440,10 @@ class ServedStore:
     def seal(self, stream: Stream[Any]) -> None:
         tries = _Tries("", self.patience)
         with contextlib.suppress(StoreAccessRefused):
-            while stream.chain is not None and self.engine.loose_records(stream.name, 1):
-                if not self._seal_some(stream):
+            left: bool | None = stream.chain is not None and bool(self.engine.loose_records(stream.name, 1))
+            while left is not False:
+                left = self._seal_some(stream)
+                if left is None:
                     tries.pause()  # another client is sealing too
 
     def _seal_now_and_then(self, named: Sequence[Named], count: int) -> None:
@@ -433,12 +453,14 @@ class ServedStore:
             for each in streams * (1 + count // self.engine.most_sealed):
                 self._seal_some(each)
 
-    def _seal_some(self, stream: Stream[Any]) -> bool:
-        """Seal as many records as fit in one commit; False if another client was faster."""
+    def _seal_some(self, stream: Stream[Any]) -> bool | None:
+        """Seal as many records as fit in one commit; return whether more were loose, or None if another client was
+        faster."""
         named = model.with_heads([stream])
         with self.engine.attempt(named, in_turn=False) as attempt:
             # Read after the end of the stream: if one of these is sealed meanwhile, that end has changed.
-            loose = _fitting(self.engine.loose_records(stream.name, self.engine.most_sealed))
+            found = self.engine.loose_records(stream.name, self.engine.most_sealed)
+            loose = _fitting(found)
             view = self._view(named, attempt.fetched, loose=False)
             records = [stream.codec.decode(each.content, self._where(f"{stream.name}~", each.place)) for each in loose]
             assert stream.chain is not None
@@ -446,8 +468,9 @@ class ServedStore:
             now = attempt.fetched.now
             plan, _ = _plan(model.checked_commit_id(None), attempt.fetched, named, view, changes, now)
             with contextlib.suppress(AnswerLost, WaitedTooLong):  # the next attempt finds out
-                return not loose or attempt.commit(plan._replace(sealed=loose))
-        return False
+                if not loose or attempt.commit(plan._replace(sealed=loose)):
+                    return len(loose) < len(found) or len(found) == self.engine.most_sealed
+        return None
 
     def _had_conflict_lately(self, named: Sequence[Named]) -> bool:
         since = time.monotonic() - _TAKE_TURNS_FOR
