@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -44,19 +45,19 @@ class Victim:
         through = url.replace(f":{server.port}/", f":{self.proxy.port}/")
         self._worker = workers.start(lambda line: commit_forever(line, through, in_turn=in_turn))
         self._worker.hear()
-        self.proxy.on_message = self._deliver
+        self.proxy.forward = self._deliver
         self._worker.say("go")
 
-    def _deliver(self) -> bool:
+    def _deliver(self, server: socket.socket, chunk: bytes) -> None:
         self._left -= 1
-        if self._left > 0:
-            return True
-        if self._fault == "stop":
-            os.kill(self._worker.pid, signal.SIGSTOP)
-        else:
-            self.proxy.unplugged = True
-        self.frozen.set()
-        return self._fault != "unplug before"
+        if self._left <= 0:
+            if self._fault == "stop":
+                os.kill(self._worker.pid, signal.SIGSTOP)
+            else:
+                self.proxy.unplugged = True
+            self.frozen.set()
+        if self._left > 0 or self._fault != "unplug before":
+            server.sendall(chunk)
 
     def close(self) -> None:
         self._worker.kill()
