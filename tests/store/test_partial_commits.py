@@ -37,7 +37,7 @@ from holdfast.store.postgres import PostgresStore  # noqa: E402
 from holdfast.store.postgres_requests import Connection  # noqa: E402
 
 if sys.platform != "linux":
-    pytest.skip("the queues of sockets are read from /proc", allow_module_level=True)
+    pytest.skip("the waits of the server are counted by /proc", allow_module_level=True)
 
 LONG = 600.0
 """The time limit of the victims, and of the server for their sessions, in seconds."""
@@ -102,25 +102,27 @@ class Backend:
 
     def __init__(self, control: Any, proxy: Withholding) -> None:
         self._control = control
-        self._ends = f":{proxy.server.getpeername()[1]:04X}", f":{proxy.server.getsockname()[1]:04X}"
         query = "SELECT pid FROM pg_stat_activity WHERE client_port = %s"
         (self._pid,) = control.execute(query, [proxy.server.getsockname()[1]]).fetchone()
 
-    def has_transaction(self) -> bool:
-        """Whether it has locked or written anything, as soon as it has read all that arrived and waits for more."""
+    def has_transaction(self, after: Callable[[], object]) -> bool:
+        """Whether it has locked or written anything, after it has read what is sent now and waits for more."""
+        before = self._waits()
+        after()
+        while self._waits() == before:
+            pass
         query = "SELECT wait_event, backend_xid FROM pg_stat_activity WHERE pid = %s"
         while True:
-            if self._has_read_all():
-                event, number = self._control.execute(query, [self._pid]).fetchone()
-                if event == "ClientRead":
-                    return number is not None
+            event, number = self._control.execute(query, [self._pid]).fetchone()
+            if event == "ClientRead":
+                return number is not None
 
-    def _has_read_all(self) -> bool:
-        for line in Path("/proc/net/tcp").read_text().splitlines():
-            _, here, there, _, queues, *_ = line.split()
-            if (here[-5:], there[-5:]) == self._ends:
-                return int(queues.partition(":")[2], 16) == 0
-        raise AssertionError("the connection is gone")
+    def _waits(self) -> int:
+        """How often it has begun to wait."""
+        for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+        raise AssertionError("the kernel does not count")
 
 
 class Scene:
@@ -166,10 +168,9 @@ class Scene:
             sampled |= {each + near for each in range(BLOCK, total - 32, BLOCK) for near in (-1, 0, 1)}
             backend, passed = Backend(self.control, self.proxy), 0
             for at in sorted(sampled):
-                self.proxy.release(at - passed)
-                passed = at
-                if backend.has_transaction():
+                if backend.has_transaction(lambda: self.proxy.release(at - passed)):  # noqa: B023
                     found.append(at)
+                passed = at
                 tried["bytes of commits"] += 1
         return found
 
