@@ -13,6 +13,8 @@ import json
 import mmap
 import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -285,9 +287,21 @@ class Crew:
         self._running[number].kill()
         self._running[number].wait()
 
+    def stop(self, number: int) -> None:
+        if sys.platform != "win32":
+            os.kill(self._running[number].pid, signal.SIGSTOP)  # it may have been stopped already
+
+    def resume(self, number: int) -> None:
+        """Continue the client on this machine; without effect if it was killed since."""
+        self._running[number].resume()
+
     def delay(self, seconds: float) -> None:
         """Set the delay of the detour, in each direction."""
-        assert self._detour.ask(seconds) == "done"
+        assert self._detour.ask(("delay", seconds)) == "done"
+
+    def cut_answer(self, after: int | None) -> None:
+        """Cut a connection of the detour when so many more bytes of answers have passed."""
+        assert self._detour.ask(("cut_after", after)) == "done"
 
     def finish(self) -> None:
         """Tell the clients to stop, and wait for them."""
@@ -304,9 +318,9 @@ def _run_detour(site: Site, line: Line) -> None:
     ]
     line.say("open")
     while True:
-        delay = line.wait()
+        name, value = line.wait()
         for each in proxies:
-            each.delay = delay
+            setattr(each, name, value)
         line.say("done")
 
 
@@ -333,6 +347,8 @@ def faults(site: Site, crew: Crew) -> Iterator[Fault]:
         lambda: _killed("all killed", site.servers),
         lambda: _stopped(site.leader()),
         lambda: _client_killed(crew, random.randrange(CLIENTS)),
+        lambda: _client_stopped(crew, random.randrange(CLIENTS)),
+        lambda: _answer_cut(crew),
         lambda: _delayed(crew),
     ]
     if network.filters:
@@ -370,6 +386,18 @@ def _stopped(server: Server) -> Fault:
 
 def _client_killed(crew: Crew, number: int) -> Fault:
     return Fault("client killed", lambda: crew.kill(number), lambda: crew.start(number))
+
+
+def _client_stopped(crew: Crew, number: int) -> Fault:
+    """It continues after its lease may have expired, and its turn has."""
+    begin, end = partial(crew.stop, number), partial(crew.resume, number)
+    return Fault("client stopped", begin, end, random.randrange(LONGEST_HOLD))
+
+
+def _answer_cut(crew: Crew) -> Fault:
+    """An answer to the client behind the detour, at any byte."""
+    begin = partial(crew.cut_answer, random.randrange(1000))
+    return Fault("answer cut", begin, partial(crew.cut_answer, None), 1)
 
 
 def _delayed(crew: Crew) -> Fault:
