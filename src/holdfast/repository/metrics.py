@@ -133,6 +133,9 @@ def _of_store(repository: Repository) -> Iterator[Metric]:
         yield _gauge("store_size_bytes", "The size of the data on the server.", space.size)
         if space.limit:
             yield _gauge("store_limit_bytes", "The size at which the server refuses to write.", space.limit)
+        yield _gauge("store_in_use_bytes", "The part of this size that is not free for new records.", space.in_use)
+        yield _gauge("store_revision", "The revision of the last change on the server.", space.revision)
+        yield _gauge("store_compacted_revision", "The last revision that was compacted.", space.compacted)
         yield _gauge("store_alarms", "The alarms that the server has raised.", len(space.alarms))
 
 

@@ -487,11 +487,15 @@ class ServerVersion(NamedTuple):
 
 
 class ServerSpace(NamedTuple):
-    """The space that a server uses and its own limit, in bytes, and the alarms that it has raised."""
+    """The space that a server uses and its own limit, in bytes, and the alarms that it has raised. `in_use` is the part
+    that is not free for new records. All revisions after the `compacted` one are kept."""
 
     size: int
     limit: int  # 0 if it is not known
     alarms: tuple[str, ...] = ()
+    in_use: int = 0
+    revision: int = 0
+    compacted: int = 0  # 0 if it is not known, or nothing was ever compacted
 
 
 class Store(Protocol):
