@@ -400,6 +400,9 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.UNEXPECTED
     except KeyboardInterrupt:  # again, while the first one was reported
         return ExitStatus.INTERRUPTED
+    finally:
+        if statistics := sys.modules.get("holdfast.store.statistics"):
+            statistics.save()
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,10 +30,10 @@ from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry
 from holdfast.store.fail_fast import FailFastStore
-from holdfast.store.files import FileStore
 from holdfast.store.model import Record, Store, Stream, StructCodec
 from holdfast.store.open import FILES, address_of, check_store, open_store
 from holdfast.store.served import ServedStore
+from holdfast.store.statistics import totals
 
 CACHE = "metrics.json"
 ACTOR = "auto:metrics"
@@ -73,7 +74,7 @@ def measure(repository: Repository) -> list[Metric]:
         if failure is not repository.trouble:
             raise
         return [_gauge("store_up", _UP, 0)]
-    return [*found, *_of_process(repository.context.store)]
+    return [*found, *_of_processes(repository.root)]
 
 
 def as_text(metrics: Iterable[Metric]) -> str:
@@ -257,22 +258,18 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
     yield _by("gauge", "waiting", "Waiting processes, by the kind of thing that they wait for.", "kind", waiting)
 
 
-# --- This process -------------------------------------------------------------------------------------
+# --- Processes ----------------------------------------------------------------------------------------
 
 
-def _of_process(store: Store) -> Iterator[Metric]:
-    """Counters of this process alone; useful in a long-lived one."""
-    if isinstance(store, ServedStore):
-        made = store.statistics()
-        yield _total("process_commits", "Commits of this process.", made.commits)
-        yield _total(
-            "process_conflicts",
-            "Attempts of this process to commit that conflicted with another commit.",
-            made.conflicts,
-        )
-    elif isinstance(store, FileStore):
-        locks = store.lock_statistics()
-        yield _total("process_lock_waits", "Document locks for which this process had to wait.", locks.contended)
-        yield _total(
-            "process_lock_wait_seconds", "How long this process waited for document locks.", locks.seconds_waited
-        )
+def _of_processes(root: Path) -> Iterator[Metric]:
+    """What processes have added to the records of their machines when they were done."""
+    found, place = totals(root), root
+    with contextlib.suppress(NotInitialised):
+        place = tracker_of(root)
+    if place != root:
+        found = found.plus(totals(place))
+    text = "Commits of all processes, counted when each is done, on the machines that share this directory."
+    yield _total("commits", text, found.commits)
+    yield _total("conflicts", "Attempts to commit that conflicted with another commit.", found.conflicts)
+    yield _total("lock_waits", "Document locks for which a process had to wait.", found.waits)
+    yield _total("lock_wait_seconds", "How long processes waited for document locks.", found.seconds_waited)

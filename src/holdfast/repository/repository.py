@@ -39,6 +39,7 @@ from holdfast.repository.locating import find_repository_root, git_home_of, git_
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
+from holdfast.store import statistics
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.fail_fast import FailFastStore
@@ -152,6 +153,7 @@ class Repository:
     def close(self) -> None:
         """Close the files that are kept open for speed; useful in programs that open many repositories."""
         self._other_graphs.close()
+        statistics.save()
         self.context.store.close()
 
     def __enter__(self) -> Self:

@@ -55,6 +55,7 @@ from holdfast.store.layout import (
     open_directory,
 )
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
+from holdfast.store.statistics import CommitStatistics, Tally
 from holdfast.store.streams import LastNumbers, Planned
 
 Named = Key[Any] | Stream[Any]
@@ -108,6 +109,7 @@ class FileStore:
         self._numbers = LastNumbers()
         self._deciding = model.Deciding()
         self._settled: set[str] = set()
+        self.tally = Tally(self._locks.statistics)
 
     @property
     def files(self) -> Self:
@@ -265,6 +267,7 @@ class FileStore:
                     raise OutcomeUnknown(commit_id, failure) from failure
                 if not progress.overtaken:
                     raise
+                self.tally.count(made=False)
             except BaseException as ended:
                 if not isinstance(ended, Exception):
                     _drop_frames(ended)
@@ -303,6 +306,7 @@ class FileStore:
             progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
         progress.perhaps_made = True
+        self.tally.count(made=True)
         return model.Commit(commit_id, now, positions, decision.result)
 
     def _refuse_if_moved(self, opened: OpenDirectories) -> None:
@@ -497,6 +501,10 @@ class FileStore:
                 if each is not top:
                     each.close()
         return found
+
+    def statistics(self) -> CommitStatistics:
+        """How often this store has committed, had to start over, and waited for document locks."""
+        return self.tally.read()
 
     def lock_statistics(self) -> LockStatistics:
         """How often this store has taken document locks and waited for them, and how long it has held them."""

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -28,7 +28,7 @@ from holdfast.errors import (
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
-from holdfast.store import model
+from holdfast.store import model, statistics
 from holdfast.store.addresses import (
     EXPECTED,
     accepting_unsafe_server,
@@ -42,6 +42,9 @@ from holdfast.store.addresses import (
 from holdfast.store.addresses import FILES as FILES
 from holdfast.store.files import FileStore
 from holdfast.store.model import Store
+
+if TYPE_CHECKING:
+    from holdfast.store.served import ServedStore
 
 CONFIG = ".holdfast/config.json"
 SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.settings`
@@ -126,13 +129,18 @@ def open_address(
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
             Directory.follow(path).close()
-        return FileStore(path, timeout=timeout)
+        return _followed(FileStore(path, timeout=timeout), root)
     address = with_secrets(address)
     if _shared is None:
-        return _open_server(address, create=create)
+        return _followed(_open_server(address, create=create), root)
     if address not in _shared:
-        _shared[address] = _open_server(address, create=create)
+        _shared[address] = _followed(_open_server(address, create=create), root)
     return _shared[address]
+
+
+def _followed(store: FileStore | ServedStore, root: str | os.PathLike[str]) -> Store:
+    statistics.follow(store, store.tally, Path(root))
+    return store
 
 
 _shared: dict[str, Store] | None = None
@@ -152,7 +160,7 @@ def sharing_connections() -> Iterator[None]:
         _shared = before
 
 
-def _open_server(address: str, *, create: bool) -> Store:
+def _open_server(address: str, *, create: bool) -> ServedStore:
     scheme = address.partition(":")[0].lower()
     opened.add(scheme)
     if scheme in ("postgresql", "postgres"):
@@ -164,7 +172,7 @@ def _open_server(address: str, *, create: bool) -> Store:
     raise SettingInvalid("store", "…", EXPECTED)
 
 
-def _open_postgres(address: str, *, create: bool) -> Store:
+def _open_postgres(address: str, *, create: bool) -> ServedStore:
     try:
         from holdfast.store.postgres import PostgresStore
     except ImportError as error:

@@ -37,6 +37,7 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import model
 from holdfast.store.layout import Kind, Layout
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
+from holdfast.store.statistics import CommitStatistics, Tally
 
 Named = Key[Any] | Stream[Any]
 
@@ -218,13 +219,6 @@ class ServerEngine(Protocol):
     def close(self) -> None: ...
 
 
-class CommitStatistics(NamedTuple):
-    """Counters of a store since it was opened: successful transactions, and attempts that conflicted with another."""
-
-    commits: int
-    conflicts: int
-
-
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
 
@@ -237,7 +231,7 @@ class ServedStore:
         self._layout = Layout()
         self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
-        self._counts, self._counting = CommitStatistics(0, 0), threading.Lock()
+        self.tally = Tally()
 
     @property
     def address(self) -> str:
@@ -379,7 +373,7 @@ class ServedStore:
                 made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
-        self._count(made=made)
+        self.tally.count(made=made)
         if made:
             if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
                 self._seal_now_and_then(named, len(plan.loose))
@@ -390,14 +384,9 @@ class ServedStore:
         tries.pause()  # 4.
         return None
 
-    def _count(self, *, made: bool) -> None:
-        with self._counting:
-            commits, conflicts = self._counts
-            self._counts = CommitStatistics(commits + made, conflicts + (not made))
-
     def statistics(self) -> CommitStatistics:
         """How often this store has committed, and how often it had to retry."""
-        return self._counts
+        return self.tally.read()
 
     def seal(self, stream: Stream[Any]) -> None:
         """Give the loose records of a stream their positions, in the order of their commits. For a user without write
