@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,13 +130,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
-    """Running servers of this kind, and machines for clients, on a network."""
+def site_of(kind: str, network: Network, scratch: Path, *, options: Sequence[str] = ()) -> Iterator[Site]:
+    """Running servers of this kind, and machines for clients, on a network. `options` are for etcd."""
     servers: list[Server] = []
     if kind == "postgresql":
         servers.append(Postgres(_created(scratch / "postgres"), network.machine(), durable=True))
     else:
-        members = [_member(scratch, network.machine(), number) for number in range(3)]
+        members = [_member(scratch, network.machine(), number, options) for number in range(3)]
         for member in members:
             member.peers = members
         servers += members
@@ -151,8 +151,8 @@ def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
             server.kill()
 
 
-def _member(scratch: Path, machine: Machine, number: int) -> Etcd:
-    quick = ("--heartbeat-interval", "30", "--election-timeout", "300")
+def _member(scratch: Path, machine: Machine, number: int, options: Sequence[str]) -> Etcd:
+    quick = ("--heartbeat-interval", "30", "--election-timeout", "300", *options)
     return Etcd(_created(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick, program=sound_etcd())
 
 
