@@ -305,12 +305,10 @@ class Connections:
 
     def _upgrade(self, connection: Any) -> None:
         """Upgrade the tables, after the commits in progress. If two clients try at once, one of them upgrades."""
-        first, *rest = statements.UPGRADE
         try:
-            with connection.transaction():
-                if connection.execute(first).rowcount:
-                    for statement in rest:
-                        connection.execute(statement)
+            connection.ask_at_once(";".join(statements.UPGRADE))
+        except psycopg.errors.DuplicateColumn:
+            pass  # another client was faster
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreAccessRefused(
                 self.address.display,
