@@ -175,9 +175,17 @@ class Diary:
         with self._path.open("a") as file:
             file.write(json.dumps([number, what, outcome]) + "\n")
 
+    def resolve(self, was_made: Callable[[str], bool]) -> None:
+        """Ask for unknown outcomes, until the server cannot be reached."""
+        with contextlib.suppress(StoreUnavailable):
+            while self.unknown:
+                number, what, commit_id = self.unknown[-1]
+                self.note(number, "done" if was_made(commit_id) else "E_NOT_MADE", what)
+                self.unknown.pop()
+
 
 def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) -> None:
-    """Append to a stream, and work under a lease, until the storm is over; then resolve unknown outcomes."""
+    """Append to a stream, and work under a lease, until the storm is over; resolve unknown outcomes."""
     leases = LeaseService(store, TRAIL)
     for number in itertools.count():
         if over():
@@ -185,9 +193,9 @@ def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) 
         attempt(diary, number, "append", lambda: append(store, name, number))  # noqa: B023
         if random.random() < 0.1:
             work_under_lease(store, leases, name, number, diary)
+        diary.resolve(store.was_made)
         time.sleep(random.random() * 0.01)
-    for number, what, commit_id in diary.unknown:
-        diary.note(number, "done" if wait_for_outcome(store, commit_id) else "E_NOT_MADE", what)
+    diary.resolve(partial(wait_for_outcome, store))
     store.close()
 
 
