@@ -401,8 +401,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # again, while the first one was reported
         return ExitStatus.INTERRUPTED
     finally:
-        if statistics := sys.modules.get("holdfast.store.statistics"):
-            statistics.save()
+        if stores := sys.modules.get("holdfast.store.open"):
+            stores.save_statistics()
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

@@ -31,9 +31,8 @@ from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry
 from holdfast.store.fail_fast import FailFastStore
 from holdfast.store.model import Record, Store, Stream, StructCodec
-from holdfast.store.open import FILES, address_of, check_store, open_store
+from holdfast.store.open import FILES, address_of, check_store, open_store, saved_statistics
 from holdfast.store.served import ServedStore
-from holdfast.store.statistics import totals
 
 CACHE = "metrics.json"
 ACTOR = "auto:metrics"
@@ -263,11 +262,11 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
 
 def _of_processes(root: Path) -> Iterator[Metric]:
     """What processes have added to the records of their machines when they were done."""
-    found, place = totals(root), root
+    found, place = saved_statistics(root), root
     with contextlib.suppress(NotInitialised):
         place = tracker_of(root)
     if place != root:
-        found = found.plus(totals(place))
+        found = found.plus(saved_statistics(place))
     text = "Commits of all processes, counted when each is done, on the machines that share this directory."
     yield _total("commits", text, found.commits)
     yield _total("conflicts", "Attempts to commit that conflicted with another commit.", found.conflicts)

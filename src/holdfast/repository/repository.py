@@ -39,12 +39,11 @@ from holdfast.repository.locating import find_repository_root, git_home_of, git_
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
-from holdfast.store import statistics
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.fail_fast import FailFastStore
 from holdfast.store.model import Store, View, Watch
-from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config
+from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config, save_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +152,7 @@ class Repository:
     def close(self) -> None:
         """Close the files that are kept open for speed; useful in programs that open many repositories."""
         self._other_graphs.close()
-        statistics.save()
+        save_statistics()
         self.context.store.close()
 
     def __enter__(self) -> Self:

@@ -55,7 +55,6 @@ from holdfast.store.layout import (
     open_directory,
 )
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
-from holdfast.store.statistics import CommitStatistics, Tally
 from holdfast.store.streams import LastNumbers, Planned
 
 Named = Key[Any] | Stream[Any]
@@ -109,7 +108,7 @@ class FileStore:
         self._numbers = LastNumbers()
         self._deciding = model.Deciding()
         self._settled: set[str] = set()
-        self.tally = Tally(self._locks.statistics)
+        self.tally = model.Tally(self._locks.statistics)
 
     @property
     def files(self) -> Self:
@@ -502,7 +501,7 @@ class FileStore:
                     each.close()
         return found
 
-    def statistics(self) -> CommitStatistics:
+    def statistics(self) -> model.CommitStatistics:
         """How often this store has committed, had to start over, and waited for document locks."""
         return self.tally.read()
 

@@ -23,6 +23,7 @@ from holdfast.clock import INSTANT
 from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import MAX_NAME, SAFE_NAME, SAFE_PATH, is_safe_name, safe_name, split_relative
+from holdfast.locks.file_lock import LockStatistics
 
 MOST_BYTES = 4 << 20  # the size limit of an encoded record
 
@@ -484,6 +485,46 @@ class ServerVersion(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.program} {self.version or 'of unknown version'}"
+
+
+class CommitStatistics(NamedTuple):
+    """Counters of a store since it was opened: successful transactions, attempts that conflicted with another, waits
+    for document locks, and the seconds that these took."""
+
+    commits: int = 0
+    conflicts: int = 0
+    waits: int = 0
+    seconds_waited: float = 0.0
+
+    def plus(self, other: CommitStatistics, sign: int = 1) -> CommitStatistics:
+        commits, conflicts = self.commits + sign * other.commits, self.conflicts + sign * other.conflicts
+        waits, seconds = self.waits + sign * other.waits, self.seconds_waited + sign * other.seconds_waited
+        return CommitStatistics(commits, conflicts, waits, seconds)
+
+
+class Tally:
+    """The counts of one store, with those of its document locks, if it has any."""
+
+    def __init__(self, locks: Callable[[], LockStatistics] | None = None) -> None:
+        self._locks = locks
+        self._counts, self._saved = CommitStatistics(), CommitStatistics()
+        self._counting = threading.Lock()
+
+    def count(self, *, made: bool) -> None:
+        """Count an attempt to commit."""
+        with self._counting:
+            self._counts = self._counts.plus(CommitStatistics(commits=made, conflicts=not made))
+
+    def read(self) -> CommitStatistics:
+        if self._locks is None:
+            return self._counts
+        found = self._locks()
+        return self._counts._replace(waits=found.contended, seconds_waited=found.seconds_waited)
+
+    def new(self) -> CommitStatistics:
+        """What was counted since the last call."""
+        before, self._saved = self._saved, self.read()
+        return self._saved.plus(before, -1)
 
 
 class ServerSpace(NamedTuple):

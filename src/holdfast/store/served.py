@@ -37,7 +37,6 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import model
 from holdfast.store.layout import Kind, Layout
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
-from holdfast.store.statistics import CommitStatistics, Tally
 
 Named = Key[Any] | Stream[Any]
 
@@ -231,7 +230,7 @@ class ServedStore:
         self._layout = Layout()
         self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
-        self.tally = Tally()
+        self.tally = model.Tally()
 
     @property
     def address(self) -> str:
@@ -384,7 +383,7 @@ class ServedStore:
         tries.pause()  # 4.
         return None
 
-    def statistics(self) -> CommitStatistics:
+    def statistics(self) -> model.CommitStatistics:
         """How often this store has committed, and how often it had to retry."""
         return self.tally.read()
 
