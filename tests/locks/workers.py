@@ -134,7 +134,7 @@ class Worker:
             assert os.WIFSTOPPED(status), f"the worker did not stop but ended: {status}"
 
     def resume(self) -> None:
-        if sys.platform != "win32":
+        if sys.platform != "win32" and self._status is None:
             os.kill(self.pid, signal.SIGCONT)
 
     def wait(self) -> int:

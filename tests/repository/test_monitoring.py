@@ -183,5 +183,5 @@ def test_a_process_counts_its_commits_and_conflicts(postgres_url: str) -> None:
             return Decision([Replace(INDEX, Item(3))], None)
 
         store.transact([INDEX], decide)
-        assert store.statistics() == (2, 1)
-        assert other.statistics() == (1, 0)
+        assert store.statistics()[:2] == (2, 1)
+        assert other.statistics()[:2] == (1, 0)

@@ -61,7 +61,8 @@ def test_a_filling_and_a_full_etcd_are_found(tmp_path: Path, server: Etcd) -> No
             put(engine, filling := filling + 1)
         facts = found(root)["store-filling"]
         assert facts["limit"] == QUOTA
-        assert facts["size"] >= ALMOST_FULL * QUOTA
+        assert facts["size"] >= facts["in_use"] > ALMOST_FULL * QUOTA / 2
+        assert (facts["revision"] > filling, facts["compacted"]) == (True, 0)
         increment(store, INDEX)  # still possible
 
         for number in range(filling + 1, filling + 50):  # one batch: else etcd refuses the value that would exceed it
@@ -84,6 +85,21 @@ def test_a_filling_and_a_full_etcd_are_found(tmp_path: Path, server: Etcd) -> No
         engine.gateway.ask("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
         assert found(root) == {}
         increment(store, INDEX)
+
+
+def test_the_last_compaction_is_known(etcd_url: str) -> None:
+    with EtcdStore(etcd_url) as store:
+        increment(store, INDEX)
+        before = store.space()
+        assert before is not None
+        engine = store.engine
+        assert isinstance(engine, EtcdEngine)
+        engine.gateway.ask("/v3/kv/compaction", {"revision": str(before.revision)})
+        increment(store, INDEX)
+        after = store.space()
+        assert after is not None
+        assert before.compacted < after.compacted == before.revision < after.revision
+        assert 0 < after.in_use <= after.size
 
 
 def test_another_alarm_is_found(tmp_path: Path, etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import json
 import mmap
 import os
 import random
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,13 +130,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
-    """Running servers of this kind, and machines for clients, on a network."""
+def site_of(kind: str, network: Network, scratch: Path, *, options: Sequence[str] = ()) -> Iterator[Site]:
+    """Running servers of this kind, and machines for clients, on a network. `options` are for etcd."""
     servers: list[Server] = []
     if kind == "postgresql":
         servers.append(Postgres(_created(scratch / "postgres"), network.machine(), durable=True))
     else:
-        members = [_member(scratch, network.machine(), number) for number in range(3)]
+        members = [_member(scratch, network.machine(), number, options) for number in range(3)]
         for member in members:
             member.peers = members
         servers += members
@@ -149,8 +151,8 @@ def site_of(kind: str, network: Network, scratch: Path) -> Iterator[Site]:
             server.kill()
 
 
-def _member(scratch: Path, machine: Machine, number: int) -> Etcd:
-    quick = ("--heartbeat-interval", "30", "--election-timeout", "300")
+def _member(scratch: Path, machine: Machine, number: int, options: Sequence[str]) -> Etcd:
+    quick = ("--heartbeat-interval", "30", "--election-timeout", "300", *options)
     return Etcd(_created(scratch / f"etcd-{number}"), machine, name=f"m{number}", options=quick, program=sound_etcd())
 
 
@@ -173,9 +175,17 @@ class Diary:
         with self._path.open("a") as file:
             file.write(json.dumps([number, what, outcome]) + "\n")
 
+    def resolve(self, was_made: Callable[[str], bool]) -> None:
+        """Ask for unknown outcomes, until the server cannot be reached."""
+        with contextlib.suppress(StoreUnavailable):
+            while self.unknown:
+                number, what, commit_id = self.unknown[-1]
+                self.note(number, "done" if was_made(commit_id) else "E_NOT_MADE", what)
+                self.unknown.pop()
+
 
 def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) -> None:
-    """Append to a stream, and work under a lease, until the storm is over; then resolve unknown outcomes."""
+    """Append to a stream, and work under a lease, until the storm is over; resolve unknown outcomes."""
     leases = LeaseService(store, TRAIL)
     for number in itertools.count():
         if over():
@@ -183,9 +193,9 @@ def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) 
         attempt(diary, number, "append", lambda: append(store, name, number))  # noqa: B023
         if random.random() < 0.1:
             work_under_lease(store, leases, name, number, diary)
+        diary.resolve(store.was_made)
         time.sleep(random.random() * 0.01)
-    for number, what, commit_id in diary.unknown:
-        diary.note(number, "done" if wait_for_outcome(store, commit_id) else "E_NOT_MADE", what)
+    diary.resolve(partial(wait_for_outcome, store))
     store.close()
 
 
@@ -285,9 +295,21 @@ class Crew:
         self._running[number].kill()
         self._running[number].wait()
 
+    def stop(self, number: int) -> None:
+        if sys.platform != "win32":
+            os.kill(self._running[number].pid, signal.SIGSTOP)  # it may have been stopped already
+
+    def resume(self, number: int) -> None:
+        """Continue the client on this machine; without effect if it was killed since."""
+        self._running[number].resume()
+
     def delay(self, seconds: float) -> None:
         """Set the delay of the detour, in each direction."""
-        assert self._detour.ask(seconds) == "done"
+        assert self._detour.ask(("delay", seconds)) == "done"
+
+    def cut_answer(self, after: int | None) -> None:
+        """Cut a connection of the detour when so many more bytes of answers have passed."""
+        assert self._detour.ask(("cut_after", after)) == "done"
 
     def finish(self) -> None:
         """Tell the clients to stop, and wait for them."""
@@ -304,9 +326,9 @@ def _run_detour(site: Site, line: Line) -> None:
     ]
     line.say("open")
     while True:
-        delay = line.wait()
+        name, value = line.wait()
         for each in proxies:
-            each.delay = delay
+            setattr(each, name, value)
         line.say("done")
 
 
@@ -333,6 +355,8 @@ def faults(site: Site, crew: Crew) -> Iterator[Fault]:
         lambda: _killed("all killed", site.servers),
         lambda: _stopped(site.leader()),
         lambda: _client_killed(crew, random.randrange(CLIENTS)),
+        lambda: _client_stopped(crew, random.randrange(CLIENTS)),
+        lambda: _answer_cut(crew),
         lambda: _delayed(crew),
     ]
     if network.filters:
@@ -370,6 +394,18 @@ def _stopped(server: Server) -> Fault:
 
 def _client_killed(crew: Crew, number: int) -> Fault:
     return Fault("client killed", lambda: crew.kill(number), lambda: crew.start(number))
+
+
+def _client_stopped(crew: Crew, number: int) -> Fault:
+    """It continues after its lease may have expired, and its turn has."""
+    begin, end = partial(crew.stop, number), partial(crew.resume, number)
+    return Fault("client stopped", begin, end, random.randrange(LONGEST_HOLD))
+
+
+def _answer_cut(crew: Crew) -> Fault:
+    """An answer to the client behind the detour, at any byte."""
+    begin = partial(crew.cut_answer, random.randrange(1000))
+    return Fault("answer cut", begin, partial(crew.cut_answer, None), 1)
 
 
 def _delayed(crew: Crew) -> Fault:

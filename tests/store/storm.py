@@ -56,12 +56,14 @@ def storm(
     *,
     kills: int,
     pause: float = 0.02,
+    stop_for: float = 0.0,
     on_death: Callable[[Life], object] = lambda life: None,
 ) -> int:
     """Run `live` in a process at each place until it returns there; return the number of kills.
 
-    At random moments, a random process is killed, and the next generation takes its place. After
-    `kills` kills the storm is over, and the remaining processes finish undisturbed.
+    At random moments, a random process is killed, and the next generation takes its place. Before some kills, another
+    one is stopped and continued, if `stop_for` is given in seconds. After `kills` kills the storm is over, and the
+    remaining processes finish undisturbed.
     """
     killed = 0
     calm = mmap.mmap(-1, 1)  # one byte that all processes share
@@ -70,6 +72,11 @@ def storm(
         while running:
             if killed < kills:
                 time.sleep(random.random() * pause)
+                if stop_for and random.random() < 0.5:
+                    stopped = random.choice(list(running.values()))
+                    stopped.stop()
+                    time.sleep(random.random() * stop_for)
+                    stopped.resume()
                 life = random.choice(list(running))
                 running[life].kill()
             else:

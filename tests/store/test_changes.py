@@ -21,7 +21,7 @@ from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.model import Append, Change, Create, Delete, Replace
-from holdfast.testing.backend import EVENTS, ISSUES, ONE, TWO, WORKTREES, Event, Item, apply, increment
+from holdfast.testing.backend import EVENTS, ISSUES, ONE, TWO, WORKTREES, Event, Item, apply, increment, run_threads
 from holdfast.testing.contract_changes import FamilyCopy
 from proof.effort import rounds
 
@@ -375,6 +375,15 @@ def test_the_tables_of_version_1_are_upgraded(postgres_url: str, version_1: Any)
         assert increment(other, ONE) == 4
         assert not store.changes(ISSUES, copy.cursor).is_whole
         assert store.was_made("old")
+
+
+@pytest.mark.usefixtures("version_1")
+def test_several_clients_upgrade_at_once(postgres_url: str) -> None:
+    def work() -> int:
+        with PostgresStore(postgres_url) as store:
+            return increment(store, ONE)
+
+    assert sorted(run_threads(*[work] * 6)) == [2, 3, 4, 5, 6, 7]
 
 
 def test_without_numbers_of_transactions_everything_is_returned(

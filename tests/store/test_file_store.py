@@ -164,8 +164,10 @@ Act = Callable[[FileStore, History], object]
 OpenStore = Callable[[Path], FileStore]
 
 
-def record(scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int) -> list[Operation]:
-    """The history of many processes, some of which are killed."""
+def record(
+    scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int, stop_for: float = 0.0
+) -> list[Operation]:
+    """The history of many processes, some of which are killed, or stopped and continued."""
     (scratch / "histories").mkdir()
     with open_store(scratch / "store") as store:
         apply(store, *(Create(key, Item(start)) for key in ACCOUNTS.values()))
@@ -181,7 +183,7 @@ def record(scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills:
     def note_death(life: Life) -> None:
         History.note_end(scratch / "histories", life.name)
 
-    assert storm(PROCESSES, live, kills=kills, on_death=note_death) == kills
+    assert storm(PROCESSES, live, kills=kills, stop_for=stop_for, on_death=note_death) == kills
     return History.read(scratch / "histories")
 
 

@@ -1,4 +1,5 @@
-"""A client of PostgreSQL that is stopped or unplugged, at any message, does not delay the others."""
+"""A client of PostgreSQL that is stopped or unplugged, at any message, does not delay the others: neither commits to
+the same documents, nor renewals of the same lease, nor a `holdfast run` that holds it."""
 
 from __future__ import annotations
 
@@ -6,23 +7,32 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from holdfast.errors import StoreUnavailable, TooManyRetries
+from holdfast.leases.service import LeaseService
+from holdfast.repository.init import initialise
+from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Create
 from holdfast.testing.backend import EVENTS, INDEX, Item, apply, increment, number_of
-from proof.effort import rounds, tried
+from proof.effort import chosen, rounds, tried
+from tests.cli.commands import Running
 from tests.locks.workers import Line, Workers
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
+from holdfast.store import postgres  # noqa: E402
 from holdfast.store.postgres import PostgresStore  # noqa: E402
 
 if sys.platform == "win32":
@@ -34,29 +44,47 @@ Fault = Literal["stop", "unplug before", "unplug after"]
 FAULTS: tuple[Fault, ...] = ("stop", "unplug before", "unplug after")
 
 
-class Victim:
-    """A process that commits all the time through a proxy, until it is frozen at one of its messages."""
+Work = Callable[[PostgresStore], Callable[[], object]]
+"""What a client does again and again with its store."""
 
-    def __init__(self, workers: Workers, server: Postgres, url: str, fault: Fault, at: int, *, in_turn: bool) -> None:
+
+def incrementing(store: PostgresStore) -> Callable[[], object]:
+    return lambda: increment(store, INDEX, EVENTS)
+
+
+def incrementing_in_turn(store: PostgresStore) -> Callable[[], object]:
+    store._conflicts = {INDEX.name: float("inf")}
+    return incrementing(store)
+
+
+def renewing(lock_id: str) -> Work:
+    """Renew a lease that others renew too."""
+    return lambda store: partial(LeaseService(store, AuditTrail()).renew, "main", lock_id)
+
+
+class Victim:
+    """A process that works all the time through a proxy, until it is frozen at one of its messages."""
+
+    def __init__(self, workers: Workers, server: Postgres, url: str, work: Work, fault: Fault, at: int) -> None:
         self.proxy = Proxy(server.port)
         self.frozen = threading.Event()
         self._fault, self._left = fault, at
         through = url.replace(f":{server.port}/", f":{self.proxy.port}/")
-        self._worker = workers.start(lambda line: commit_forever(line, through, in_turn=in_turn))
+        self._worker = workers.start(lambda line: work_forever(line, through, work))
         self._worker.hear()
-        self.proxy.on_message = self._deliver
+        self.proxy.forward = self._deliver
         self._worker.say("go")
 
-    def _deliver(self) -> bool:
+    def _deliver(self, server: socket.socket, chunk: bytes) -> None:
         self._left -= 1
-        if self._left > 0:
-            return True
-        if self._fault == "stop":
-            os.kill(self._worker.pid, signal.SIGSTOP)
-        else:
-            self.proxy.unplugged = True
-        self.frozen.set()
-        return self._fault != "unplug before"
+        if self._left <= 0:
+            if self._fault == "stop":
+                os.kill(self._worker.pid, signal.SIGSTOP)
+            else:
+                self.proxy.unplugged = True
+            self.frozen.set()
+        if self._left > 0 or self._fault != "unplug before":
+            server.sendall(chunk)
 
     def close(self) -> None:
         self._worker.kill()
@@ -64,32 +92,34 @@ class Victim:
         self.proxy.close()
 
 
-def commit_forever(line: Line, url: str, *, in_turn: bool) -> None:
+def work_forever(line: Line, url: str, work: Work) -> None:
     store = PostgresStore(url)
     store.read(INDEX)
-    if in_turn:
-        store._conflicts = {INDEX.name: float("inf")}
+    act = work(store)
     line.say("ready")
     line.wait()
     while True:
-        increment(store, INDEX, EVENTS)
+        with contextlib.suppress(StoreUnavailable, TooManyRetries):  # it is unplugged
+            act()
 
 
 class Controls:
-    """Clients that commit to the same documents, directly; and how long each commit takes."""
+    """Clients that do the same work directly, each in a thread; and how long each piece of it takes."""
 
-    def __init__(self, url: str) -> None:
-        self.waits: dict[int, list[float]] = {each: [] for each in range(2)}
+    def __init__(self, url: str, works: Sequence[Work]) -> None:
+        self.waits: dict[int, list[float]] = {each: [] for each in range(len(works))}
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(url, own)) for own in self.waits.values()]
+        pairs = zip(works, self.waits.values(), strict=True)
+        self._threads = [threading.Thread(target=self._work, args=(url, *each)) for each in pairs]
         for each in self._threads:
             each.start()
 
-    def _work(self, url: str, own: list[float]) -> None:
+    def _work(self, url: str, work: Work, own: list[float]) -> None:
         with PostgresStore(url) as store:
+            act = work(store)
             while not self._ended.is_set():
                 began = time.monotonic()
-                increment(store, INDEX, EVENTS)
+                act()
                 own.append(time.monotonic() - began)
 
     def wait_for_more(self, number: int) -> None:
@@ -116,22 +146,27 @@ class Controls:
             each.join()
 
 
-def freeze_some(server: Postgres, url: str, chance: random.Random) -> float:
-    """Freeze three clients at random messages; how much longer than usual the others had to wait for a commit."""
+def freeze(
+    server: Postgres, url: str, victims: Sequence[tuple[Work, Fault, int]], works: Sequence[Work], seconds: float = 0.0
+) -> float:
+    """Freeze clients, each at one of its messages, for at least this time; how much longer than usual the others had to
+    wait meanwhile."""
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers())
-        victims: list[Victim] = []
-        for _ in range(3):
-            options: Any = {"at": chance.randrange(1, 20), "in_turn": chance.random() < 0.7}
-            victims.append(Victim(workers, server, url, chance.choice(FAULTS), **options))
-            stack.callback(victims[-1].close)
-        controls = Controls(url)
+        frozen: list[Victim] = []
+        for work, fault, at in victims:
+            frozen.append(Victim(workers, server, url, work, fault, at))
+            stack.callback(frozen[-1].close)
+        controls = Controls(url, works)
         stack.callback(controls.close)
-        for each in victims:
+        for each in frozen:
             assert each.frozen.wait(60.0)
+        end = time.monotonic() + seconds
         controls.wait_for_more(3)
+        while time.monotonic() < end:
+            controls.wait_for_more(1)
         delayed = controls.longest
-        for each in victims:
+        for each in frozen:
             each.close()
         controls.wait_for_more(3)
         with controls.measured():
@@ -144,6 +179,56 @@ def test_frozen_clients_do_not_delay_others(postgres_server: Postgres, postgres_
         apply(store, Create(INDEX, Item(0)))
         for number in range(rounds(500, least=3)):
             chance = random.Random(number)
-            assert freeze_some(postgres_server, postgres_url, chance) < MOST_DELAY, f"round {number}"
+            works = [incrementing_in_turn if chance.random() < 0.7 else incrementing for _ in range(3)]
+            victims = [(each, chance.choice(FAULTS), chance.randrange(1, 20)) for each in works]
+            assert freeze(postgres_server, postgres_url, victims, [incrementing] * 2) < MOST_DELAY, f"round {number}"
             tried["rounds with frozen clients"] += 1
         assert number_of(store, INDEX) == len(list(store.entries(EVENTS)))
+
+
+@contextlib.contextmanager
+def running(root: Path, url: str) -> Iterator[Work]:
+    """While `holdfast run` holds the lease of `main`; yields the work of renewing it. It must not lose the lease."""
+    initialise(root, store=url)
+    script = 'echo "$HOLDFAST_LOCK_ID"; exec cat'
+    with Running("run", "--repo", root, "--ttl", "4s", "--", "sh", "-c", script) as command:
+        yield renewing(command.hear())
+        ended = command.finish()
+        assert ended.returncode == 0, ended
+
+
+def test_frozen_clients_do_not_delay_leases(tmp_path: Path, postgres_server: Postgres, postgres_url: str) -> None:
+    """At every message in turn; a full run ends after twenty minutes, however far it is."""
+    end = time.monotonic() + 1200.0
+    with running(tmp_path / "repository", postgres_url) as renew, PostgresStore(postgres_url) as store:
+        apply(store, Create(INDEX, Item(0)))
+        for number in range(rounds(500, least=3)):
+            works = (incrementing, incrementing_in_turn, renew)
+            victims = [(work, FAULTS[(number + own) % 3], 1 + number // 3 % 20) for own, work in enumerate(works)]
+            assert freeze(postgres_server, postgres_url, victims, [incrementing, renew]) < MOST_DELAY, f"round {number}"
+            tried["rounds with frozen clients beside a run"] += 1
+            if time.monotonic() > end:
+                break
+
+
+def test_many_clients_frozen_for_a_minute_do_not_delay_leases(
+    tmp_path: Path, postgres_server: Postgres, postgres_url: str
+) -> None:
+    with running(tmp_path / "repository", postgres_url) as renew, PostgresStore(postgres_url) as store:
+        apply(store, Create(INDEX, Item(0)))
+        works = (incrementing_in_turn, renew)
+        every = [(work, fault, at) for at in range(1, 11) for fault in FAULTS for work in works]
+        seconds = rounds(60, least=3)
+        assert (
+            freeze(postgres_server, postgres_url, chosen(every, least=6), [incrementing, renew], seconds) < MOST_DELAY
+        )
+
+
+def test_locks_that_outlive_a_turn_are_found(
+    postgres_server: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "TURN", 4000)  # milliseconds
+    with PostgresStore(postgres_url) as store:
+        apply(store, Create(INDEX, Item(0)))
+        victims = [(incrementing_in_turn, FAULTS[1], 2)]  # its commit never arrives
+        assert freeze(postgres_server, postgres_url, victims, [incrementing]) > MOST_DELAY

@@ -1,9 +1,11 @@
-"""The histories of processes on a store on a server are linearizable, even if some of them are killed."""
+"""The histories of processes on a store on a server are linearizable, even if some of them are killed, others are
+stopped and continued, and answers are cut."""
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +25,8 @@ from tests.store.test_file_store import (
     judge_registers,
     record,
 )
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
@@ -33,13 +37,29 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 Open = Callable[[Path], ServedStore]
 
 
+LONGER_THAN_A_TURN = 0.8
+
+
+class Cutting(Proxy):
+    """Cuts some of the answers, each at a random byte."""
+
+    cuts = 0
+
+    def passing(self, chunk: bytes) -> bytes:
+        if random.random() < 0.005:
+            self.cuts += 1
+            self.cut_after = random.randrange(len(chunk))
+        return super().passing(chunk)
+
+
 @pytest.fixture(params=["postgresql", "etcd"])
-def open_store(request: pytest.FixtureRequest) -> Open:
-    if request.param == "postgresql":
-        url: str = request.getfixturevalue("postgres_url")
-        return lambda path: PostgresStore(url)
-    address: str = request.getfixturevalue("etcd_url")
-    return lambda path: EtcdStore(address)
+def open_store(request: pytest.FixtureRequest) -> Iterator[Open]:
+    url: str = request.getfixturevalue(f"{request.param.removesuffix('ql')}_url")
+    server: Server = request.getfixturevalue(f"{request.param.removesuffix('ql')}_server")
+    with Cutting(server.port) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        yield lambda path: PostgresStore(through) if request.param == "postgresql" else EtcdStore(through)
+    assert proxy.cuts
 
 
 @pytest.mark.parametrize(
@@ -48,10 +68,11 @@ def open_store(request: pytest.FixtureRequest) -> Open:
     ids=["several documents", "single documents"],
 )
 @pytest.mark.sampled(1)
-def test_histories_are_linearizable_even_if_processes_are_killed(
+def test_histories_are_linearizable_even_if_processes_are_killed_or_stopped_and_answers_are_cut(
     scratch: Path, open_store: Open, act: Act, start: int, judge: Callable[[list[Operation]], Check]
 ) -> None:
-    history = record(scratch, open_store, act, start, kills=rounds(20, least=8), each=15)  # type: ignore[arg-type]
+    kills = rounds(20, least=8)
+    history = record(scratch, open_store, act, start, kills=kills, each=15, stop_for=LONGER_THAN_A_TURN)  # type: ignore[arg-type]
 
     judge(history).require()
 

@@ -57,8 +57,7 @@ class Proxy(Door):
 
     With `cut_after` set, the connection is cut when this number of bytes of answers has passed, once.
 
-    While it is `unplugged`, nothing passes, and no side is told. `on_message` is called for each client message and
-    returns whether to forward it.
+    While it is `unplugged`, nothing passes, and no side is told. `forward` passes what a client sent on to the server.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Proxy(Door):
         self.cut_after: int | None = None
         self.answered = 0  # bytes
         self.unplugged = False
-        self.on_message: Callable[[], bool] = lambda: True
+        self.forward: Callable[[socket.socket, bytes], object] = socket.socket.sendall
         self._target = (target, port)
         self._sockets: list[socket.socket] = []
         self._closed = False
@@ -140,8 +139,8 @@ class _Connection:
                     self._doomed = True
                     if self._proxy.cut == "before":
                         break
-                if not self._proxy.unplugged and self._proxy.on_message():
-                    self._server.sendall(chunk)
+                if not self._proxy.unplugged:
+                    self._proxy.forward(self._server, chunk)
         if not (self._doomed and self._proxy.cut == "after"):
             self._end()
 

@@ -386,13 +386,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         try:
             with termination_raises(), output.showing_warnings():
-                if "GIT_DIR" in os.environ or calls.exists("HEAD"):
-                    _enter_git_directory()
-                began = time.monotonic()
-                status = _invoke(arguments, output)
-                if output.verbose:
-                    output.diagnostic(f"holdfast: {time.monotonic() - began:.3f} s, exit status {int(status)}")
-                return status
+                return _run_here(arguments, output)
         except Terminated as asked:
             from holdfast.cli import child
 
@@ -409,6 +403,19 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.UNEXPECTED
     except KeyboardInterrupt:  # again, while the first one was reported
         return ExitStatus.INTERRUPTED
+    finally:
+        if stores := sys.modules.get("holdfast.store.open"):
+            stores.save_statistics()
+
+
+def _run_here(arguments: Sequence[str], output: Output) -> int:
+    if "GIT_DIR" in os.environ or calls.exists("HEAD"):
+        _enter_git_directory()
+    began = time.monotonic()
+    status = _invoke(arguments, output)
+    if output.verbose:
+        output.diagnostic(f"holdfast: {time.monotonic() - began:.3f} s, exit status {int(status)}")
+    return status
 
 
 def _enter_git_directory() -> None:

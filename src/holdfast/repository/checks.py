@@ -104,7 +104,8 @@ def _space(server: StoreServer, address: str) -> Iterator[Finding]:
         message = f"the server is full, with {format_size(space.size)}"
         yield findings.of("store-full", address, message, **facts)
     elif space.limit and space.size >= ALMOST_FULL * space.limit:
-        message = f"the server uses {format_size(space.size)} of {format_size(space.limit)}"
+        kept = f"{space.revision - space.compacted} revisions are kept, {format_size(space.in_use)} are in use"
+        message = f"the server uses {format_size(space.size)} of {format_size(space.limit)}; {kept}"
         yield findings.of("store-filling", address, message, **facts)
     for alarm in sorted({*space.alarms} - {FULL}):
         yield findings.of("store-alarm", address, f"the server has raised the alarm {alarm}", **facts)

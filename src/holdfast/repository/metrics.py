@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ from holdfast.repository.repository import Repository
 from holdfast.store.archive import ARCHIVES, archive_of
 from holdfast.store.audit import AuditEntry
 from holdfast.store.model import Record, Store, Stream, StructCodec
-from holdfast.store.open import address_of, check_store, open_store
+from holdfast.store.open import address_of, check_store, open_store, saved_statistics
 
 CACHE = "metrics.json"
 ACTOR = "auto:metrics"
@@ -71,7 +72,7 @@ def measure(repository: Repository) -> list[Metric]:
         if failure is not repository.trouble:
             raise
         return [_gauge("store_up", _UP, 0)]
-    return [*found, *_of_process(repository.context.store)]
+    return [*found, *_of_processes(repository.root)]
 
 
 def as_text(metrics: Iterable[Metric]) -> str:
@@ -132,6 +133,9 @@ def _of_store(repository: Repository) -> Iterator[Metric]:
         yield _gauge("store_size_bytes", "The size of the data on the server.", space.size)
         if space.limit:
             yield _gauge("store_limit_bytes", "The size at which the server refuses to write.", space.limit)
+        yield _gauge("store_in_use_bytes", "The part of this size that is not free for new records.", space.in_use)
+        yield _gauge("store_revision", "The revision of the last change on the server.", space.revision)
+        yield _gauge("store_compacted_revision", "The last revision that was compacted.", space.compacted)
         yield _gauge("store_alarms", "The alarms that the server has raised.", len(space.alarms))
 
 
@@ -254,22 +258,18 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
     yield _by("gauge", "waiting", "Waiting processes, by the kind of thing that they wait for.", "kind", waiting)
 
 
-# --- This process -------------------------------------------------------------------------------------
+# --- Processes ----------------------------------------------------------------------------------------
 
 
-def _of_process(store: Store) -> Iterator[Metric]:
-    """Counters of this process alone; useful in a long-lived one."""
-    if store.server is not None:
-        made = store.server.statistics()
-        yield _total("process_commits", "Commits of this process.", made.commits)
-        yield _total(
-            "process_conflicts",
-            "Attempts of this process to commit that conflicted with another commit.",
-            made.conflicts,
-        )
-    elif store.files is not None:
-        locks = store.files.lock_statistics()
-        yield _total("process_lock_waits", "Document locks for which this process had to wait.", locks.contended)
-        yield _total(
-            "process_lock_wait_seconds", "How long this process waited for document locks.", locks.seconds_waited
-        )
+def _of_processes(root: Path) -> Iterator[Metric]:
+    """What processes have added to the records of their machines when they were done."""
+    found, place = saved_statistics(root), root
+    with contextlib.suppress(NotInitialised):
+        place = tracker_of(root)
+    if place != root:
+        found = found.plus(saved_statistics(place))
+    text = "Commits of all processes, counted when each is done, on the machines that share this directory."
+    yield _total("commits", text, found.commits)
+    yield _total("conflicts", "Attempts to commit that conflicted with another commit.", found.conflicts)
+    yield _total("lock_waits", "Document locks for which a process had to wait.", found.waits)
+    yield _total("lock_wait_seconds", "How long processes waited for document locks.", found.seconds_waited)

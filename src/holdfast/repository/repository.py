@@ -43,7 +43,7 @@ from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail, ChainEnd, check_chain, check_segments
 from holdfast.store.fail_fast import FailFastStore
 from holdfast.store.model import ServerVersion, Store, View, Watch
-from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config
+from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config, save_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,6 +155,7 @@ class Repository:
     def close(self) -> None:
         """Close the files that are kept open for speed; useful in programs that open many repositories."""
         self._other_graphs.close()
+        save_statistics()
         self.context.store.close()
 
     def __enter__(self) -> Self:

@@ -71,6 +71,7 @@ _MOST_STREAMS = 90  # streams whose heads are fetched, all in the first request,
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
 _MADE, _RULED_OUT = "made", "ruled out"
+_QUOTA, _COMPACTED = "etcd_server_quota_backend_bytes", "etcd_debugging_mvcc_compact_revision"  # metrics of etcd
 
 
 class EtcdEngine:
@@ -415,9 +416,12 @@ class EtcdEngine:
         with understanding(self.address):
             status = self.gateway.ask("/v3/maintenance/status", {})
             alarms = self.gateway.ask(ALARMS, {"action": "GET"}).get("alarms", [])
-            limit = int(status.get("dbSizeQuota", 0)) or self.gateway.metric("etcd_server_quota_backend_bytes")
+            quota, compacted = self.gateway.metrics(_QUOTA, _COMPACTED)
+            limit = int(status.get("dbSizeQuota", 0)) or quota
             names = sorted({str(each["alarm"]) for each in alarms})
-            return ServerSpace(int(status.get("dbSize", 0)), limit, tuple(names))
+            size, in_use = int(status.get("dbSize", 0)), int(status.get("dbSizeInUse", 0))
+            revision = int(status["header"]["revision"])
+            return ServerSpace(size, limit, tuple(names), in_use, revision, max(0, compacted))
 
     def close(self) -> None:
         self.gateway.close()

@@ -202,16 +202,17 @@ class Gateway:
         self._give_back(connection)
         return answer
 
-    def metric(self, name: str) -> int:
-        """One of the metrics that a member publishes; 0 if it is not available."""
+    def metrics(self, *names: str) -> list[int]:
+        """Some of the metrics that a member publishes; 0 for those that are not available."""
         try:
             connection = self._take()
             status, content = self._ask_member(connection, "GET", "/metrics", None)
         except (OSError, HTTPException, NotSent):
-            return 0
+            return [0] * len(names)
         self._give_back(connection)
-        found = re.search(rf"^{name} (\S+)$", content.decode("utf-8", "replace"), re.MULTILINE)
-        return int(float(found[1])) if found and status == HTTPStatus.OK else 0
+        text = content.decode("utf-8", "replace") if status == HTTPStatus.OK else ""
+        found = (re.search(rf"^{name} (\S+)$", text, re.MULTILINE) for name in names)
+        return [int(float(each[1])) if each else 0 for each in found]
 
     def _exchange_as_user(self, connection: HTTPConnection, path: str, request: object) -> Any:
         try:

@@ -66,9 +66,6 @@ class FailFastStore:
         with self._using():
             self._server.drop(stream, last)
 
-    def statistics(self) -> model.CommitStatistics:
-        return self._server.statistics()
-
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._using() as store:
             return store.read(key)

@@ -123,6 +123,7 @@ class FileStore:
         self._deciding = model.Deciding()
         self._settled: set[str] = set()
         self._keeps_order: bool | None = None
+        self.tally = model.Tally(self._locks.statistics)
 
     @property
     def files(self) -> Self:
@@ -294,6 +295,7 @@ class FileStore:
                     raise OutcomeUnknown(commit_id, failure) from failure
                 if not progress.overtaken:
                     raise
+                self.tally.count(made=False)
             except BaseException as ended:
                 if not isinstance(ended, Exception):
                     _drop_frames(ended)
@@ -371,6 +373,7 @@ class FileStore:
             progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
         progress.perhaps_made = True
+        self.tally.count(made=True)
         return model.Commit(commit_id, now, positions, decision.result)
 
     def _refuse_if_moved(self, opened: OpenDirectories) -> None:
@@ -592,6 +595,10 @@ class FileStore:
                 if each is not top:
                     each.close()
         return found
+
+    def statistics(self) -> model.CommitStatistics:
+        """How often this store has committed, had to start over, and waited for document locks."""
+        return self.tally.read()
 
     def lock_statistics(self) -> LockStatistics:
         return self._locks.statistics()

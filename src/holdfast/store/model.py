@@ -480,9 +480,6 @@ class StoreFiles(Protocol):
 
     path: Path
 
-    def lock_statistics(self) -> LockStatistics:
-        """How often this store has taken document locks and waited for them, and how long it has held them."""
-
     def lock_files(self, directory: str) -> list[str]:
         """The paths of the document locks in a directory of the store and in those right below it."""
 
@@ -507,19 +504,56 @@ class ServerVersion(NamedTuple):
         return f"{self.program} {self.version or 'of unknown version'}"
 
 
+class CommitStatistics(NamedTuple):
+    """Counters of a store since it was opened: successful transactions, attempts that conflicted with another, waits
+    for document locks, and the seconds that these took."""
+
+    commits: int = 0
+    conflicts: int = 0
+    waits: int = 0
+    seconds_waited: float = 0.0
+
+    def plus(self, other: CommitStatistics, sign: int = 1) -> CommitStatistics:
+        commits, conflicts = self.commits + sign * other.commits, self.conflicts + sign * other.conflicts
+        waits, seconds = self.waits + sign * other.waits, self.seconds_waited + sign * other.seconds_waited
+        return CommitStatistics(commits, conflicts, waits, seconds)
+
+
+class Tally:
+    """The counts of one store, with those of its document locks, if it has any."""
+
+    def __init__(self, locks: Callable[[], LockStatistics] | None = None) -> None:
+        self._locks = locks
+        self._counts, self._saved = CommitStatistics(), CommitStatistics()
+        self._counting = threading.Lock()
+
+    def count(self, *, made: bool) -> None:
+        """Count an attempt to commit."""
+        with self._counting:
+            self._counts = self._counts.plus(CommitStatistics(commits=made, conflicts=not made))
+
+    def read(self) -> CommitStatistics:
+        if self._locks is None:
+            return self._counts
+        found = self._locks()
+        return self._counts._replace(waits=found.contended, seconds_waited=found.seconds_waited)
+
+    def new(self) -> CommitStatistics:
+        """What was counted since the last call."""
+        before, self._saved = self._saved, self.read()
+        return self._saved.plus(before, -1)
+
+
 class ServerSpace(NamedTuple):
-    """The space that a server uses and its own limit, in bytes, and the alarms that it has raised."""
+    """The space that a server uses and its own limit, in bytes, and the alarms that it has raised. `in_use` is the part
+    that is not free for new records. All revisions after the `compacted` one are kept."""
 
     size: int
     limit: int  # 0 if it is not known
     alarms: tuple[str, ...] = ()
-
-
-class CommitStatistics(NamedTuple):
-    """Counters of a store since it was opened: successful transactions, and attempts that conflicted with another."""
-
-    commits: int
-    conflicts: int
+    in_use: int = 0
+    revision: int = 0
+    compacted: int = 0  # 0 if it is not known, or nothing was ever compacted
 
 
 class StoreServer(Protocol):
@@ -555,9 +589,6 @@ class StoreServer(Protocol):
 
     def drop(self, stream: str, last: int) -> None:
         """Delete the archived records of a stream up to `last`, which is not its last record."""
-
-    def statistics(self) -> CommitStatistics:
-        """How often this store has committed, and how often it had to retry."""
 
 
 class Store(Protocol):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -21,13 +23,17 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     ExtraMissing,
+    Failure,
     NotFound,
     SettingInvalid,
     UsageFailure,
 )
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories, resolved
+from holdfast.locks import flock
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
+from holdfast.locks.identity import current_holder
+from holdfast.locks.retry import CHANCE
 from holdfast.store import model
 from holdfast.store.addresses import (
     EXPECTED,
@@ -41,7 +47,11 @@ from holdfast.store.addresses import (
 )
 from holdfast.store.addresses import FILES as FILES
 from holdfast.store.files import FileStore
-from holdfast.store.model import Store
+from holdfast.store.layout import CHECKPOINTS
+from holdfast.store.model import CommitStatistics, Store, Tally
+
+if TYPE_CHECKING:
+    from holdfast.store.served import ServedStore
 
 CONFIG = ".holdfast/config.json"
 SETTINGS = ".holdfast/settings.json"  # of the repository; see `repository.settings`
@@ -126,12 +136,12 @@ def open_address(
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
             Directory.follow(path).close()
-        return FileStore(path, timeout=timeout)
+        return _counted(FileStore(path, timeout=timeout), root)
     address = with_secrets(address)
     if _shared is None:
-        return _open_server(address, create=create)
+        return _counted(_open_server(address, create=create), root)
     if address not in _shared:
-        _shared[address] = _open_server(address, create=create)
+        _shared[address] = _counted(_open_server(address, create=create), root)
     return _shared[address]
 
 
@@ -152,7 +162,7 @@ def sharing_connections() -> Iterator[None]:
         _shared = before
 
 
-def _open_server(address: str, *, create: bool) -> Store:
+def _open_server(address: str, *, create: bool) -> ServedStore:
     scheme = address.partition(":")[0].lower()
     opened.add(scheme)
     if scheme in ("postgresql", "postgres"):
@@ -164,7 +174,7 @@ def _open_server(address: str, *, create: bool) -> Store:
     raise SettingInvalid("store", "…", EXPECTED)
 
 
-def _open_postgres(address: str, *, create: bool) -> Store:
+def _open_postgres(address: str, *, create: bool) -> ServedStore:
     try:
         from holdfast.store.postgres import PostgresStore
     except ImportError as error:
@@ -241,3 +251,102 @@ def same_store(root: str | os.PathLike[str], one: str, other: str) -> bool:
 def require_other_store(root: str | os.PathLike[str], one: str, other: str) -> None:
     if same_store(root, one, other):
         raise UsageFailure(f"{without_secrets(other)} is already the store in use")
+
+
+# --- Statistics -----------------------------------------------------------------------------------
+# Each process adds what its stores have counted to one small record per machine, when it is done. The record is a
+# checkpoint file: a cache that is not synced and may be deleted, after which counting begins at zero. A process that
+# has committed nothing writes nothing.
+
+_STATISTICS = "statistics-"
+_MOST_BYTES = 1 << 12
+_TRIES = 10  # of the lock
+
+_live: dict[int, tuple[Path, Tally]] = {}
+_new: dict[Path, CommitStatistics] = {}
+"""Counts that are not in a record yet."""
+
+
+def _counted(store: FileStore | ServedStore, root: str | os.PathLike[str]) -> Store:
+    """The store. `save_statistics` adds its counts to the record below this directory, even if it is gone by then."""
+    _live[id(store.tally)] = Path(root), store.tally
+    weakref.finalize(store, _retire, id(store.tally)).atexit = False
+    return store
+
+
+def _retire(key: int) -> None:
+    if key in _live:
+        root, tally = _live.pop(key)
+        _note(root, tally.new())
+
+
+def _note(root: Path, new: CommitStatistics) -> None:
+    _new[root] = _new.get(root, CommitStatistics()).plus(new)
+
+
+def _forget() -> None:
+    _live.clear()
+    _new.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)  # what the parent has counted is its own
+
+
+def save_statistics() -> None:
+    """Add what the stores of this process have counted to the record of this machine. Never fails: it is then added
+    later, or lost."""
+    for root, tally in list(_live.values()):
+        _note(root, tally.new())
+    for root, new in list(_new.items()):
+        if new.commits:
+            with contextlib.suppress(Failure, OSError):
+                if _add(root, new):
+                    _note(root, CommitStatistics().plus(new, -1))
+
+
+def _add(root: Path, new: CommitStatistics) -> bool:
+    """Add to the record of this machine; False if others kept its directory locked for some milliseconds."""
+    file = f"{_STATISTICS}{current_holder().machine_id}"
+    with _checkpoints(root) as directory:
+        if directory.fd is None or not _try_lock(directory.fd):
+            return False
+        try:
+            content = msgspec.json.encode(_read(directory, file).plus(new))
+            durable.publish(directory, durable.write_draft(directory, file, content, durable=False), file)
+        finally:
+            flock.unlock(directory.fd)
+    return True
+
+
+def _checkpoints(root: Path) -> Directory:
+    with contextlib.suppress(NotFound):
+        return Directory.open(root / CHECKPOINTS)
+    make_directories(root / CHECKPOINTS)
+    return Directory.open(root / CHECKPOINTS)
+
+
+def _try_lock(descriptor: int) -> bool:
+    for _ in range(_TRIES):
+        if flock.try_lock(descriptor, shared=False):
+            return True
+        time.sleep(CHANCE.random() * 0.002)
+    return False
+
+
+def _read(directory: Directory, file: str) -> CommitStatistics:
+    with contextlib.suppress(Failure, msgspec.DecodeError):
+        found = msgspec.json.decode(durable.read_in(directory, file, limit=_MOST_BYTES), type=CommitStatistics)
+        if min(found) >= 0:
+            return found
+    return CommitStatistics()
+
+
+def saved_statistics(root: Path) -> CommitStatistics:
+    """The sum of all machines' records below this directory."""
+    found = CommitStatistics()
+    with contextlib.suppress(Failure, OSError), Directory.open(root / CHECKPOINTS) as directory:
+        for name in directory.names():
+            if name.startswith(_STATISTICS):
+                found = found.plus(_read(directory, name))
+    return found

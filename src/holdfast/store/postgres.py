@@ -141,7 +141,7 @@ class PostgresEngine:
         if not self.connections.numbers:
             statement = statements.unnumbered(statement)
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            answer = connection.ask(statement, parameters)
+            answer = connection.write(statement, parameters)
         else:
             answer = connection.ask_at_once(f"{statement}; COMMIT", parameters)
         row = answer.fetchone()
@@ -158,11 +158,11 @@ class PostgresEngine:
                 connection.execute(statements.NOTE_INDEX)
         self._has_index = True  # or it cannot be created
         with contextlib.suppress(psycopg.Error):
-            connection.execute(statements.FORGET)
+            connection.ask_at_once(statements.FORGET)
 
     def fate_of(self, commit_id: str) -> Fate:
         def ask(connection: Any) -> Fate:
-            if connection.execute(statements.RULE_OUT, [commit_id]).rowcount == 1:
+            if connection.ask_at_once(statements.RULE_OUT, [commit_id]).rowcount == 1:
                 return Fate.RULED_OUT_NOW
             (made,) = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()
             return Fate.MADE if made else Fate.RULED_OUT
@@ -184,10 +184,9 @@ class PostgresEngine:
 
     def set_moved(self, target: str | None) -> None:
         def set_it(connection: Any) -> None:
-            with connection.transaction():
-                if not self.connections.is_distributed:
-                    connection.execute(statements.WAIT_FOR_COMMITS)
-                connection.execute(*[statements.UNSET_MOVED] if target is None else [statements.SET_MOVED, [target]])
+            wait = "" if self.connections.is_distributed else f"{statements.WAIT_FOR_COMMITS}; "
+            change = statements.UNSET_MOVED if target is None else statements.SET_MOVED
+            connection.ask_at_once(wait + change, None if target is None else [target])
 
         self.connections.run(set_it)
 

@@ -20,7 +20,6 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.clock import format_duration
 from holdfast.errors import (
     SettingInvalid,
     StoreAccessRefused,
@@ -34,13 +33,12 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, is_local, joined, parts_of, query_of, without_secrets
 from holdfast.store.model import ServerVersion
+from holdfast.store.postgres_requests import DEFAULT_SCHEMA, PREPARE_AFTER, Connection
 from holdfast.store.served import TIMEOUT, TimeLimit, require_version
 
 Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
-DEFAULT_SCHEMA = "holdfast"  # of the statements, too
-_PREPARE_AFTER = 2  # uses of a statement; a command with one commit saves the round trip
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """Substrings of `version()` of distributed databases. Each node has its own clock, and few support notifications."""
 
@@ -108,48 +106,6 @@ def _encryption(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
-
-
-class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist only if it is installed
-    """A connection with a time limit for every answer of the server, and with a configurable schema."""
-
-    answer_within = TIMEOUT
-    deadline = TimeLimit()
-    schema = DEFAULT_SCHEMA
-
-    def placed(self, statement: Any) -> Any:
-        """The statement, with its tables qualified by the schema of this connection."""
-        if not isinstance(statement, str) or self.schema == DEFAULT_SCHEMA:
-            return statement
-        return statement.replace(f"{DEFAULT_SCHEMA}.", f'"{self.schema}".')
-
-    def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:
-        return super().execute(self.placed(query), *arguments, **options)
-
-    def ask(self, statement: str, parameters: Any) -> Any:
-        """Execute a frequent statement; it is prepared after a few uses. Statement and commit are sent together, so
-        the server never waits for the client between the two."""
-        return self.execute(statement, parameters, binary=True)
-
-    def ask_at_once(self, several: str, parameters: Any) -> Any:
-        """Execute several statements in one message; the server starts only after it has received all of it."""
-        cursor = psycopg.ClientCursor(self)
-        return cursor.execute(self.placed(several), parameters)
-
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        if timeout is not None:
-            return super().wait(gen, interval, timeout)
-        limit = self.deadline.left(self.answer_within) + 1  # the server gives up first, if it can
-        started = time.monotonic()
-        try:
-            return super().wait(gen, interval, limit)
-        except psycopg.Error:
-            raise
-        except Exception as error:
-            if time.monotonic() - started < limit:
-                raise
-            self.close()
-            raise psycopg.OperationalError(f"the server did not answer within {format_duration(limit)}") from error
 
 
 class Connections:
@@ -264,7 +220,7 @@ class Connections:
             "tcp_user_timeout": math.ceil(self.timeout * 1000),
             **self.address.parameters,
         }
-        connection = Connection.connect(autocommit=True, prepare_threshold=_PREPARE_AFTER, **parameters)
+        connection = Connection.connect(autocommit=True, prepare_threshold=PREPARE_AFTER, **parameters)
         try:
             connection.deadline, connection.answer_within = self.deadline, self.timeout
             connection.schema = self.address.schema
@@ -272,6 +228,7 @@ class Connections:
             if not self._checked:
                 with self._checking:
                     self._check(connection)
+            connection.prepares = not (self.is_pooled or self.is_distributed)
         except BaseException:
             connection.close()
             raise
@@ -349,12 +306,10 @@ class Connections:
 
     def _upgrade(self, connection: Any) -> None:
         """Upgrade the tables, after the commits in progress. If two clients try at once, one of them upgrades."""
-        first, *rest = statements.UPGRADE
         try:
-            with connection.transaction():
-                if connection.execute(first).rowcount:
-                    for statement in rest:
-                        connection.execute(statement)
+            connection.ask_at_once(";".join(statements.UPGRADE))
+        except psycopg.errors.DuplicateColumn:
+            pass  # another client was faster
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreAccessRefused(
                 self.address.display,
@@ -375,7 +330,7 @@ class Connections:
                 for statement in statements.CREATE.split(";\n"):
                     if statement.strip():
                         connection.execute(statement)
-                connection.execute(statements.NOTE_VERSION, [str(statements.FIRST_VERSION)])
+                connection.ask_at_once(statements.NOTE_VERSION, [str(statements.FIRST_VERSION)])
                 return
             except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
                 raise StoreAccessRefused(

@@ -42,8 +42,9 @@ UPGRADE = (
     "ALTER TABLE holdfast.commits ADD CONSTRAINT this_store_needs_a_newer_holdfast CHECK (names IS NOT NULL) NOT VALID",
     "CREATE INDEX commits_number ON holdfast.commits (number)",
 )
-"""The upgrade from version 1, in one transaction. If two clients try it, the first statement of the second changes
-nothing. Connected clients of version 1 can still read; their next commit is refused, because its note has no names."""
+"""The upgrade from version 1, in one transaction. If two clients try it, the second waits for the first in its first
+statement, and fails in its next one: the column exists. Connected clients of version 1 can still read; their next
+commit is refused, because its note has no names."""
 
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 

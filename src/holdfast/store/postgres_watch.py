@@ -54,7 +54,7 @@ class Listener:
     def register(self) -> None:
         """Register as a watcher, unless the last registration is recent."""
         if self._connections.listens and time.monotonic() - self._registered_at >= REFRESH_INTERVAL:
-            self.connection.execute(statements.REGISTER, [self._id])
+            self.connection.ask_at_once(statements.REGISTER, [self._id])
             self._registered_at = time.monotonic()
 
     def listen(self) -> None:
@@ -84,7 +84,7 @@ class Listener:
     def close(self) -> None:
         if self._connections.listens and self.pid == os.getpid():
             with contextlib.suppress(psycopg.Error):
-                self.connection.execute(statements.UNREGISTER, [self._id])
+                self.connection.ask_at_once(statements.UNREGISTER, [self._id])
         self.connection.close()
 
 

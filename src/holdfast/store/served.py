@@ -240,7 +240,7 @@ class ServedStore:
         self._layout = Layout()
         self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
-        self._counts, self._counting = model.CommitStatistics(0, 0), threading.Lock()
+        self.tally = model.Tally()
 
     @property
     def address(self) -> str:
@@ -407,7 +407,7 @@ class ServedStore:
                 made = tries.failed(blocked.failure)
             except AnswerLost as lost:
                 made = self._resolve(tries, lost)  # 5.
-        self._count(made=made)
+        self.tally.count(made=made)
         if made:
             if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
                 self._seal_now_and_then(named, len(plan.loose))
@@ -429,13 +429,9 @@ class ServedStore:
                 limit=limit,
             )
 
-    def _count(self, *, made: bool) -> None:
-        with self._counting:
-            commits, conflicts = self._counts
-            self._counts = model.CommitStatistics(commits + made, conflicts + (not made))
-
     def statistics(self) -> model.CommitStatistics:
-        return self._counts
+        """How often this store has committed, and how often it had to retry."""
+        return self.tally.read()
 
     def seal(self, stream: Stream[Any]) -> None:
         tries = _Tries("", self.patience)
