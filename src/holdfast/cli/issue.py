@@ -91,8 +91,8 @@ def init(output: Output, *, in_tree: bool, repo: str | None, actor: str | None) 
     worktree uses it, and a claim changes nobody's files. With --in-tree, it is in .jit/ of the main checkout, and all
     linked worktrees use it instead of the copy on their own branch.
 
-    An existing tracker keeps its issues. Files for git (.jit/.gitignore and .jit/.gitattributes) are added if they are
-    missing.
+    An existing tracker keeps its issues. Files for git (.jit/.gitignore, .jit/.gitattributes and .holdfast/.gitignore)
+    are added if they are missing.
 
     \b
     Examples:
