@@ -222,6 +222,7 @@ def test_an_exported_file_fits_and_its_links_lead_somewhere(browser: Browser, sa
     assert abs(browser.run(middle, "nav .workspace") - browser.run(middle, "nav a")) < 2
     browser.size(*NARROW)
     assert browser.run(OVERFLOW) <= 0
+    assert browser.find("nav .workspace").size["width"] > 20, "the name of the repository is not squeezed"
 
 
 def test_an_exported_file_needs_nothing(browser: Browser, exported: Path) -> None:
