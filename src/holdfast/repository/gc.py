@@ -93,11 +93,18 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
 
 @contextlib.contextmanager
 def collector_locked(context: RepositoryContext) -> Iterator[None]:
-    """Hold the collector's lock for the block; never waits. The lock does not reach other clones, so all collections
-    run in the clone `main`."""
+    """Hold the collector's lock for the block. It does not reach other clones, so all collections run in the clone
+    `main`."""
     if context.paths.main != MAIN:
         message = f"several clones share this repository, and garbage is collected in the clone {MAIN}"
         raise Refused(message, hint=f"Run it in the clone {MAIN}.", clone=context.paths.main)
+    with trees_locked(context):
+        yield
+
+
+@contextlib.contextmanager
+def trees_locked(context: RepositoryContext) -> Iterator[None]:
+    """Hold the lock of the trees here for the block; never waits. A collection holds it too."""
     make_directories(context.paths.guards)
     lock = FileLocker(follow_links=False).try_lock_exclusive(context.paths.guards / "collector.lock")
     if lock is None:

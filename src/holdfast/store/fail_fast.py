@@ -31,6 +31,11 @@ class FailFastStore:
     def server(self) -> model.ServerVersion | None:
         return None if self._store is None else self._store.server
 
+    @property
+    def opened(self) -> Store | None:
+        """The store, if it was used already."""
+        return self._store
+
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._using() as store:
             return store.read(key)

@@ -53,6 +53,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     schema_version: int = 1
     store: str = FILES
     issues_in_tree: bool = False  # of a git home: the tracker is in the main checkout
+    clone: str = "main"  # of a plain home that has joined: its name
+    clone_id: str = ""
 
 
 _CODEC = model.StructCodec(Config)
