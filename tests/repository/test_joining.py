@@ -263,7 +263,7 @@ def test_a_join_that_is_killed_anywhere_is_finished_by_the_next(first: Clone, re
 
 
 def test_older_programs_refuse_a_joined_repository(second: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "JOINED_VERSION", 1)  # what an older program knows
+    monkeypatch.setattr(opening, "CONTENT_VERSION", 1)  # what an older program knows
     with pytest.raises(Refused, match="has format 2"):
         Repository(second.path)
 

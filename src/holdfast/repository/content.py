@@ -137,10 +137,10 @@ class Contents:
         """Build the tree of a snapshot that is not here, if the store has it. It appears complete or not at all."""
         context = self.context
         base = self._nearest_here(snapshot_id)
-        with scratch(context, "fetch", uses=[base] if base else [], scratch_id=snapshot_id) as room:
+        with scratch(context, "fetch", uses=[base] if base else []) as room:
             descriptor = context.descriptor(snapshot_id)
             if descriptor is None or not descriptor.content or context.home.is_here(snapshot_id):
-                return  # the store does not have it, or another process was faster
+                return
             listed = self.chunk_list(descriptor.content)
             manifest = b"".join(map(self.joined, listed.manifest))
             if hashlib.sha256(manifest).hexdigest() != descriptor.payload_hash:
@@ -150,7 +150,8 @@ class Contents:
             beside = context.paths.tree(base) if base and context.home.is_here(base) else None
             with synced(room.path):
                 rebuild(room.tree, manifest, fields, _Source(self, listed), base=beside)
-            context.home.publish(room, snapshot_id)
+            with contextlib.suppress(AlreadyExists):  # another process was faster
+                context.home.publish(room, snapshot_id)
 
     def _nearest_here(self, snapshot_id: str) -> str | None:
         """The nearest ancestor whose tree is here, to share directories with."""
@@ -180,11 +181,12 @@ class Contents:
                 upload.forget()
             raise
 
-    def send_existing(self, snapshot_id: str) -> bool:
-        """Send the content of a visible snapshot whose tree is here; False if the store has it already."""
+    def send_existing(self, snapshot_id: str, *, again: bool = False) -> bool:
+        """Send the content of a visible snapshot whose tree is here; False if its descriptor says that the store has
+        it, unless `again`."""
         key = DESCRIPTORS.key(snapshot_id)
         found = self.context.descriptor(snapshot_id)
-        if found is None or found.doomed_by is not None or found.content:
+        if found is None or found.doomed_by is not None or (found.content and not again):
             return False
 
         def publish(upload: Upload) -> bool:
@@ -199,7 +201,7 @@ class Contents:
 
             return self.context.store.transact([key, *upload.keys, self.context.trail.stream], decide).result
 
-        return self.sending(snapshot_id, found.payload_hash, found.parent_id, publish)
+        return self.sending(snapshot_id, found.payload_hash, None if again else found.parent_id, publish)
 
 
 class _Source:

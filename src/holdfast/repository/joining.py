@@ -58,14 +58,14 @@ from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import FILES, remember, without_secrets
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Change, Create, Decision, Replace, Store, View
-from holdfast.store.open import address_of, configure_store, open_address, read_config, same_store, write_config
+from holdfast.store.open import CONFIG, address_of, configure_store, open_address, read_config, same_store, write_config
 
 
 def may_be_plain(root: Path) -> bool:
-    """Whether a directory is missing or empty, or has joined a plain home or begun to."""
+    """Whether a directory is missing or empty, or has joined a plain home, or begun to."""
     try:
         with Directory.open(root) as directory:
-            return not directory.names() or read_config(root).clone != MAIN
+            return {CONTROL, ".holdfast"}.issuperset(directory.names()) or read_config(root).clone != MAIN
     except NotFound:
         return True
 
@@ -232,7 +232,7 @@ class _PlainClone:
         write_config(self.root, msgspec.structs.replace(read_config(self.root), clone=name, clone_id=identity))
 
     def forget(self) -> None:
-        self.note(MAIN, "")
+        durable.remove(self.root / CONFIG)
 
     def home(self) -> Home:
         paths = RepositoryPaths(self.root)
