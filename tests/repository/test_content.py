@@ -13,11 +13,14 @@ import pytest
 
 from holdfast.errors import (
     AlreadyExists,
+    ContentStoreUnsafe,
     Corrupt,
+    NotApproved,
     NotFound,
     Refused,
     SettingInvalid,
     SnapshotElsewhere,
+    StoreUnavailable,
     WorktreeElsewhere,
 )
 from holdfast.repository import content as contents
@@ -26,8 +29,7 @@ from holdfast.repository.context import DESCRIPTORS, FORMAT, MAIN, Proof
 from holdfast.repository.migration import migrate
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
-from holdfast.store.content import hash_in
-from holdfast.store.content_postgres import PostgresContent
+from holdfast.store.content import ContentStore, hash_in
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Replace
 from holdfast.store.open import read_config
@@ -40,22 +42,34 @@ from proof.effort import SHARE
 from tests.repository.machines import Machine
 from tests.repository.stages import LASTING, files_in, put_files
 from tests.support.homes import make_repository
+from tests.support.s3 import S3Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are started on POSIX systems")
+KINDS = ("postgres", "s3")
 FILES = {"README": "read me", "src/a": "a\n" * 9, "src/b": "b\n" * 9, "src/deep/c": "c", "empty": ""}
 
 
+@pytest.fixture(params=KINDS)
+def address(request: pytest.FixtureRequest) -> str:
+    """The address of a content store of each kind."""
+    if request.param == "postgres":
+        return "postgres:"
+    server: S3Server = request.getfixturevalue("s3_server")
+    return server.bucket()
+
+
 @pytest.fixture
-def first(scratch: Path, postgres_url: str) -> Machine:
+def first(scratch: Path, postgres_url: str, address: str) -> Machine:
     machine = Machine(scratch / "first")
-    machine.create(postgres_url)
+    machine.create(postgres_url, address)
     return machine
 
 
 @pytest.fixture
-def second(scratch: Path, first: Machine, postgres_url: str) -> Machine:
+def second(scratch: Path, first: Machine, postgres_url: str, address: str) -> Machine:
     machine = Machine(scratch / "second")
     machine.join(postgres_url, "beta")
+    contents.approve(machine.root, address)
     return machine
 
 
@@ -169,21 +183,24 @@ def test_older_programs_refuse_a_home_with_content(first: Machine, monkeypatch: 
 # --- Naming a content store ---------------------------------------------------------------------------
 
 
-def test_a_content_store_can_be_named_later_and_existing_snapshots_are_sent(scratch: Path, postgres_url: str) -> None:
+def test_a_content_store_can_be_named_later_and_existing_snapshots_are_sent(
+    scratch: Path, postgres_url: str, address: str
+) -> None:
     first = Machine(scratch / "first")
     first.create(postgres_url, content=None)
     early = first.take(MAIN, FILES)
     assert not early.content
-    contents.configure(first.root, "postgres:")
+    contents.configure(first.root, address)
     second = Machine(scratch / "second")
     second.join(postgres_url, "beta")
+    contents.approve(second.root, address)
     with pytest.raises(SnapshotElsewhere) as raised:
         second.repository.snapshots.named(early.snapshot_id)
     assert "snapshot push" in raised.value.hint
 
     done = first.repository.snapshots.push()
 
-    assert (done.remote, done.pushed, done.known) == ("postgres:", (early.snapshot_id,), ())
+    assert (done.remote, done.pushed, done.known) == (address, (early.snapshot_id,), ())
     assert first.repository.snapshots.push().known == (early.snapshot_id,)
     assert second.repository.snapshots.fetch().fetched[0].snapshot_id == early.snapshot_id
     assert second.repository.context.home.is_here(early.snapshot_id)
@@ -210,16 +227,17 @@ def test_the_records_do_not_leave_the_server_that_has_the_content(scratch: Path,
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def sent(first: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The hashes of all chunks that are sent."""
     found: list[str] = []
-    put = PostgresContent.put
+    kind = type(first.contents.store)
+    put = kind.put
 
-    def noted(self: PostgresContent, chunks: Any) -> None:
+    def noted(self: ContentStore, chunks: Any) -> None:
         found.extend(map(hash_in, chunks))
         put(self, chunks)
 
-    monkeypatch.setattr(PostgresContent, "put", noted)
+    monkeypatch.setattr(kind, "put", noted)
     return found
 
 
@@ -303,13 +321,14 @@ def test_a_later_snapshot_shares_directories_with_its_ancestor_here(
     repository.worktrees.create("work", snapshot=f"{MAIN}:head")
     first.take(MAIN, {"README": "changed"})
     asked: list[str] = []
-    names = PostgresContent.names
+    kind = type(first.contents.store)
+    names = kind.names
 
-    def noted(self: PostgresContent, hashes: Collection[str]) -> dict[str, list[str]]:
+    def noted(self: ContentStore, hashes: Collection[str]) -> dict[str, list[str]]:
         asked.extend(hashes)
         return names(self, hashes)
 
-    monkeypatch.setattr(PostgresContent, "names", noted)
+    monkeypatch.setattr(kind, "names", noted)
     later = repository.snapshots.named(f"{MAIN}:head")
     assert list(repository.snapshots.verify(later.snapshot_id)) == []
     assert chunks.hash_of(FILES["src/a"].encode()) not in asked
@@ -381,3 +400,44 @@ def test_a_damaged_file_is_not_sent(first: Machine) -> None:
     upload = contents.Upload(first.contents, contents_of.snapshot_id, contents_of.payload_hash, None)
     with pytest.raises(Corrupt, match="src/a in the snapshot"):
         upload.send()
+
+
+# --- Object storage -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_ignores_conditions_is_refused(scratch: Path, postgres_url: str, s3_server: S3Server) -> None:
+    first = Machine(scratch / "first")
+    first.create(postgres_url, content=None)
+    s3_server.ignores_conditions = True
+    with pytest.raises(ContentStoreUnsafe) as raised:
+        contents.configure(first.root, s3_server.bucket())
+    assert "If-None-Match" in raised.value.hint
+    assert not first.repository.format.content
+
+
+def test_another_machine_approves_the_object_storage_first(
+    scratch: Path, postgres_url: str, s3_server: S3Server
+) -> None:
+    address = s3_server.bucket()
+    first, second = Machine(scratch / "first"), Machine(scratch / "second")
+    first.create(postgres_url, address)
+    taken = first.take(MAIN, FILES)
+    second.join(postgres_url, "beta")
+    with pytest.raises(NotApproved, match="content store") as raised:
+        second.repository.worktrees.create("work", snapshot=taken.snapshot_id)
+    assert "holdfast trust" in raised.value.hint
+    contents.approve(second.root, address)
+    second.repository.worktrees.create("work", snapshot=taken.snapshot_id)
+
+
+def test_an_unreachable_or_refusing_object_storage_is_reported_without_secrets(
+    scratch: Path, postgres_url: str, s3_server: S3Server
+) -> None:
+    first = Machine(scratch / "first")
+    first.create(postgres_url, content=None)
+    with pytest.raises(StoreUnavailable) as raised:
+        contents.configure(first.root, "s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
+    assert "never shown" not in str(raised.value)
+    with pytest.raises(StoreUnavailable):
+        contents.configure(first.root, f"s3://missing?endpoint={s3_server.endpoint}&region=us-east-1")
+    assert not first.repository.format.content

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-from holdfast.errors import SettingInvalid
+from holdfast.errors import ExtraMissing, SettingInvalid
 from holdfast.store.model import Store
 
 POSTGRES = "postgres:"
@@ -77,7 +77,12 @@ def open_content(address: str, store: Store) -> ContentStore:
     """The content store at an address, beside the store of the records."""
     checked_address(address)
     if address != POSTGRES:
-        raise SettingInvalid(SETTING, address, EXPECTED)
+        try:
+            from holdfast.store.content_s3 import S3Content
+        except ImportError as error:
+            message = f"a content store in object storage needs obstore, which cannot be loaded: {error}"
+            raise ExtraMissing(message, hint="Install it: pip install 'obstore>=0.8'.", extra="s3") from error
+        return S3Content(address)
     from holdfast.store.fail_fast import FailFastStore
     from holdfast.store.served import ServedStore
 

@@ -6,6 +6,7 @@ from the environment (`AWS_…`), as for other programs that use S3.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,7 +21,8 @@ from obstore.store import S3Store
 from holdfast.errors import ContentStoreUnsafe, StoreAccessRefused, StoreUnavailable
 from holdfast.store.content import hash_in, upload_in
 
-Item, Answer = TypeVar("Item"), TypeVar("Answer")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 _AT_ONCE = 8
 _FEW = 100  # hashes; to find more of them, everything is listed
@@ -48,8 +50,8 @@ class S3Content:
     def names(self, hashes: Collection[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         if len(hashes) > _FEW:
-            wanted, every = set(hashes), self.every_name()
-            listed = (name for name in every if hash_in(name) in wanted)
+            wanted = set(hashes)
+            listed = (name for name in self.every_name() if hash_in(name) in wanted)
         else:
             listed = (name for names in self._each(self._names_of, hashes) for name in names)
         for name in listed:
@@ -119,21 +121,14 @@ def _path_of(name: str) -> str:
     return f"{hash_in(name)}/{upload_in(name)}"
 
 
-class _failures:  # noqa: N801 - a context manager
-    """Turns the errors of obstore into failures of the content store."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, BaseError | OSError | ValueError):
-            return
+@contextlib.contextmanager
+def _failures(address: str) -> Iterator[None]:
+    """Turn the errors of obstore into failures of the content store."""
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
         reason = " ".join(str(error).partition("Debug source")[0].split())[:300]
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _DENIED.search(reason):
             hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and allow them to read and write the bucket."
-            raise StoreAccessRefused(self._address, reason, hint=hint) from error
-        hint = "Check the address, the network and the server."
-        raise StoreUnavailable(self._address, reason, hint=hint) from error
+            raise StoreAccessRefused(address, reason, hint=hint) from error
+        raise StoreUnavailable(address, reason, hint="Check the address, the network and the server.") from error
