@@ -146,7 +146,7 @@ def test_a_store_without_a_repository_is_not_found(scratch: Path, remote: Path, 
 
 def test_a_plain_home_is_refused(scratch: Path, remote: Path, postgres_url: str) -> None:
     initialise(scratch / "plain", store=postgres_url, probe=lambda directory: SAFE)
-    with pytest.raises(Refused, match="not in a git checkout"):
+    with pytest.raises(Refused, match="not in a git checkout"):  # see `test_content` for empty directories
         Clone(scratch / "second", remote).join(postgres_url)
 
 

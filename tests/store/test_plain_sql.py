@@ -21,6 +21,7 @@ from holdfast.leases.service import LeaseService, acquire
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.audit import AuditTrail
+from holdfast.store.content import open_content
 from holdfast.store.model import Append, Create, Delete, Replace
 from holdfast.testing.backend import (
     EVENTS,
@@ -94,6 +95,12 @@ def do_everything(url: str) -> None:
         assert len(list(store.entries(TRAIL.stream))) == 2
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)  # also deletes old commit ids
+        content, name = open_content("postgres:", store), f"{'0' * 64}-aa"
+        content.prepare()
+        content.put({name: b"chunk"})
+        assert content.names(["0" * 64]) == {"0" * 64: [name]}
+        assert (content.get([name]), list(content.every_name())) == ({name: b"chunk"}, [name])
+        content.delete([name])
         store.set_moved("etcd://elsewhere/")
         with pytest.raises(StoreMoved):
             increment(other, INDEX)

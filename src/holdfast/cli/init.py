@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @consistency_option("the import", default="quiesced")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://…, for several machines.")
 @accept_unsafe_server_option
-@click.option("--content", metavar="URL", help="Keep the content of snapshots in postgres: or s3://…, for joins.")
+@click.option("--content", metavar="URL", help="Keep content in postgres: or s3://…, for machines that join.")
 @click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
 @click.option("--shared", is_flag=True, help="Let the group of DIRECTORY use the repository like its owner.")
 @json_option
@@ -63,7 +63,7 @@ def init(
       holdfast init my-repo
       holdfast init my-repo --import ~/my-project
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
-      holdfast init my-repo --store postgresql://db.example.org/holdfast --content postgres:
+      holdfast init repo --store postgresql://db.example/work --content postgres:
     """
     from holdfast.git.checkout import find_checkout
     from holdfast.repository.content import configure, refuse_unfit

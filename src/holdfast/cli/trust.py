@@ -154,7 +154,7 @@ def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dic
 
 
 def _trust_content(output: Output, root: Path, *, show: bool, yes: bool) -> str | None:
-    """Show the content store, if there is one outside of the records' server, and ask for approval."""
+    """Show the content store, if it is not on the server of the records, and ask for approval."""
     from holdfast.repository.content import approve, is_approved
     from holdfast.repository.repository import Repository
 

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -27,6 +28,7 @@ Answer = TypeVar("Answer")
 _AT_ONCE = 8
 _FEW = 100  # hashes; to find more of them, everything is listed
 _TIMEOUT = "30s"
+_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 _NAME = re.compile("([0-9a-f]{64})/([0-9a-f]+)", re.ASCII)
 _PROBE = "0" * 64
 _DENIED = re.compile("40[13] |AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|credential", re.IGNORECASE)
@@ -43,9 +45,8 @@ class S3Content:
             options["virtual_hosted_style_request"] = True
         allowed = {"allow_http": options.get("endpoint", "").startswith("http:"), "timeout": _TIMEOUT}
         with _failures(address):
-            self._store: Any = S3Store(
-                parts.netloc, prefix=parts.path.strip("/") or None, client_options=allowed, **options
-            )
+            options |= {"prefix": parts.path.strip("/") or None, "retry_config": _RETRIES}
+            self._store: Any = S3Store(parts.netloc, client_options=allowed, **options)
 
     def names(self, hashes: Collection[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
