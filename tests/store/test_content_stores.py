@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from holdfast.errors import SettingInvalid, StoreUnavailable
-from holdfast.store import content_postgres
+from holdfast.store import content_postgres, content_s3
 from holdfast.store.content import ContentStore, checked_address, open_content
 from holdfast.store.open import open_address
 from holdfast.trees.chunks import hash_of
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are
 @pytest.fixture(params=["postgres", "s3"])
 def store(request: pytest.FixtureRequest, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContentStore]:
     monkeypatch.setattr(content_postgres, "_PAGE", 7)
+    monkeypatch.setattr(content_s3, "_FEW", 100)
     address = "postgres:"
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")

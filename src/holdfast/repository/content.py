@@ -25,8 +25,9 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound, Refused
 from holdfast.repository.context import CONTENT_VERSION, DESCRIPTORS, FORMAT, RepositoryContext
+from holdfast.repository.history import reading
 from holdfast.repository.payloads import scratch
-from holdfast.store.content import POSTGRES, ContentStore, checked_address, hash_in, open_content
+from holdfast.store.content import POSTGRES, ChunkName, ContentStore, checked_address, hash_in, open_content
 from holdfast.store.model import (
     Change,
     Create,
@@ -43,7 +44,6 @@ from holdfast.store.model import (
 from holdfast.trees.chunks import (
     CHUNK_LIST,
     ChunkList,
-    StoredFile,
     hash_of,
     is_large,
     pieces_of,
@@ -67,7 +67,7 @@ class ContentState(msgspec.Struct, frozen=True, kw_only=True):
     `decided`, they are deleted, and nobody takes it back."""
 
     epoch: int = 0
-    condemned: tuple[str, ...] = ()
+    condemned: tuple[ChunkName, ...] = ()
     decided: bool = False
 
 
@@ -106,11 +106,14 @@ class Contents:
 
     # --- Reading -----------------------------------------------------------------------------------
 
-    def chunks(self, hashes: Collection[str]) -> dict[str, bytes]:
-        """The chunks with these hashes, each compared with its hash. A name may vanish while another stays."""
+    def chunks(self, hashes: Collection[str], known: Mapping[str, Sequence[str]] | None = None) -> dict[str, bytes]:
+        """The chunks with these hashes, each compared with its hash. `known` are their names, if these have been looked
+        up; one of them may vanish while another stays."""
         found: dict[str, bytes] = {}
         for again in (False, True):
-            names = self.store.names([each for each in hashes if each not in found])
+            missing = [each for each in hashes if each not in found]
+            is_known = known is not None and not again and known.keys() >= set(missing)
+            names = {each: known[each] for each in missing} if known and is_known else self.store.names(missing)
             for choice in range(max(map(len, names.values()), default=0)):
                 wanted = [each[choice] for digest, each in names.items() if digest not in found and choice < len(each)]
                 for name, data in self.store.get(wanted).items():
@@ -131,13 +134,16 @@ class Contents:
         return b"".join(found[each] for each in hashes)
 
     def chunk_list(self, content: str) -> ChunkList:
-        return CHUNK_LIST.decode(self.chunks([content])[content], f"the chunk list {content}")
+        found = CHUNK_LIST.decode(self.chunks([content])[content], f"the chunk list {content}")
+        if found.schema_version != 1:
+            raise Corrupt(f"the chunk list {content} has version {found.schema_version}, which is not known here")
+        return found
 
     def fetch(self, snapshot_id: str) -> None:
         """Build the tree of a snapshot that is not here, if the store has it. It appears complete or not at all."""
         context = self.context
         base = self._nearest_here(snapshot_id)
-        with scratch(context, "fetch", uses=[base] if base else []) as room:
+        with scratch(context, "fetch", uses=[base] if base else []) as room, reading(context, snapshot_id):
             descriptor = context.descriptor(snapshot_id)
             if descriptor is None or not descriptor.content or context.home.is_here(snapshot_id):
                 return
@@ -208,7 +214,14 @@ class _Source:
     """The chunks of one snapshot, for `rebuild`."""
 
     def __init__(self, contents: Contents, listed: ChunkList) -> None:
-        self.chunks, self._listed = contents.chunks, listed
+        self._contents, self._listed = contents, listed
+        self._names: Mapping[str, Sequence[str]] = {}
+
+    def expect(self, hashes: Collection[str]) -> None:
+        self._names = self._contents.store.names(hashes)
+
+    def chunks(self, hashes: Collection[str]) -> Mapping[str, bytes]:
+        return self._contents.chunks(hashes, self._names)
 
     def pieces(self, file: str) -> Sequence[str]:
         try:
@@ -315,6 +328,7 @@ class _Sender:
 
     def __init__(self, store: ContentStore, upload_id: str, condemned: frozenset[str], known: set[str]) -> None:
         self._store, self._upload_id, self._condemned, self._known = store, upload_id, condemned, known
+        self._missing: set[str] = set()
         self._waiting: dict[str, bytes] = {}
         self._bytes = 0
 
@@ -335,15 +349,15 @@ class _Sender:
 
     def add_files(self, manifest: Manifest, stored: Stored) -> None:
         """Store the small files of a tree. Only those that the store does not have are read."""
-        unknown = (each for each in stored_files(manifest) if not is_large(each.size))
-        for batch in _batches([each for each in unknown if each.digest not in self._known]):
-            self._known |= self._usable([each.digest for each in batch])
-            for each in batch:
-                if each.digest not in self._known:
-                    self.add(b"".join(each.read(stored)))
+        small = (each for each in stored_files(manifest) if not is_large(each.size))
+        unknown = [each for each in small if each.digest not in self._known]
+        self._known |= self._usable([each.digest for each in unknown])
+        for each in unknown:
+            if each.digest not in self._known:
+                self.add(b"".join(each.read(stored)))
 
     def flush(self) -> None:
-        here = self._usable(self._waiting)
+        here = self._usable([each for each in self._waiting if each not in self._missing])
         missing = {digest: chunk for digest, chunk in self._waiting.items() if digest not in here}
         if missing:
             self._store.put({f"{digest}-{self._upload_id}": chunk for digest, chunk in missing.items()})
@@ -353,11 +367,9 @@ class _Sender:
     def _usable(self, hashes: Collection[str]) -> set[str]:
         """Those that the store has under a name that is not condemned."""
         found = self._store.names(hashes) if hashes else {}
-        return {digest for digest, names in found.items() if not self._condemned.issuperset(names)}
-
-
-def _batches(files: Sequence[StoredFile]) -> Iterator[Sequence[StoredFile]]:
-    return (files[start : start + _BATCH_CHUNKS * 4] for start in range(0, len(files), _BATCH_CHUNKS * 4))
+        usable = {digest for digest, names in found.items() if not self._condemned.issuperset(names)}
+        self._missing |= set(hashes) - usable
+        return usable
 
 
 # --- Settings -----------------------------------------------------------------------------------------

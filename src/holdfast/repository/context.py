@@ -28,6 +28,7 @@ from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
+from holdfast.store.content import ChunkHash
 from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePath, Store, StructCodec, View
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
     left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
     clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the clone that took it; unset: `main`
-    content: str | msgspec.UnsetType = msgspec.UNSET  # the hash of its chunk list in the content store
+    content: ChunkHash | msgspec.UnsetType = msgspec.UNSET  # the hash of its chunk list in the content store
     fetched_from: str | msgspec.UnsetType = msgspec.UNSET  # the remote; then `worktree_id` is that of another machine
 
 

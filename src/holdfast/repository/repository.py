@@ -152,7 +152,7 @@ class Repository:
 
     @cached_property
     def format(self) -> RepositoryFormat:
-        """The format of the repository. Not read on opening with `to_examine`."""
+        """The format of the repository; raises if the store is away."""
         return checked_format(self.context.store, self.root)
 
     @property

@@ -7,8 +7,10 @@ Two uploads may store the same chunk. A name is used once, even after its chunk 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from typing import Annotated, Protocol
 from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
 
 from holdfast.errors import ExtraMissing, SettingInvalid
 from holdfast.store.model import Store
@@ -18,6 +20,9 @@ POSTGRES = "postgres:"
 EXPECTED = "'postgres:', or s3://bucket/prefix?endpoint=https://…&region=…"
 S3_OPTIONS = ("endpoint", "region", "virtual_hosted_style")
 SETTING = "content"
+
+ChunkHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+ChunkName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}-([0-9a-f]{2})+$")]
 
 
 class ContentStore(Protocol):

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _AT_ONCE = 8
-_FEW = 100  # hashes; to find more of them, everything is listed
+_FEW = 2000  # hashes; to find more of them, everything is listed
 _TIMEOUT = "30s"
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 _NAME = re.compile("([0-9a-f]{64})/([0-9a-f]+)", re.ASCII)

@@ -10,14 +10,15 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
 from holdfast.fs.directory import opened
+from holdfast.store.content import ChunkHash
 from holdfast.store.model import StructCodec
 from holdfast.trees.manifest import (
     END,
@@ -37,15 +38,13 @@ CHUNK = 4 << 20
 _CUT_EVERY = 64  # directories, on average
 _LONGEST_LIST = 64 << 20
 
-Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-
 
 class ChunkList(msgspec.Struct, frozen=True, kw_only=True):
     """The chunks of the segments of a manifest, and of each file that is larger than a chunk, by its hash."""
 
     schema_version: int = 1
-    manifest: tuple[tuple[Hash, ...], ...]
-    large: dict[Hash, tuple[Hash, ...]] = {}
+    manifest: tuple[tuple[ChunkHash, ...], ...]
+    large: dict[ChunkHash, tuple[ChunkHash, ...]] = {}
 
 
 CHUNK_LIST: StructCodec[ChunkList] = StructCodec(ChunkList, pretty=False, limit=_LONGEST_LIST)
@@ -53,6 +52,9 @@ CHUNK_LIST: StructCodec[ChunkList] = StructCodec(ChunkList, pretty=False, limit=
 
 class ChunkSource(Protocol):
     """Provides chunks, each compared with its hash. Raises `Corrupt` if one is missing or altered."""
+
+    def expect(self, hashes: Collection[str]) -> None:
+        """Announce the chunks that will be needed."""
 
     def chunks(self, hashes: Collection[str]) -> Mapping[str, bytes]: ...
 
@@ -94,6 +96,12 @@ def files_in(segment: bytes) -> Iterator[tuple[str, int]]:
                     yield digest_of(raw).hex(), size_of(raw)
     except struct.error as error:
         raise Corrupt(f"a chunk of a manifest is broken: {error}") from None
+
+
+def small_files(records: Iterable[tuple[bytes, bytes]]) -> set[str]:
+    """The hashes of the small files in these records of a manifest."""
+    raws = (raw for _, body in records for raw in raw_entries(body).values())
+    return {digest_of(raw).hex() for raw in raws if raw[:1] == b"f" and 0 < size_of(raw) <= CHUNK}
 
 
 def is_large(size: int) -> bool:

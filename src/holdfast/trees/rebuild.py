@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Directory, write_all
-from holdfast.trees.chunks import CHUNK, ChunkSource, is_large
+from holdfast.trees.chunks import CHUNK, ChunkSource, is_large, small_files
 from holdfast.trees.manifest import (
     HOMES,
     MANIFEST,
@@ -51,6 +51,7 @@ def rebuild(
         payload = stack.enter_context(Payload(tree / PAYLOAD))
         shared = {} if base is None else dict(_shared(found, stack.enter_context(Stored(base)), Manifest.read(base)))
         own = [(path, body) for path, body in found.records() if path not in shared and _is_entered(path, body)]
+        source.expect(small_files(own))
         work = _Rebuild(payload, source)
         for batch in _batches(work.unwritten(own)):
             work.write(batch)
