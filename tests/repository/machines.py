@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.repository import joining
-from holdfast.repository.content import Contents, configure
+from holdfast.repository.content import Contents
 from holdfast.repository.context import Descriptor, Proof
-from holdfast.repository.init import initialise
+from holdfast.repository.init import configure_content, initialise
 from holdfast.repository.joining import Joined, join
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
@@ -27,7 +27,7 @@ class Machine:
         """Make it the first machine of a new repository."""
         initialise(self.root, store=store, probe=lambda directory: SAFE)
         if content is not None:
-            configure(self.root, content)
+            configure_content(self.root, content)
         return self.repository
 
     def join(self, store: str, name: str | None = None) -> Joined:

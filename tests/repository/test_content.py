@@ -26,6 +26,7 @@ from holdfast.errors import (
 from holdfast.repository import content as contents
 from holdfast.repository import repository as opening
 from holdfast.repository.context import DESCRIPTORS, FORMAT, MAIN, Proof
+from holdfast.repository.init import configure_content
 from holdfast.repository.migration import migrate
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import RestoreOptions
@@ -190,7 +191,7 @@ def test_a_content_store_can_be_named_later_and_existing_snapshots_are_sent(
     first.create(postgres_url, content=None)
     early = first.take(MAIN, FILES)
     assert not early.content
-    contents.configure(first.root, address)
+    configure_content(first.root, address)
     second = Machine(scratch / "second")
     second.join(postgres_url, "beta")
     contents.approve(second.root, address)
@@ -211,10 +212,10 @@ def test_content_needs_a_server_and_a_valid_address_without_secrets(scratch: Pat
     alone = Machine(scratch / "alone")
     repository = make_repository(alone.root)
     with pytest.raises(Refused, match="needs records that other machines reach"):
-        contents.configure(repository.root, "postgres:")
+        configure_content(repository.root, "postgres:")
     for address in ("mysql://x", "s3://key:secret@bucket/x", "s3://", "s3://b/x?password=secret"):
         with pytest.raises(SettingInvalid) as raised:
-            contents.configure(repository.root, address)
+            configure_content(repository.root, address)
         assert "secret" not in str(raised.value) + raised.value.hint
 
 
@@ -410,7 +411,7 @@ def test_a_server_that_ignores_conditions_is_refused(scratch: Path, postgres_url
     first.create(postgres_url, content=None)
     s3_server.ignores_conditions = True
     with pytest.raises(ContentStoreUnsafe) as raised:
-        contents.configure(first.root, s3_server.bucket())
+        configure_content(first.root, s3_server.bucket())
     assert "If-None-Match" in raised.value.hint
     assert not first.repository.format.content
 
@@ -436,8 +437,8 @@ def test_an_unreachable_or_refusing_object_storage_is_reported_without_secrets(
     first = Machine(scratch / "first")
     first.create(postgres_url, content=None)
     with pytest.raises(StoreUnavailable) as raised:
-        contents.configure(first.root, "s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
+        configure_content(first.root, "s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
     assert "never shown" not in str(raised.value)
     with pytest.raises(StoreUnavailable):
-        contents.configure(first.root, f"s3://missing?endpoint={s3_server.endpoint}&region=us-east-1")
+        configure_content(first.root, f"s3://missing?endpoint={s3_server.endpoint}&region=us-east-1")
     assert not first.repository.format.content

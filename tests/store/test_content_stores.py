@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.errors import SettingInvalid, StoreUnavailable
 from holdfast.store import content_postgres, content_s3
-from holdfast.store.content import ContentStore, checked_address, open_content
-from holdfast.store.open import open_address
+from holdfast.store.content import ContentStore, checked_address
+from holdfast.store.open import open_address, open_content
 from holdfast.trees.chunks import hash_of
 from tests.support.s3 import S3Server
 

@@ -21,8 +21,8 @@ from holdfast.leases.service import LeaseService, acquire
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.audit import AuditTrail
-from holdfast.store.content import open_content
 from holdfast.store.model import Append, Create, Delete, Replace
+from holdfast.store.open import open_content
 from holdfast.testing.backend import (
     EVENTS,
     INDEX,

@@ -66,9 +66,8 @@ def init(
       holdfast init repo --store postgresql://db.example/work --content postgres:
     """
     from holdfast.git.checkout import find_checkout
-    from holdfast.repository.content import configure, refuse_unfit
     from holdfast.repository.git_init import adopt_checkout
-    from holdfast.repository.init import initialise, is_repository
+    from holdfast.repository.init import configure_content, initialise, is_repository, refuse_unfit
     from holdfast.store.addresses import accepting_unsafe_server
     from holdfast.store.content import checked_address
 
@@ -85,7 +84,7 @@ def init(
         how: dict[str, Any] = {"consistency": consistency, "store": store, "nested": nested, "shared": shared}
         with showing("Importing") if source else contextlib.nullcontext() as progress:
             made = initialise(chosen, source=source, progress=progress, **how)
-    _report(output, made, source, store, content and configure(made.root, content))
+    _report(output, made, source, store, content and configure_content(made.root, content))
 
 
 def _report(output: Output, made: Initialised, source: str | None, store: str | None, content: str | None) -> None:

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound, Refused
-from holdfast.repository.context import CONTENT_VERSION, DESCRIPTORS, FORMAT, RepositoryContext
+from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound
+from holdfast.repository.context import DESCRIPTORS, RepositoryContext
 from holdfast.repository.history import reading
 from holdfast.repository.payloads import scratch
-from holdfast.store.content import POSTGRES, ChunkName, ContentStore, checked_address, hash_in, open_content
+from holdfast.store.content import POSTGRES, ChunkName, ContentStore, hash_in
 from holdfast.store.model import (
     Change,
     Create,
@@ -41,6 +41,7 @@ from holdfast.store.model import (
     StructCodec,
     View,
 )
+from holdfast.store.open import open_content
 from holdfast.trees.chunks import (
     CHUNK_LIST,
     ChunkList,
@@ -395,42 +396,3 @@ def require_approved(root: Path, address: str) -> None:
 
 def _text(address: str) -> str:
     return msgspec.json.encode(["content", address]).decode()
-
-
-def configure(root: Path, address: str) -> str:
-    """Name the content store of a plain home, which is then approved; return its address. Raises `AlreadyExists` if the
-    home has another one, and `Refused` if the records are not on a server, or this one is in git."""
-    from holdfast.repository.repository import Repository
-
-    checked_address(address)
-    with Repository(root) as repository:
-        context = repository.context
-        refuse_unfit(repository.format.home, is_served=context.store.files is None)
-        store = open_content(address, context.store)
-        store.prepare()
-
-        def decide(view: View, now: float) -> Decision[str]:
-            found = view.get(FORMAT)
-            assert found is not None
-            if found.content == address:
-                return Decision([], address)
-            if found.content:
-                message = f"the content is already in {found.content}"
-                raise AlreadyExists(message, hint="It cannot be moved to another content store.", content=found.content)
-            named = msgspec.structs.replace(found, content=address, version=max(found.version, CONTENT_VERSION))
-            entry = context.audit(view, now, "content_configured", content=address)
-            return Decision([Replace(FORMAT, named), entry], address)
-
-        done = context.store.transact([FORMAT, context.trail.stream], decide).result
-        approve(repository.root, address)
-        return done
-
-
-def refuse_unfit(home: object, *, is_served: bool) -> None:
-    """Refuse a content store for a repository that has no use for it."""
-    if home:
-        hint = "Snapshots of a git checkout travel through a git remote: 'holdfast snapshot push'."
-        raise Refused("a content store is for repositories that are not in a git checkout", hint=hint)
-    if not is_served:
-        hint = "Keep the records on a server: --store ADDRESS, or 'holdfast migrate --to ADDRESS'."
-        raise Refused("a content store needs records that other machines reach", hint=hint)

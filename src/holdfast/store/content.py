@@ -1,4 +1,4 @@
-"""Content stores: chunks that all machines of a repository reach, and the addresses of such stores.
+"""The interface of content stores, which keep chunks for all machines of a repository, and their addresses.
 
 A stored chunk has the name `<hash>-<upload>`: the SHA-256 of its content, and the id of the upload that put it there.
 Two uploads may store the same chunk. A name is used once, even after its chunk was deleted.
@@ -12,8 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from holdfast.errors import ExtraMissing, SettingInvalid
-from holdfast.store.model import Store
+from holdfast.errors import SettingInvalid
 
 POSTGRES = "postgres:"
 """The address of the content store in the schema of the records."""
@@ -76,28 +75,3 @@ def checked_address(address: str) -> str:
     if problem is not None:
         raise SettingInvalid(SETTING, "…", problem)
     return address
-
-
-def open_content(address: str, store: Store) -> ContentStore:
-    """The content store at an address, beside the store of the records."""
-    checked_address(address)
-    if address != POSTGRES:
-        try:
-            from holdfast.store.content_s3 import S3Content
-        except ImportError as error:
-            message = f"a content store in object storage needs obstore, which cannot be loaded: {error}"
-            raise ExtraMissing(message, hint="Install it: pip install 'obstore>=0.8'.", extra="s3") from error
-        return S3Content(address)
-    from holdfast.store.fail_fast import FailFastStore
-    from holdfast.store.served import ServedStore
-
-    if isinstance(store, FailFastStore):
-        store = store.opened or store
-    engine = store.engine if isinstance(store, ServedStore) else None
-    if engine is None or not engine.address.startswith("postgres"):
-        raise SettingInvalid(SETTING, address, "s3://bucket/prefix?…, because the records are not on PostgreSQL")
-    from holdfast.store.content_postgres import PostgresContent
-    from holdfast.store.postgres import PostgresEngine
-
-    assert isinstance(engine, PostgresEngine)
-    return PostgresContent(engine.connections)
