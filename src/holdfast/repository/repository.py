@@ -116,7 +116,8 @@ class Repository:
         else:
             store, self.format = _opened(paths.root)
         if store.files is None and type(paths) is RepositoryPaths:
-            paths.main = read_config(paths.root).clone
+            with contextlib.suppress(*([Failure] if to_examine else [])):
+                paths.main = read_config(paths.root).clone
         trail = AuditTrail()
         site = None if store.files is not None else self._site(paths, store, holder or current_holder())
         self._other_graphs = _OtherGraphs(paths.root, store, ledger_address)
