@@ -59,6 +59,7 @@ from holdfast.trees.walker import synced
 UPLOAD_TTL = 24 * 3600.0  # how long an upload protects its chunks; after that, some may have to be sent again
 _BATCH_CHUNKS, _BATCH_BYTES = 256, 4 << 20
 _MOST_ANCESTORS = 100
+_CHUNKS_AT_ONCE = 8
 
 Published = TypeVar("Published")
 
@@ -130,8 +131,9 @@ class Contents:
 
     def joined(self, hashes: Sequence[str]) -> bytes:
         """Chunks one after the other."""
-        parts = [self.chunks(hashes[at : at + 16]) for at in range(0, len(hashes), 16)]
-        found = {digest: data for part in parts for digest, data in part.items()}
+        known, found = self.store.names(set(hashes)), dict[str, bytes]()
+        for at in range(0, len(hashes), _CHUNKS_AT_ONCE):
+            found |= self.chunks(hashes[at : at + _CHUNKS_AT_ONCE], known)
         return b"".join(found[each] for each in hashes)
 
     def chunk_list(self, content: str) -> ChunkList:
@@ -149,16 +151,23 @@ class Contents:
             if descriptor is None or not descriptor.content or context.home.is_here(snapshot_id):
                 return
             listed = self.chunk_list(descriptor.content)
-            manifest = b"".join(map(self.joined, listed.manifest))
+            manifest = self.joined([each for segment in listed.manifest for each in segment])
             if hashlib.sha256(manifest).hexdigest() != descriptor.payload_hash:
                 raise Corrupt(f"the content store has another manifest for {snapshot_id}", snapshot_id=snapshot_id)
             fields = {"format": 1, "payload_hash": descriptor.payload_hash, "engine": descriptor.engine}
             fields |= {"files": descriptor.files, "bytes": descriptor.bytes}
-            beside = context.paths.tree(base) if base and context.home.is_here(base) else None
+            beside = self._shareable(base)  # now that our intent names it
             with synced(room.path):
                 rebuild(room.tree, manifest, fields, _Source(self, listed), base=beside)
             with contextlib.suppress(AlreadyExists):  # another process was faster
                 context.home.publish(room, snapshot_id)
+
+    def _shareable(self, snapshot_id: str | None) -> Path | None:
+        """The tree of a snapshot that is here and is not being deleted."""
+        found = None if snapshot_id is None else self.context.descriptor(snapshot_id)
+        if found is None or found.doomed_by is not None or not self.context.home.is_here(found.snapshot_id):
+            return None
+        return self.context.paths.tree(found.snapshot_id)
 
     def _nearest_here(self, snapshot_id: str) -> str | None:
         """The nearest ancestor whose tree is here, to share directories with."""

@@ -367,10 +367,6 @@ class PlainHome(Home):
         from holdfast.repository.gc_sweep import sweep
 
         sweep(context)
-        if self.contents is not None:
-            from holdfast.repository.content_sweep import sweep as sweep_content
-
-            sweep_content(self.contents)
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
         from holdfast.repository.gc_sweep import need_of_all, trees_in
