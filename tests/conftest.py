@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.requirements_plugin",
     "tests.support.juicefs",
     "tests.support.loop_mounts",
+    "tests.support.s3",
     "tests.support.servers",
     "tests.support.guarded",
     "tests.support.machines",

@@ -50,6 +50,9 @@ COMMANDS = {
 }
 
 REASONS: dict[str, str] = {
+    "holdfast.repository.content_sweep": "only a collection in a plain home with a content store loads it",
+    "holdfast.store.content_postgres": "a content store is one file, as a store is",
+    "holdfast.store.content_s3": "loads obstore, which only object storage needs",
     "holdfast.git.repair": "only `verify --repair` loads it",
     "holdfast.repository.landing_tests": "runs tests side by side in threads, which the lander itself has not",
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",

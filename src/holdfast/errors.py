@@ -679,6 +679,18 @@ class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatu
     problem = "is unsafe"
 
 
+class ContentStoreUnsafe(
+    StoreUnavailable, code="E_CONTENT_STORE_UNSAFE", exit_status=ExitStatus.REFUSED, retryable=False
+):
+    """The object storage ignores the condition that an object must not exist yet. Nothing was changed."""
+
+    hint = "Use a server that supports conditional writes (If-None-Match), such as Amazon S3, or 'postgres:'."
+    problem = "is unsafe"
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place, "it replaced an object that was to be created only if it did not exist")
+
+
 class StoreFull(StoreUnavailable, code="E_STORE_FULL", exit_status=ExitStatus.REFUSED, retryable=False):
     """The store's server has no space left on its disk or within its quota. Nothing was changed."""
 

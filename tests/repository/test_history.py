@@ -129,7 +129,7 @@ def test_a_snapshot_that_is_collected_meanwhile_is_skipped(
         if context.store.read(keys[0]) is not None:
             context.store.transact(keys, decide)
 
-    def ready(snapshot_id: str) -> bool:
+    def ready(snapshot_id: str, known: Descriptor | None = None) -> bool:
         collect(snapshot_id)  # after s3 was read
         return True
 

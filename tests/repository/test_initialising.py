@@ -116,10 +116,10 @@ def test_a_nested_repository_is_refused_unless_it_is_requested(scratch: Path) ->
 def test_a_newer_format_is_refused(scratch: Path) -> None:
     make_repository(scratch)
     path = scratch / ".jvs/format.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
-    with pytest.raises(Refused, match="has format 3"):
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+    with pytest.raises(Refused, match="has format 9"):
         initialise(scratch)
-    with pytest.raises(Refused, match="has format 3"):
+    with pytest.raises(Refused, match="has format 9"):
         Repository(scratch)
 
 

@@ -146,7 +146,7 @@ def test_a_store_without_a_repository_is_not_found(scratch: Path, remote: Path, 
 
 def test_a_plain_home_is_refused(scratch: Path, remote: Path, postgres_url: str) -> None:
     initialise(scratch / "plain", store=postgres_url, probe=lambda directory: SAFE)
-    with pytest.raises(Refused, match="not in a git checkout"):
+    with pytest.raises(Refused, match="not in a git checkout"):  # see `test_content` for empty directories
         Clone(scratch / "second", remote).join(postgres_url)
 
 
@@ -263,7 +263,7 @@ def test_a_join_that_is_killed_anywhere_is_finished_by_the_next(first: Clone, re
 
 
 def test_older_programs_refuse_a_joined_repository(second: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "JOINED_VERSION", 1)  # what an older program knows
+    monkeypatch.setattr(opening, "CONTENT_VERSION", 1)  # what an older program knows
     with pytest.raises(Refused, match="has format 2"):
         Repository(second.path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repository.context import FORMAT_VERSION, JOINED_VERSION
+from holdfast.repository.context import CONTENT_VERSION, FORMAT_VERSION, JOINED_VERSION
 from holdfast.repository.metrics import measure
 from holdfast.store import etcd, postgres_sql
 from tests.repository.clones import Clone, make_remote
@@ -131,9 +131,10 @@ def test_the_versions_on_the_page_are_those_of_this_program() -> None:
     assert newest == {
         "tables of PostgreSQL": postgres_sql.SCHEMA_VERSION,
         "keys of etcd": etcd.SCHEMA_VERSION,
-        "format of a repository": JOINED_VERSION,
+        "format of a repository": CONTENT_VERSION,
     }
-    assert f"| {FORMAT_VERSION}; {JOINED_VERSION} if several clones share it |" in PAGE
+    with_others = f"{JOINED_VERSION} if several clones share it; {CONTENT_VERSION} with a content store"
+    assert f"| {FORMAT_VERSION}; {with_others} |" in PAGE
 
 
 def test_the_metrics_on_the_page_exist(scratch: Path, postgres_url: str) -> None:

@@ -22,6 +22,7 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Create, Delete, Replace
+from holdfast.store.open import open_content
 from holdfast.testing.backend import (
     EVENTS,
     INDEX,
@@ -101,6 +102,17 @@ def do_everything(url: str) -> None:
         store.set_moved(None)
 
 
+def use_content(url: str) -> None:
+    """Use every feature of the content store."""
+    with PostgresStore(url) as store:
+        content, name = open_content("postgres:", store), f"{'0' * 64}-aa"
+        content.prepare()
+        content.put({name: b"chunk"})
+        assert content.names(["0" * 64]) == {"0" * 64: [name]}
+        assert (content.get([name]), list(content.every_name())) == ({name: b"chunk"}, [name])
+        content.delete([name])
+
+
 ONLY_POSTGRESQL = " ".join(statements.WAIT_FOR_COMMITS.replace("holdfast.", "").split())
 """Distributed databases, which are known by their version, do not get it."""
 
@@ -112,6 +124,7 @@ def portable(sessions: Iterable[list[str]]) -> list[list[str]]:
 def test_every_statement_is_portable(postgres_url: str) -> None:
     with recorded() as sent:
         do_everything(postgres_url)
+        use_content(postgres_url)
 
     assert all_problems(portable(sent.values())) == []
     seen = {" ".join(each.split()) for session in sent.values() for each in session}

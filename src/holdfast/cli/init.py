@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @consistency_option("the import", default="quiesced")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://…, for several machines.")
 @accept_unsafe_server_option
+@click.option("--content", metavar="URL", help="Keep content in postgres: or s3://…, for machines that join.")
 @click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
 @click.option("--shared", is_flag=True, help="Let the group of DIRECTORY use the repository like its owner.")
 @click.option("--yes", is_flag=True, help="Approve the programs of the git configuration without asking.")
@@ -41,6 +43,7 @@ def init(
     consistency: Consistency | None,
     store: str | None,
     accept_unsafe_server: bool,
+    content: str | None,
     nested: bool,
     shared: bool,
     yes: bool,
@@ -52,7 +55,9 @@ def init(
     worktrees, and the records are in .git/holdfast. 'holdfast deinit' undoes this. If the configuration of the
     repository names programs that git starts, such as filters, they are shown and must be approved.
 
-    A DIRECTORY must be empty; it is created if it is missing.
+    A DIRECTORY must be empty; it is created if it is missing. With --content, other machines can join it with a
+    directory of their own: the content of snapshots is sent to a content store, 'postgres:' (the records' own server)
+    or s3://BUCKET/PREFIX?endpoint=URL. This option can also be added later, for an existing repository.
 
     An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
     The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
@@ -65,15 +70,21 @@ def init(
       holdfast init my-repo
       holdfast init my-repo --import ~/my-project
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
+      holdfast init repo --store postgresql://db.example/work --content postgres:
     """
     from holdfast.git.checkout import find_checkout
     from holdfast.repository.git_init import adopt_checkout
-    from holdfast.repository.init import initialise
+    from holdfast.repository.init import configure_content, initialise, is_repository, refuse_unfit
     from holdfast.store.addresses import accepting_unsafe_server
+    from holdfast.store.content import checked_address
 
     if store is not None and accept_unsafe_server:
         store = accepting_unsafe_server(store)
-    if directory is None and source is None and find_checkout(os.getcwd(), os.environ.get("GIT_DIR")) is not None:
+    in_git = directory is None and source is None and find_checkout(os.getcwd(), os.environ.get("GIT_DIR")) is not None
+    if content is not None:
+        checked_address(content)
+        refuse_unfit(in_git, is_served=store is not None or is_repository(Path(directory or ".")))
+    if in_git:
         agree = partial(_agree, output, yes=yes)
         given: dict[str, Any] = {"git_dir": os.environ.get("GIT_DIR"), "store": store, "shared": shared}
         made = adopt_checkout(os.getcwd(), **given, agree=agree)
@@ -82,7 +93,7 @@ def init(
         how: dict[str, Any] = {"consistency": consistency, "store": store, "nested": nested, "shared": shared}
         with showing("Importing") if source else contextlib.nullcontext() as progress:
             made = initialise(chosen, source=source, progress=progress, **how)
-    _report(output, made, source, store)
+    _report(output, made, source, store, content and configure_content(made.root, content))
 
 
 def _agree(output: Output, programs: Sequence[ConfiguredProgram], *, yes: bool) -> None:
@@ -93,7 +104,7 @@ def _agree(output: Output, programs: Sequence[ConfiguredProgram], *, yes: bool) 
     confirm(output, "holdfast init --yes", "Let git run these programs when Holdfast starts it?", yes=yes)
 
 
-def _report(output: Output, made: Initialised, source: str | None, store: str | None) -> None:
+def _report(output: Output, made: Initialised, source: str | None, store: str | None, content: str | None) -> None:
     from holdfast.repository.repository import paths_at
     from holdfast.store.addresses import advice_about_secrets
     from holdfast.store.open import address_of
@@ -109,10 +120,12 @@ def _report(output: Output, made: Initialised, source: str | None, store: str | 
         "filesystem": made.filesystem.kind if made.filesystem else None,
         "imported_files": made.imported,
         "store": address_of(made.root),
+        "content": content,
         "approved_programs": list(made.programs),
     }
     if not made.created:
-        output.result(record, [f"{made.root} is already a repository."])
+        kept = [f"The content of its snapshots is kept in {content}."] if content else []
+        output.result(record, [f"{made.root} is already a repository.", *kept])
         return
     lines = [f"Created a repository in {made.root}."]
     if made.format.home:

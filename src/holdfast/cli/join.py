@@ -1,4 +1,4 @@
-"""`holdfast join`: join a clone on another machine to a repository whose records are on a server."""
+"""`holdfast join`: join a clone, or an empty directory, on another machine to a repository on a server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def join(output: Output, *, address: str, directory: str | None, name: str | Non
     The checkout becomes a worktree with the name of this clone; each worktree stays in the clone that created it. Work
     lands on a branch of the remote, and snapshots travel through the remote: 'holdfast snapshot push' and 'fetch'.
 
+    If the repository is not in git but has a content store ('holdfast init --content'), DIRECTORY is empty or missing.
+    The worktree of this machine is DIRECTORY/worktrees/NAME, empty at first. The content of snapshots is fetched when a
+    command needs it: 'holdfast worktree create work --from main:head'.
+
     Naming the store approves it on this machine. A clone of another repository is refused, and nothing changes in a
     clone that has already joined. To leave the repository, use 'holdfast deinit'.
 
@@ -33,6 +37,7 @@ def join(output: Output, *, address: str, directory: str | None, name: str | Non
       git clone git@example.org:project.git && cd project
       holdfast join 'postgresql://db.example/work?schema=project'
       holdfast join etcd://a.example:2379/project --name laptop
+      holdfast join 'postgresql://db.example/work?schema=project' ~/project
     """
     from holdfast.repository.joining import join as join_store
     from holdfast.store.addresses import accepting_unsafe_server, advice_about_secrets

@@ -27,6 +27,9 @@ def push(
 ) -> None:
     """Copy snapshots of a git checkout to REMOTE: each SNAPSHOT that you name, or all of them.
 
+    In a repository with a content store, leave out REMOTE: the content of snapshots that are here is sent to the
+    content store, if it is not there. A snapshot that you name is sent again.
+
     REMOTE is a git remote; by default, that of the checked-out branch, else origin. A snapshot is pushed with the
     commits that it builds on, its note, and the name of its holder: whoever can read the remote can read them.
     Snapshots that the remote already has are not pushed again, and nothing on the remote is ever replaced or deleted.
@@ -40,6 +43,8 @@ def push(
     """
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
+    if remote is not None and opened.repository.context.home.contents is not None:
+        snapshot, remote = (remote, *snapshot), None
     of_line = snapshots.line(worktree).entries if worktree else ()
     names = [*snapshot, *(each.descriptor.snapshot_id for each in of_line)]
     with saying("Pushing snapshots"):
@@ -66,6 +71,9 @@ def fetch(
 ) -> None:
     """Copy snapshots that are missing here from REMOTE: each SNAPSHOT_ID, which may be a prefix, or all of them.
 
+    In a repository with a content store, leave out REMOTE. There, commands fetch what they need; this command fetches
+    it in advance.
+
     REMOTE is a git remote; by default, that of the checked-out branch, else origin. No worktree, head, branch or file
     changes: use 'holdfast export', 'diff' or 'restore' with a fetched snapshot. A pin protects each snapshot from
     garbage collection for 30 days. A snapshot that was deleted here comes back with the next fetch, unless you name
@@ -77,6 +85,8 @@ def fetch(
       holdfast snapshot fetch origin 4f1c --keep-for 7d
     """
     opened = open_worktree(repo, worktree)
+    if remote is not None and opened.repository.context.home.contents is not None:
+        snapshot_id, remote = (remote, *snapshot_id), None
     with saying("Fetching snapshots"):
         done = opened.repository.snapshots.fetch(
             remote, list(snapshot_id) or None, seen_from=opened.worktree, keep_for=keep_for

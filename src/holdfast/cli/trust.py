@@ -67,7 +67,9 @@ def trust(output: Output, *, repo: str | None, show: bool, revoke: bool, adopt: 
     programs = _trust_git(output, root, show=show, yes=yes)
     commands = _trust_settings(output, root, show=show, yes=yes)
     checkers = _trust_checkers(output, root, show=show, yes=yes) if known else []
+    content = _trust_content(output, root, show=show, yes=yes) if known else None
     record = {"root": str(root), "store": store, "store_approved": known, "checkers": checkers if known else None}
+    record |= {"content": content}
     record |= {"commands": commands, "git_programs": programs}
     record["epoch"] = _trust_files(output, root, adopt=adopt, yes=yes) if known and not show else None
     rest = "The checkers can be read once the store is approved." if not known else "" if show else "Approved."
@@ -149,6 +151,26 @@ def _trust_git(output: Output, root: Path, *, show: bool, yes: bool) -> list[dic
         approved = [True] * len(programs)
     told = zip(programs, approved, strict=True)
     return [{"setting": each.key, "command": each.command, "approved": known} for each, known in told]
+
+
+def _trust_content(output: Output, root: Path, *, show: bool, yes: bool) -> str | None:
+    """Show the content store, if it is not on the server of the records, and ask for approval."""
+    from holdfast.repository.content import approve, is_approved
+    from holdfast.repository.repository import Repository
+
+    try:
+        with Repository(root) as repository:
+            contents = repository.context.home.contents
+    except NotFound:  # a tracker or a ledger
+        return None
+    if contents is None:
+        return None
+    known = is_approved(root, contents.address)
+    _say(output, f"Content store: {contents.address}" + _state(known))
+    if not known and not show:
+        _confirm(output, root, "Let Holdfast send the content of snapshots there, and fetch it?", yes=yes)
+        approve(root, contents.address)
+    return contents.address
 
 
 def _trust_files(output: Output, root: Path, *, adopt: bool, yes: bool) -> int | None:

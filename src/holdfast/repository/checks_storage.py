@@ -42,7 +42,7 @@ from holdfast.leases.rules import WORKTREE_LEASES
 from holdfast.repository import payloads
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext
 from holdfast.repository.doctor import Examination, names_in
-from holdfast.repository.gc import collector_locked
+from holdfast.repository.gc import trees_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.retention import effect_of
 from holdfast.store.archive import archive_of
@@ -290,7 +290,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     """
     context = examination.context
     trees = names_in(context.paths.snapshots)
-    making = {each.scratch_id for each in payloads.in_use(context.paths)}
+    making = {each for found in payloads.in_use(context.paths) for each in (found.scratch_id, *found.uses)}
     orphaned = [
         each
         for each in trees
@@ -322,7 +322,7 @@ def _orphan(
     if last is not None and not effect_of(last).deletes_snapshot:
         message = f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone"
         return findings.of("descriptor-missing", snapshot_id, message)
-    ready = context.home.is_ready(snapshot_id)
+    ready = context.home.is_here(snapshot_id)
     if last is not None or payloads.is_left(paths, snapshot_id) or not (ready or archived):
         message = f"{tree} belongs to no snapshot: its process died before it was published, or it was deleted"
         remedy = "remove it, except for what other snapshots need" if is_needed else ""
@@ -381,7 +381,7 @@ def remnants(examination: Examination) -> Iterator[Finding]:
     if not untrimmed(context.paths):
         return
     try:
-        with collector_locked(context):  # no collection runs, and none begins
+        with trees_locked(context):  # no collection runs, and none begins
             found = untrimmed(context.paths)
     except LockConflict:
         return
@@ -392,7 +392,7 @@ def remnants(examination: Examination) -> Iterator[Finding]:
 
 
 def _sweep(context: RepositoryContext) -> None:
-    with collector_locked(context):
+    with trees_locked(context):
         sweep(context)
 
 
@@ -401,7 +401,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
     for snapshot_id, descriptor in examination.descriptors.items():
         if descriptor.clone != examination.context.clone:
             continue  # its content is in the clone that took it
-        if descriptor.doomed_by is None and not examination.context.home.is_ready(snapshot_id):
+        if descriptor.doomed_by is None and not examination.context.home.is_ready(snapshot_id, descriptor):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 message = f"the tree of the snapshot {snapshot_id} is missing, or has no .READY"
@@ -414,7 +414,7 @@ def damaged(examination: Examination) -> Iterator[Finding]:
     for done, (snapshot_id, descriptor) in enumerate(examination.descriptors.items(), 1):
         if examination.progress is not None:
             examination.progress(done, len(examination.descriptors))
-        if descriptor.doomed_by is not None or not context.home.is_ready(snapshot_id):
+        if descriptor.doomed_by is not None or not context.home.is_here(snapshot_id):
             continue
         problems = list(context.home.verify(descriptor, every_file=examination.strict))
         if not problems:

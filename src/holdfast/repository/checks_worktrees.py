@@ -42,9 +42,9 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
     directories = names_in(paths.worktrees)
     pending = set(examination.operations())
     configs = examination.configs()
-    for worktree in configs:
+    for worktree, config in configs.items():
         path = paths.payload(worktree)
-        if is_directory(path) or worktree in examination.operations():
+        if config.clone != paths.main or is_directory(path) or worktree in examination.operations():
             continue
         if examination.config(worktree) is not None and not is_directory(path):
             instead = ", and something else is in its place" if status_at(path) is not None else ""
@@ -104,7 +104,7 @@ def _tips_ahead(
         and not each.fetched_from  # its worktree is on another machine
         and each.created_at >= config.created_at  # else it is from an earlier worktree of this name
         and each.doomed_by is None
-        and examination.context.home.is_ready(each.snapshot_id)
+        and examination.context.home.is_ready(each.snapshot_id, each)
     }
     parents = {descriptors[each].parent_id for each in own}
     return sorted(own - parents)

@@ -28,6 +28,7 @@ from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
+from holdfast.store.content import ChunkHash
 from holdfast.store.model import Append, Family, Instant, Key, SafeName, SafePath, Store, StructCodec, View
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MAIN = "main"  # the worktree that every repository has; it is never renamed or removed
 FORMAT_VERSION = 1  # the layout of `.jvs/` of a new repository
 JOINED_VERSION = 2  # other clones have joined: a program that does not know about them would do harm
+CONTENT_VERSION = 3  # the same for a plain home with a content store, which other machines can join
 
 
 class Isolation(StrEnum):
@@ -51,13 +53,15 @@ class Consistency(StrEnum):
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The format of a repository. `version` grows when older programs could do harm. `home` is `git`, or unset for a
-    plain home. `history` is the first commit of a git home, which identifies its clones."""
+    plain home. `history` is the first commit of a git home, which identifies its clones. `content` is the address of
+    the content store of a plain home."""
 
     version: int
     repository_id: str
     created_at: str
     home: str | msgspec.UnsetType = msgspec.UNSET
     history: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,6 +84,15 @@ class GitWorktree(msgspec.Struct, frozen=True, kw_only=True):
     clone_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class PlainWorktree(msgspec.Struct, frozen=True, kw_only=True):
+    """The directory of a worktree of a plain home that has joined: its path, the clone that has it, and, in the record
+    of a clone's checkout, the identity of the clone."""
+
+    path: str
+    clone: SafeName
+    clone_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a worktree: `config.json`. `worktree_id` is its name."""
 
@@ -91,12 +104,18 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
     git: GitWorktree | msgspec.UnsetType = msgspec.UNSET  # in a git home
+    plain: PlainWorktree | msgspec.UnsetType = msgspec.UNSET  # in a plain home that has joined
     prepared_at: str | msgspec.UnsetType = msgspec.UNSET  # when its setup succeeded; left out if there was none
 
     @property
     def clone(self) -> str:
         """The clone that has the directory, by the name of its checkout."""
-        return (self.git and self.git.clone) or MAIN
+        return (self.place and self.place.clone) or MAIN
+
+    @property
+    def place(self) -> GitWorktree | PlainWorktree | None:
+        """The path of the directory, and the clone that has it, if they are recorded."""
+        return self.git or self.plain or None
 
     @property
     def tip(self) -> str | None:
@@ -126,6 +145,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     doomed_by: SafeName | None = None  # the gc plan that is deleting this snapshot; nothing new may refer to it
     left_out: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # in a git home: what was not captured, and how much
     clone: SafeName | msgspec.UnsetType = msgspec.UNSET  # the clone that took it; unset: `main`
+    content: ChunkHash | msgspec.UnsetType = msgspec.UNSET  # the hash of its chunk list in the content store
     fetched_from: str | msgspec.UnsetType = msgspec.UNSET  # the remote; then `worktree_id` is that of another machine
 
 
@@ -369,7 +389,7 @@ def has_several_clones(store: Store) -> bool:
 def require_here(config: WorktreeConfig, here: str) -> None:
     """Raise `WorktreeElsewhere` if the directory of a worktree is in another clone than this one. Pure."""
     if config.clone != here:
-        name, path = config.worktree_id, config.git.path if config.git else ""
+        name, path = config.worktree_id, config.place.path if config.place else ""
         message = f"the directory of {name} is in the clone {config.clone}, not in this one: {path}"
         raise WorktreeElsewhere(message, worktree=name, clone=config.clone, path=path)
 

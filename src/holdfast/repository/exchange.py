@@ -326,7 +326,7 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
     from holdfast.trees.walker import remove_tree
 
     whole, part = room.path / "whole", room.path / "part"
-    if kept is not None and context.home.is_ready(kept):
+    if kept is not None and context.home.is_here(kept):
         with contextlib.suppress(Corrupt):  # damaged files are left out: the late writes matter
             materialise(context.paths.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)

@@ -10,7 +10,7 @@
 4. The plan becomes decided. **Commit point**: a run killed before this step is undone, one killed later is completed.
 5. In batches: retire the trees; then one transaction deletes the descriptors, attaches their children
    to the nearest ancestor that stays, and appends to the audit trail. No history ever has a gap.
-6. Sweep: remove from all retired trees what no other tree needs.
+6. Sweep: remove from all retired trees what no other tree needs, and from a content store what nothing needs.
 7. The plan becomes finished.
 
 One collection runs at a time, under a kernel lock that ends with its process. If it is killed, the next `gc plan` or
@@ -88,16 +88,27 @@ def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None 
     deleted = _delete_all(context, plan, progress)  # 5
     with contextlib.suppress(Refused):  # only people can remove a mount in a retired tree
         context.home.sweep(context)  # 6
+    if context.home.contents is not None:
+        from holdfast.repository.content_sweep import sweep
+
+        sweep(context.home.contents)
     return Collected(_set_state(context, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
 
 @contextlib.contextmanager
 def collector_locked(context: RepositoryContext) -> Iterator[None]:
-    """Hold the collector's lock for the block; never waits. The lock does not reach other clones, so all collections
-    run in the clone `main`."""
+    """Hold the collector's lock for the block. It does not reach other clones, so all collections run in the clone
+    `main`."""
     if context.paths.main != MAIN:
         message = f"several clones share this repository, and garbage is collected in the clone {MAIN}"
         raise Refused(message, hint=f"Run it in the clone {MAIN}.", clone=context.paths.main)
+    with trees_locked(context):
+        yield
+
+
+@contextlib.contextmanager
+def trees_locked(context: RepositoryContext) -> Iterator[None]:
+    """Hold the lock of the trees here for the block; never waits. A collection holds it too."""
     make_directories(context.paths.guards)
     lock = FileLocker(follow_links=False).try_lock_exclusive(context.paths.guards / "collector.lock")
     if lock is None:

@@ -53,7 +53,7 @@ class GitSnapshots(Home):
             raise NotFound(f"git has no reference for the snapshot {snapshot_id}", snapshot_id=snapshot_id)
         return self._refs[snapshot_id]
 
-    def is_ready(self, snapshot_id: str) -> bool:
+    def is_here(self, snapshot_id: str) -> bool:
         return snapshot_id in self._refs or snapshot_id in self.stored()
 
     def stored(self) -> list[str]:

@@ -95,7 +95,10 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
 
 def _by_prefix(context: RepositoryContext, prefix: str) -> str:
     """The only snapshot whose id has this prefix; trees without a descriptor are a last resort."""
-    trees = [each for each in context.home.stored() if each.startswith(prefix)]
+    stored = context.home.stored()
+    if context.home.contents is not None:
+        stored = sorted({*stored, *known_names(context.store, DESCRIPTORS)})
+    trees = [each for each in stored if each.startswith(prefix)]
     described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
     candidates = described or trees
     if not candidates:
@@ -122,7 +125,7 @@ def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descrip
 def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
     """The descriptor of a snapshot, by its full id; raises if the snapshot is missing, incomplete or elsewhere."""
     found = context.descriptor(snapshot_id)
-    if found is not None and context.home.is_ready(snapshot_id):
+    if found is not None and context.home.is_ready(snapshot_id, found):
         return found
     if found is not None:
         refuse_if_collected(context, snapshot_id)
@@ -239,7 +242,7 @@ def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | 
 def all_history(context: RepositoryContext, *, limit: int | None = None) -> History:
     """All visible snapshots, newest first, but always children before their parents."""
     known = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
-    seen = {name: each for name, each in known.items() if context.home.is_ready(name)}
+    seen = {name: each for name, each in known.items() if context.home.is_ready(name, each)}
     missing: set[str] = set()
     parents = {name: _visible_parent(each, known, seen, missing) for name, each in seen.items()}
     marks = marks_of(context)
@@ -277,7 +280,7 @@ def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> 
             missing.append(here)
             return
         passed.add(here)
-        if context.home.is_ready(here):
+        if context.home.is_ready(here, found):
             yield found
         child, here = found, found.parent_id
 

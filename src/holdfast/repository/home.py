@@ -6,19 +6,32 @@ plain home of the specifications: directories below the root, and trees in `.jvs
 
 from __future__ import annotations
 
+import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.errors import NotFound
 from holdfast.fs.directory import Directory, entry_exists, failing_to, make_directories, move, status_at
 from holdfast.fs.names import is_safe_name
 from holdfast.repository import payloads
-from holdfast.repository.context import MAIN, READY, Descriptor, Operation, RepositoryContext, RepositoryPaths
+from holdfast.repository.context import (
+    MAIN,
+    READY,
+    Descriptor,
+    Operation,
+    PlainWorktree,
+    RepositoryContext,
+    RepositoryPaths,
+)
+from holdfast.store.open import read_config
 
 if TYPE_CHECKING:
+    from holdfast.repository.content import Contents
     from holdfast.repository.doctor import RepositoryCheck
     from holdfast.repository.payloads import CaptureOptions, Scratch
     from holdfast.repository.restore import RestoreOptions
@@ -42,6 +55,7 @@ class Home(ABC):
     has_branches = False  # whether worktrees are git worktrees
     replaces_directory = True  # whether a restore in place puts another directory at the path
     paths: RepositoryPaths
+    contents: Contents | None = None  # the content store of a plain home, if it has one
 
     def finish(self, context: RepositoryContext, pending: Operation) -> Operation | None:
         """Finish the operation of a dead process; see `worktrees.finish`."""
@@ -52,8 +66,18 @@ class Home(ABC):
     # --- Content of snapshots ----------------------------------------------------------------------
 
     @abstractmethod
-    def is_ready(self, snapshot_id: str) -> bool:
-        """Whether the content of a snapshot exists and is complete."""
+    def is_here(self, snapshot_id: str) -> bool:
+        """Whether the content of a snapshot is on this machine, and is complete."""
+
+    def is_ready(self, snapshot_id: str, descriptor: Descriptor | None = None) -> bool:
+        """Whether the content of a snapshot is here, or can be fetched when it is needed. Without its descriptor, that
+        may have to be read."""
+        if self.is_here(snapshot_id):
+            return True
+        if self.contents is None:
+            return False
+        found = descriptor or self.contents.context.descriptor(snapshot_id)
+        return found is not None and bool(found.content)
 
     @abstractmethod
     def stored(self) -> list[str]:
@@ -227,9 +251,15 @@ class PlainHome(Home):
     def __init__(self, paths: RepositoryPaths) -> None:
         self.paths = paths
 
-    def is_ready(self, snapshot_id: str) -> bool:
+    def is_here(self, snapshot_id: str) -> bool:
         status = status_at(self.paths.tree(snapshot_id) / READY)
         return status is not None and stat.S_ISREG(status.st_mode)
+
+    def _tree(self, snapshot_id: str) -> Path:
+        """The tree of a snapshot, which is fetched if it is not here."""
+        if self.contents is not None and not self.is_here(snapshot_id):
+            self.contents.fetch(snapshot_id)
+        return self.paths.tree(snapshot_id)
 
     def stored(self) -> list[str]:
         try:
@@ -270,24 +300,24 @@ class PlainHome(Home):
     def changes(self, directory: Path, snapshot_id: str | None, worktree: str) -> Iterator[Change]:
         from holdfast.trees.verify import changes
 
-        tree = None if snapshot_id is None else self.paths.tree(snapshot_id)
+        tree = None if snapshot_id is None else self._tree(snapshot_id)
         return changes(directory, tree, cache=self.paths.stat_cache(worktree))
 
     def compare(self, one: str, other: str) -> Iterator[Change]:
         from holdfast.trees.verify import compare
 
-        return compare(self.paths.tree(one), self.paths.tree(other))
+        return compare(self._tree(one), self._tree(other))
 
     def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
         from holdfast.trees.manifest import read_manifest
 
-        return read_manifest(self.paths.tree(snapshot_id))
+        return read_manifest(self._tree(snapshot_id))
 
     def reader(self, snapshot_id: str) -> ReadFile:
         from holdfast.repository.compare import read_file
         from holdfast.trees.shared_dirs import located, read_shared_directories
 
-        tree = self.paths.tree(snapshot_id)
+        tree = self._tree(snapshot_id)
         shared = read_shared_directories(tree)
 
         def read(path: bytes, limit: int) -> bytes:
@@ -306,7 +336,7 @@ class PlainHome(Home):
         from holdfast.trees.verify import verify, verify_manifest
 
         check = verify if every_file else verify_manifest
-        return iter(check(self.paths.tree(descriptor.snapshot_id), descriptor.payload_hash))
+        return iter(check(self._tree(descriptor.snapshot_id), descriptor.payload_hash))
 
     def repair(self, context: RepositoryContext, snapshot_ids: Sequence[str], room: Scratch) -> list[RepairedFile]:
         from holdfast.repository.context import WORKTREES
@@ -323,7 +353,7 @@ class PlainHome(Home):
         from holdfast.trees.walker import synced
 
         with synced(target.parent):
-            return materialise(self.paths.tree(snapshot_id), target, only=only, progress=progress)
+            return materialise(self._tree(snapshot_id), target, only=only, progress=progress)
 
     # --- Garbage collection ------------------------------------------------------------------------
 
@@ -367,7 +397,7 @@ class PlainHome(Home):
             return {}
         make_directories(self.paths.caches)
         with synced(room.path):
-            tree, cache = self.paths.tree(options.snapshot_id), self.paths.stat_cache(options.name)
+            tree, cache = self._tree(options.snapshot_id), self.paths.stat_cache(options.name)
             materialise(tree, payload, cache=cache, progress=options.progress)
         return {}
 
@@ -414,6 +444,7 @@ class PlainHome(Home):
     ) -> Operation:
         from holdfast.repository.restore import prepare
 
+        self._tree(source.snapshot_id)
         return prepare(context, worktree, room, source, how)
 
     def restore(self, context: RepositoryContext, operation: Operation) -> bool:
@@ -426,7 +457,15 @@ class PlainHome(Home):
     def engine(self) -> str:
         from holdfast.trees.engines import choose_engine
 
-        return choose_engine(self.paths.payload(MAIN), self.paths.snapshots).value
+        return choose_engine(self.paths.payload(self.paths.main), self.paths.snapshots).value
+
+    def described(self, worktree: str) -> dict[str, Any]:
+        if self.paths.main == MAIN:
+            return {}
+        place = PlainWorktree(path=os.fspath(self.paths.payload(worktree)), clone=self.paths.main)
+        if worktree == self.paths.main:
+            place = msgspec.structs.replace(place, clone_id=read_config(self.paths.root).clone_id)
+        return {"plain": place}
 
     def directories(self) -> Iterator[str]:
         for path, names in ((self.paths.root, [MAIN]), (self.paths.worktrees, None)):
@@ -438,4 +477,6 @@ class PlainHome(Home):
             yield from sorted(each for each in found if names is None or each in names)
 
     def checks(self, general: Sequence[RepositoryCheck]) -> Sequence[RepositoryCheck]:
-        return general
+        if self.paths.main == MAIN:
+            return general
+        return tuple(each for each in general if each.name != "collections")  # the clone `main` collects garbage

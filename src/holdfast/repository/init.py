@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
@@ -36,6 +36,7 @@ from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.context import (
+    CONTENT_VERSION,
     FORMAT,
     FORMAT_VERSION,
     MAIN,
@@ -50,11 +51,21 @@ from holdfast.repository.context import (
 from holdfast.repository.home import Home, PlainHome
 from holdfast.repository.locating import git_home_of
 from holdfast.repository.payloads import is_within, scratch
-from holdfast.repository.repository import checked_format
+from holdfast.repository.repository import Repository, checked_format
 from holdfast.store.addresses import remember
 from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Create, Decision, View
-from holdfast.store.open import CONFIG, address_of, configure_store, is_in_files, open_address, open_store, same_store
+from holdfast.store.content import checked_address
+from holdfast.store.model import Create, Decision, Replace, View
+from holdfast.store.open import (
+    CONFIG,
+    address_of,
+    configure_store,
+    is_in_files,
+    open_address,
+    open_content,
+    open_store,
+    same_store,
+)
 
 if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
@@ -302,6 +313,48 @@ def _refuse_in_the_way(directory: Directory) -> None:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(ascii(name)[1:-1] for name in names[:3]) + more
+
+
+# --- The content store --------------------------------------------------------------------------------
+
+
+def configure_content(root: Path, address: str) -> str:
+    """Name the content store of a plain home, which is then approved; return its address. Raises `AlreadyExists` if the
+    home has another one, and `Refused` if the records are not on a server, or this one is in git."""
+    from holdfast.repository.content import approve
+
+    checked_address(address)
+    with Repository(root) as repository:
+        context = repository.context
+        refuse_unfit(repository.format.home, is_served=context.store.files is None)
+        store = open_content(address, context.store)
+        store.prepare()
+
+        def decide(view: View, now: float) -> Decision[str]:
+            found = view.get(FORMAT)
+            assert found is not None
+            if found.content == address:
+                return Decision([], address)
+            if found.content:
+                message = f"the content is already in {found.content}"
+                raise AlreadyExists(message, hint="It cannot be moved to another content store.", content=found.content)
+            named = structs.replace(found, content=address, version=max(found.version, CONTENT_VERSION))
+            entry = context.audit(view, now, "content_configured", content=address)
+            return Decision([Replace(FORMAT, named), entry], address)
+
+        done = context.store.transact([FORMAT, context.trail.stream], decide).result
+        approve(repository.root, address)
+        return done
+
+
+def refuse_unfit(home: object, *, is_served: bool) -> None:
+    """Refuse a content store for a repository that has no use for it."""
+    if home:
+        hint = "Snapshots of a git checkout travel through a git remote: 'holdfast snapshot push'."
+        raise Refused("a content store is for repositories that are not in a git checkout", hint=hint)
+    if not is_served:
+        hint = "Keep the records on a server: --store ADDRESS, or 'holdfast migrate --to ADDRESS'."
+        raise Refused("a content store needs records that other machines reach", hint=hint)
 
 
 # --- Importing ----------------------------------------------------------------------------------------

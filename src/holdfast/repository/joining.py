@@ -26,7 +26,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, LockConflict, NotFound, Refused
 from holdfast.fs import durable
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.fs.durable import new_mark
 from holdfast.fs.probe import require_safe
 from holdfast.git import worktrees as linked
@@ -43,6 +43,7 @@ from holdfast.repository.context import (
     Isolation,
     RepositoryContext,
     RepositoryFormat,
+    RepositoryPaths,
     WorktreeConfig,
     operation_pending,
     worktree_keys,
@@ -50,13 +51,23 @@ from holdfast.repository.context import (
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import checked_checkout, finish_deinit
 from holdfast.repository.git_paths import GitPaths
-from holdfast.repository.init import CONTROL, is_repository
+from holdfast.repository.home import Home, PlainHome
+from holdfast.repository.init import CONTROL, is_repository, refuse_nested
 from holdfast.repository.payloads import worktree_exists, worktree_name
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import FILES, remember, without_secrets
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Change, Create, Decision, Replace, Store, View
-from holdfast.store.open import address_of, configure_store, open_address, read_config, same_store
+from holdfast.store.open import CONFIG, address_of, configure_store, open_address, read_config, same_store, write_config
+
+
+def may_be_plain(root: Path) -> bool:
+    """Whether a directory is missing or empty, or has joined a plain home, or begun to."""
+    try:
+        with Directory.open(root) as directory:
+            return {CONTROL, ".holdfast"}.issuperset(directory.names()) or read_config(root).clone != MAIN
+    except NotFound:
+        return True
 
 
 class Joined(NamedTuple):
@@ -72,12 +83,15 @@ class Joined(NamedTuple):
 def join(
     address: str, start: str | os.PathLike[str] = ".", *, git_dir: str | None = None, name: str | None = None
 ) -> Joined:
-    """Join the repository at an address with the clone that contains `start` or that `git_dir` (`GIT_DIR`) names.
+    """Join the repository at an address with the clone that contains `start` or that `git_dir` (`GIT_DIR`) names; or,
+    if its content is in a content store, with the empty or missing directory `start`.
 
     Without `name`, the clone is named after the machine. Naming the store approves it. Raises `NotFound` if the store
     has no repository, and `Refused` if that repository is not in git or this is not a clone of it. A clone that has
     already joined is left alone; in the clone `main`, this only records the first commit, if it is not yet known.
     """
+    if git_dir is None and may_be_plain(resolved(start)):
+        return _join_plain(resolved(start), address, name)
     checkout = checked_checkout(os.fspath(start), git_dir)
     root, git = Path(checkout.common) / "holdfast", Git(Path(checkout.common))
     git.run("rev-parse", "--git-common-dir")  # refuses an old git, and the repository of another user
@@ -86,6 +100,9 @@ def join(
     wanted = None if name is None else worktree_name(name, new=True)
     with contextlib.closing(_opened(root, address)) as store:
         found = checked_format(store, root)
+        if not found.home:
+            shown, hint = without_secrets(address), "Join it with an empty directory: 'holdfast join ADDRESS DIR'."
+            raise Refused(f"the repository in {shown} is not in a git checkout", hint=hint, store=shown)
         if is_repository(root) and not clone_in(checkout.common)[1]:
             return _recorded(store, root, git, Path(checkout.top or ""))
         _require_clone(git, checkout, found)  # 1
@@ -94,18 +111,21 @@ def join(
         require_safe(root, records_elsewhere=True)
         make_directories(root / CONTROL / "guards")
         with FileLocker(follow_links=False).lock_exclusive(root / CONTROL / "guards" / "init.lock"):
-            return _joined(store, root, git, checkout, wanted, address)
+            return _joined(_GitClone(root, git, checkout), store, wanted, address)
 
 
 def _refuse_other_store(root: Path, address: str) -> None:
-    known = read_config(root).store
+    config = read_config(root)
+    known = config.store
+    if known == FILES and config.clone != MAIN:
+        return  # an unfinished join
     if is_repository(root) and not (known != FILES and same_store(root, address, known)):
         message = f"{root} is already a repository, with its records in {address_of(root)}"
         raise AlreadyExists(message, hint="Move them: 'holdfast migrate --to ADDRESS'. Or join from another clone.")
 
 
 def _opened(root: Path, address: str) -> Store:
-    """The open store; refused unless it has a repository that is in git."""
+    """The open store; refused unless it has a repository."""
     shown = without_secrets(address)
     missing = NotFound(
         f"the store {shown} has no repository",
@@ -120,13 +140,30 @@ def _opened(root: Path, address: str) -> Store:
         found = store.read(FORMAT)
     except NotFound:
         raise missing from None
-    if found is None or not found.record.home:
+    if found is None:
         store.close()
-        if found is None:
-            raise missing
-        hint = "Its worktrees and snapshots are in its directory: mount that here."
-        raise Refused(f"the repository in {shown} is not in a git checkout", hint=hint, store=shown)
+        raise missing
     return store
+
+
+def _join_plain(root: Path, address: str, wanted: str | None) -> Joined:
+    """Join a plain home with an empty directory."""
+    remember(address)
+    _refuse_other_store(root, address)
+    with contextlib.closing(_opened(root, address)) as store:
+        found = checked_format(store, root)
+        if found.home:
+            checked_checkout(os.fspath(root), None)  # raises: it is not a clone
+        if not found.content:
+            message = f"the content of the repository in {without_secrets(address)} is on one filesystem"
+            hint = "Mount that here. Or name a content store for it: 'holdfast init DIR --content ADDRESS' there."
+            raise Refused(message, hint=hint)
+        refuse_nested(root, nested=False)
+        make_directories(root, mode=0o777)
+        require_safe(root, records_elsewhere=True)
+        make_directories(root / CONTROL / "guards")
+        with FileLocker(follow_links=False).lock_exclusive(root / CONTROL / "guards" / "init.lock"):
+            return _joined(_PlainClone(root), store, wanted, address)
 
 
 def _require_clone(git: Git, checkout: Checkout, found: RepositoryFormat) -> None:
@@ -159,35 +196,75 @@ def _recorded(store: Store, root: Path, git: Git, top: Path) -> Joined:
     return Joined(root, store.transact([FORMAT], decide).result, MAIN, top, False)
 
 
-def _joined(store: Store, root: Path, git: Git, checkout: Checkout, wanted: str | None, address: str) -> Joined:
-    known, identity = clone_in(checkout.common)
+class _GitClone:
+    """The files of a joining clone of the git repository."""
+
+    def __init__(self, root: Path, git: Git, checkout: Checkout) -> None:
+        self.root, self._git, self._checkout = root, git, checkout
+
+    def read(self) -> tuple[str, str]:
+        """The name and the identity of the clone; `main` if it has none."""
+        return clone_in(self._checkout.common)
+
+    def note(self, name: str, identity: str) -> None:
+        durable.replace(self.root / CLONE[1], f"{name}\n{identity}\n".encode())
+        if main_checkout(self._checkout.common) is None:  # a bare repository: its checkout is a linked worktree
+            linked.set_name(self._git, Path(self._checkout.top or ""), name)
+
+    def forget(self) -> None:
+        durable.remove(self.root / CLONE[1])
+
+    def home(self) -> Home:
+        return GitHome(GitPaths(self.root))
+
+
+class _PlainClone:
+    """The files of a directory that joins a plain home."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self) -> tuple[str, str]:
+        found = read_config(self.root)
+        return found.clone, found.clone_id
+
+    def note(self, name: str, identity: str) -> None:
+        write_config(self.root, msgspec.structs.replace(read_config(self.root), clone=name, clone_id=identity))
+
+    def forget(self) -> None:
+        durable.remove(self.root / CONFIG)
+
+    def home(self) -> Home:
+        paths = RepositoryPaths(self.root)
+        paths.main = self.read()[0]
+        return PlainHome(paths)
+
+
+def _joined(clone: _GitClone | _PlainClone, store: Store, wanted: str | None, address: str) -> Joined:
+    known, identity = clone.read()
     identity = identity or new_mark()
     member = store.read(WORKTREES.key(known))
-    if (
-        member is not None
-        and member.record.git
-        and member.record.git.clone_id == identity
-        and wanted not in (None, known)
-    ):
+    has_joined = member is not None and member.record.place and member.record.place.clone_id == identity
+    if has_joined and wanted not in (None, known):
         hint = "To change its name, leave ('holdfast deinit') and join again."
         raise AlreadyExists(f"this clone has already joined, as {known}", hint=hint, name=known)
     trail = AuditTrail()
     leases = LeaseService(store, trail)
     for name in _names(known, wanted, leases.holder.host):
-        durable.replace(root / CLONE[1], f"{name}\n{identity}\n".encode())  # 2
-        if main_checkout(checkout.common) is None:  # a bare repository: its checkout is a linked worktree
-            linked.set_name(git, Path(checkout.top or ""), name)
-        context = RepositoryContext(GitHome(GitPaths(root)), store, trail, leases)
+        clone.note(name, identity)  # 2
+        context = RepositoryContext(clone.home(), store, trail, leases)
         try:
             found, is_new = _commit(context, name, identity)  # 3
         except (AlreadyExists, LockConflict):
             if wanted is not None:
-                durable.remove(root / CLONE[1])
+                clone.forget()
                 raise
             continue
-        configure_store(root, address, check=False)  # 4
+        checkout = context.paths.payload(name)
+        make_directories(checkout, mode=0o777)  # that of a plain home
+        configure_store(clone.root, address, check=False)  # 4
         context.paths.reserve.fill()
-        return Joined(root, found, name, context.paths.payload(name), is_new)
+        return Joined(clone.root, found, name, checkout, is_new)
     raise AssertionError("there is always another name")
 
 
@@ -212,7 +289,7 @@ def _commit(context: RepositoryContext, name: str, identity: str) -> tuple[Repos
     def decide(view: View, now: float) -> Decision[tuple[RepositoryFormat, bool]]:
         found, taken = view.get(FORMAT), view.get(WORKTREES.key(name))
         assert found is not None
-        if taken is not None and taken.git and taken.git.clone_id == identity:
+        if taken is not None and taken.place and taken.place.clone_id == identity:
             return Decision([], (found, False))
         if taken is not None or name == MAIN:
             raise worktree_exists(name)

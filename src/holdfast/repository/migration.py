@@ -25,10 +25,11 @@ from holdfast.fs import strictjson
 from holdfast.issues.index import index_of_copy
 from holdfast.issues.model import EVENTS, INDEX, UNLISTED
 from holdfast.leases.service import LeaseService
-from holdfast.repository.context import has_several_clones
+from holdfast.repository.context import FORMAT, has_several_clones
 from holdfast.store import model
 from holdfast.store.archive import ARCHIVES, archive_of
 from holdfast.store.audit import AuditTrail
+from holdfast.store.content import POSTGRES
 from holdfast.store.layout import TABLE, Kind, Row
 from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, Replace, Store, Stream
 
@@ -226,13 +227,19 @@ def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
 
 
 def _refuse_files_of_one(source: Store, target: Store) -> None:
-    """Refuse to move records that several clones share to files, which only one of them could read."""
-    several = False
+    """Refuse to move records that several clones share to files, which only one of them could read, or away from the
+    server that has the content of their snapshots."""
+    several, content = False, None
     with contextlib.suppress(Corrupt):  # the copy reports it
+        known = source.read(FORMAT)
+        content = known.record.content if known else None
         several = target.files is not None and has_several_clones(source)
     if several:
         hint = "Let all clones but 'main' leave first ('holdfast deinit'), or move to another server."
         raise Refused("several clones share this repository, so its records must be on a server", hint=hint)
+    if content and (content == POSTGRES or target.files is not None):
+        hint = "To move both to another server of the same kind, use the server's own tools, such as pg_dump."
+        raise Refused(f"the content of snapshots is in {content}, which needs records on this server", hint=hint)
 
 
 def _refuse_archived(store: Store) -> None:

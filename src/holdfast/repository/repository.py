@@ -18,8 +18,8 @@ from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquir
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder, current_holder
 from holdfast.repository.context import (
+    CONTENT_VERSION,
     FORMAT,
-    JOINED_VERSION,
     MAIN,
     Descriptor,
     Proof,
@@ -118,6 +118,9 @@ class Repository:
             store: Store = FailFastStore(lambda: _opened_to_examine(paths.root))
         else:
             store, self.format = _opened(paths.root)
+        if store.files is None and type(paths) is RepositoryPaths:
+            with contextlib.suppress(*([Failure] if to_examine else [])):
+                paths.main = read_config(paths.root).clone
         trail = AuditTrail()
         site = None if store.files is not None else self._site(paths, store, holder or current_holder())
         self._other_graphs = _OtherGraphs(paths.root, store, ledger_address)
@@ -134,6 +137,15 @@ class Repository:
             other_graphs=self._other_graphs,
         )
         self.context = RepositoryContext(home_at(paths), store, trail, leases, site)
+        if store.files is None and type(paths) is RepositoryPaths:
+            self._connect_content()
+
+    def _connect_content(self) -> None:
+        with contextlib.suppress(*([Failure] if isinstance(self.context.store, FailFastStore) else [])):
+            if self.format.content:
+                from holdfast.repository.content import Contents
+
+                self.context.home.contents = Contents(self.context, self.format.content)
 
     def _site(self, paths: RepositoryPaths, store: Store, holder: Holder) -> Site:
         from holdfast.repository.site import Site
@@ -144,7 +156,7 @@ class Repository:
 
     @cached_property
     def format(self) -> RepositoryFormat:
-        """The format of the repository. Not read on opening with `to_examine`."""
+        """The format of the repository; raises if the store is away."""
         return checked_format(self.context.store, self.root)
 
     @property
@@ -305,7 +317,7 @@ class Repository:
                 parts = path.relative_to(above).parts
                 if parts[0] == "worktrees" and len(parts) > 1:
                     return worktree_name(parts[1])
-        return MAIN
+        return self.context.paths.main
 
     def path(self, worktree: str = MAIN) -> Path:
         """The directory of a worktree; checked to exist and not to be a symbolic link."""
@@ -606,13 +618,13 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
     document = store.read(FORMAT)
     if document is None:
         raise _no_repository(root)
-    if document.record.version > JOINED_VERSION:
+    if document.record.version > CONTENT_VERSION:
         raise Refused(
-            f"{root} has format {document.record.version}, but this version supports at most {JOINED_VERSION}",
+            f"{root} has format {document.record.version}, but this version supports at most {CONTENT_VERSION}",
             hint="Use the newer version of Holdfast that wrote it: an older one could damage it.",
             path=str(root),
             version=document.record.version,
-            known=JOINED_VERSION,
+            known=CONTENT_VERSION,
         )
     return document.record
 

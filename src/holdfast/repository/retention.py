@@ -140,7 +140,7 @@ _HARMLESS = """
     lock_acquired lock_released lock_stolen lock_removed
     pin_added pin_removed reference_created reference_deleted retention_changed
     snapshot_published snapshot_fetched snapshots_repaired head_repaired restore_begun restore_finished restore_given_up
-    worktree_created worktree_removed clone_joined tree_quarantined audit_archived
+    worktree_created worktree_removed clone_joined tree_quarantined audit_archived content_configured snapshot_sent
     gc_planned gc_plan_expired gc_called_off gc_decided gc_finished
 """.split()
 EFFECTS: Mapping[str, Effect] = {

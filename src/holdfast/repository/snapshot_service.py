@@ -130,10 +130,11 @@ class Snapshots:
 
         Raises `LockConflict` while a garbage collection runs. `verify` tells what is still damaged.
         """
-        from holdfast.repository.gc import collector_locked
+        from holdfast.repository.gc import collector_locked, trees_locked
 
         context, ids = self._context, list(snapshot_ids)
-        with collector_locked(context), scratch(context, "repair") as room:
+        locked = collector_locked if context.home.has_branches else trees_locked
+        with locked(context), scratch(context, "repair") as room:
             done = context.home.repair(context, ids, room)
 
         def decide(view: View, now: float) -> Decision[None]:

@@ -44,6 +44,7 @@ from holdfast.repository.payloads import CaptureOptions, Scratch, refuse_replace
 from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 
 if TYPE_CHECKING:
+    from holdfast.repository.content import Upload
     from holdfast.trees.engines import Engine
     from holdfast.trees.results import Captured
     from holdfast.trees.scan import Progress
@@ -106,7 +107,7 @@ def snapshot(
         descriptor = describe(context, worktree, snapshot_id, captured, level, options.note, fencing)
         with published_tree(context, room, snapshot_id):  # 4
             _require_same(context, worktree, identity)
-            return _publish(context, config, descriptor, proof, options.tag)  # 5
+            return _sent_and_published(context, config, descriptor, proof, options.tag)  # 5
 
 
 def _is_enough(context: RepositoryContext, base: Descriptor, captured: Captured, options: SnapshotOptions) -> bool:
@@ -150,7 +151,7 @@ def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int
 def usable_base(context: RepositoryContext, snapshot_id: str | None) -> Descriptor | None:
     """The snapshot, if it is safe to share files and directories with it. An intent must already name it."""
     found = None if snapshot_id is None else context.descriptor(snapshot_id)
-    if found is None or found.doomed_by or not context.home.is_ready(found.snapshot_id):
+    if found is None or found.doomed_by or not context.home.is_here(found.snapshot_id):
         return None
     return found
 
@@ -215,8 +216,27 @@ def _take_back(context: RepositoryContext, room: Scratch, snapshot_id: str) -> N
             context.home.take_back(room, snapshot_id)
 
 
-def _publish(
+def _sent_and_published(
     context: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: Proof | None, tag: str | None
+) -> Descriptor:
+    """Publish a snapshot, after its content was sent to the content store, if there is one."""
+    if (contents := context.home.contents) is None:
+        return _publish(context, config, descriptor, proof, tag)
+
+    def publish(upload: Upload) -> Descriptor:
+        sent = msgspec.structs.replace(descriptor, content=upload.content)
+        return _publish(context, config, sent, proof, tag, upload)
+
+    return contents.sending(descriptor.snapshot_id, descriptor.payload_hash, config.tip, publish)
+
+
+def _publish(
+    context: RepositoryContext,
+    config: WorktreeConfig,
+    descriptor: Descriptor,
+    proof: Proof | None,
+    tag: str | None,
+    upload: Upload | None = None,
 ) -> Descriptor:
     """Commit point of a snapshot."""
     worktree, key = descriptor.worktree_id, DESCRIPTORS.key(descriptor.snapshot_id)
@@ -224,10 +244,14 @@ def _publish(
     keys: list[Key[Any] | Stream[Any]] = [*publishing_keys(worktree), key, context.trail.stream]
     if tag is not None:
         keys.append(REFERENCES.key(tag))
+    if upload is not None:
+        keys += upload.keys
 
     def decide(view: View, now: float) -> Decision[Descriptor]:
         current = same_worktree(config, check(view, now))
         changes, published = publish_changes(current, descriptor)
+        if upload is not None:
+            changes += upload.changes(view)
         if tag is not None:
             made = Reference(name=tag, snapshot_id=published.snapshot_id, created_at=format_instant(now))
             changes.append(Create(REFERENCES.key(tag), made))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,9 @@ from holdfast.repository.payloads import Scratch, scratch
 from holdfast.repository.snapshots import published_tree
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.store.model import Change, Create, Decision, Key, Stream, StructCodec, View
+
+if TYPE_CHECKING:
+    from holdfast.repository.content import Contents
 
 _CODEC: StructCodec[Descriptor] = StructCodec(Descriptor, pretty=False, limit=transfer.MOST_BYTES)
 _OTHER = "another snapshot has this id here"
@@ -63,10 +66,13 @@ class FetchResult(NamedTuple):
 def push(
     context: RepositoryContext, remote: str | None, snapshot_ids: Collection[str] | None, *, worktree: str
 ) -> Pushed:
-    """Copy snapshots to a remote: these, or all. Without a remote, to that of the worktree's branch, else `origin`.
+    """Copy snapshots to a remote: these, or all. Without a remote, to that of the worktree's branch, else `origin`; in
+    a plain home, to the content store.
 
     Raises `AlreadyExists`, and pushes nothing, if the remote has another snapshot with the same id.
     """
+    if (contents := context.home.contents) is not None:
+        return _send(contents, remote, snapshot_ids)
     home = _git_home(context)
     found = transfer.remote_named(home.git, remote, home.paths.payload(worktree))
     asked = [name for name, _ in context.store.scan(DESCRIPTORS)] if snapshot_ids is None else list(snapshot_ids)
@@ -85,6 +91,26 @@ def push(
             if not tags.keys() <= there.keys():
                 raise  # else another process pushed the same ones
     return Pushed(found.name, tuple(tags), tuple(each for each in wanted if each not in tags))
+
+
+def _send(contents: Contents, remote: str | None, snapshot_ids: Collection[str] | None) -> Pushed:
+    """Send snapshots whose trees are here to the content store. Those that are named are sent even if they should be
+    there, in case that the store has lost them."""
+    context, address = contents.context, _content_of(contents, remote)
+    asked = [name for name, _ in context.store.scan(DESCRIPTORS)] if snapshot_ids is None else list(snapshot_ids)
+    pushed = []
+    for each in asked:
+        with scratch(context, "push", uses=[each]):
+            if context.home.is_here(each) and contents.send_existing(each, again=snapshot_ids is not None):
+                pushed.append(each)
+    return Pushed(address, tuple(pushed), tuple(each for each in asked if each not in pushed))
+
+
+def _content_of(contents: Contents, remote: str | None) -> str:
+    if remote not in (None, contents.address):
+        hint = "Leave out the remote."
+        raise Refused(f"snapshots of this repository are sent to {contents.address}, not to a git remote", hint=hint)
+    return contents.address
 
 
 def _git_home(context: RepositoryContext) -> GitHome:
@@ -139,6 +165,8 @@ def fetch(
     Raises `Refused` at the end if a snapshot cannot be accepted; the others have been fetched by then.
     """
     ttl_within(keep_for, 0.0, LONGEST_DURATION, setting="keep_for")
+    if (contents := context.home.contents) is not None:
+        return _receive(contents, remote, snapshot_ids)
     home = _git_home(context)
     found = transfer.remote_named(home.git, remote, home.paths.payload(worktree))
     with scratch(context, "fetch") as room:
@@ -159,6 +187,17 @@ def fetch(
     if refused:
         raise _not_accepted(found.name, refused, fetched)
     return FetchResult(found.name, tuple(fetched), tuple(known))
+
+
+def _receive(contents: Contents, remote: str | None, snapshot_ids: Collection[str] | None) -> FetchResult:
+    """Fetch snapshots whose trees are not here from the content store. They have descriptors already."""
+    context, address = contents.context, _content_of(contents, remote)
+    there = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
+    asked = there if snapshot_ids is None else list(_on_remote(address, snapshot_ids, dict.fromkeys(there)))
+    missing = [each for each in asked if not context.home.is_here(each) and there[each].content]
+    for each in missing:
+        contents.fetch(each)
+    return FetchResult(address, tuple(map(there.__getitem__, missing)), tuple(set(asked) - set(missing)))
 
 
 def sweep_incoming(context: RepositoryContext, home: GitHome) -> list[str]:

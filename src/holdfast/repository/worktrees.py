@@ -219,7 +219,7 @@ class Worktrees:
         context, name = self._context, config.worktree_id
         is_here = config.clone == context.paths.main
         exists = is_here and payloads.inode_of(payloads.status_of(context.paths, name)) is not None
-        path = context.paths.payload(name) if is_here or not config.git else Path(config.git.path)
+        path = context.paths.payload(name) if is_here or not config.place else Path(config.place.path)
         lease, pending = context.leases.state(name), context.pending(name)
         return WorktreeState(config, path, exists, lease, pending, None if is_here else config.clone)
 

@@ -66,6 +66,11 @@ class FailFastStore:
         with self._using():
             self._server.drop(stream, last)
 
+    @property
+    def opened(self) -> Store | None:
+        """The store, if it was used already."""
+        return self._store
+
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._using() as store:
             return store.read(key)

@@ -79,6 +79,8 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/pins/{name}",        ".jvs/pins/{name}.json",             ".jvs/guards/refs.lock"),
     Row("jvs/retention",          ".jvs/retention.json",               ".jvs/guards/retention.lock"),
     Row("jvs/plans/{name}",       ".jvs/plans/{name}.json",            ".jvs/guards/retention.lock"),
+    Row("jvs/content",            ".jvs/content.json",                 ".jvs/guards/retention.lock"),
+    Row("jvs/uploads/{name}",     ".jvs/uploads/{name}.json",          ".jvs/guards/retention.lock"),
     Row("jvs/landing-targets/{name}", ".jvs/landing-targets/{name}.json", ".jvs/guards/landings.lock"),
     Row("jvs/landings/{name}",    ".jvs/landings/{name}.json",         ".jvs/guards/landings.lock"),
     # Issues: index, gates, issues by id, events.

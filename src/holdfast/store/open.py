@@ -34,7 +34,7 @@ from holdfast.locks import flock
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.identity import current_holder
 from holdfast.locks.retry import CHANCE
-from holdfast.store import model
+from holdfast.store import content, model
 from holdfast.store.addresses import (
     EXPECTED,
     accepting_unsafe_server,
@@ -63,6 +63,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     schema_version: int = 1
     store: str = FILES
     issues_in_tree: bool = False  # of a git home: the tracker is in the main checkout
+    clone: str = "main"  # of a plain home that has joined: its name
+    clone_id: str = ""
 
 
 _CODEC = model.StructCodec(Config)
@@ -184,6 +186,33 @@ def _open_postgres(address: str, *, create: bool) -> ServedStore:
             extra="postgres",
         ) from error
     return PostgresStore(address, create=create)
+
+
+def open_content(address: str, store: Store) -> content.ContentStore:
+    """The content store at an address, beside the store of the records."""
+    content.checked_address(address)
+    if address != content.POSTGRES:
+        try:
+            from holdfast.store.content_s3 import S3Content
+        except ImportError as error:
+            message = f"a content store in object storage needs obstore, which cannot be loaded: {error}"
+            raise ExtraMissing(message, hint="Install it: pip install 'obstore>=0.8'.", extra="s3") from error
+        return S3Content(address)
+    from holdfast.store.fail_fast import FailFastStore
+    from holdfast.store.served import ServedStore
+
+    if isinstance(store, FailFastStore):
+        store = store.opened or store
+    engine = store.engine if isinstance(store, ServedStore) else None
+    if engine is None or not engine.address.startswith("postgres"):
+        raise SettingInvalid(
+            content.SETTING, address, "s3://bucket/prefix?…, because the records are not on PostgreSQL"
+        )
+    from holdfast.store.content_postgres import PostgresContent
+    from holdfast.store.postgres import PostgresEngine
+
+    assert isinstance(engine, PostgresEngine)
+    return PostgresContent(engine.connections)
 
 
 def _path_of(address: str) -> Path:

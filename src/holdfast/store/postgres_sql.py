@@ -230,3 +230,23 @@ REGISTER = """
 INSERT INTO holdfast.watchers (id, until) VALUES (%s, clock_timestamp() + interval '60 seconds')
 ON CONFLICT (id) DO UPDATE SET until = excluded.until"""
 UNREGISTER = "DELETE FROM holdfast.watchers WHERE id = %s OR until < clock_timestamp() - interval '1 day'"
+
+CREATE_CONTENT = """
+CREATE TABLE IF NOT EXISTS holdfast.content (
+    hash bytea NOT NULL, upload bytea NOT NULL, data bytea NOT NULL, created_at timestamptz NOT NULL,
+    PRIMARY KEY (hash, upload))"""
+"""The table of chunks (`content_postgres`). It is not part of the schema version: most stores work without it."""
+
+CHUNK_NAMES = "SELECT hash, upload FROM holdfast.content WHERE hash = ANY(%s::bytea[])"
+PUT_CHUNKS = """
+INSERT INTO holdfast.content (hash, upload, data, created_at)
+SELECT c.hash, c.upload, c.data, clock_timestamp()
+FROM unnest(%s::bytea[], %s::bytea[], %s::bytea[]) AS c (hash, upload, data) ON CONFLICT (hash, upload) DO NOTHING"""
+GET_CHUNKS = """
+SELECT c.hash, c.upload, c.data FROM holdfast.content AS c
+JOIN unnest(%s::bytea[], %s::bytea[]) AS n (hash, upload) ON c.hash = n.hash AND c.upload = n.upload"""
+PAGE_OF_CHUNKS = """
+SELECT hash, upload FROM holdfast.content WHERE (hash, upload) > (%s, %s) ORDER BY hash, upload LIMIT %s"""
+DELETE_CHUNKS = """
+DELETE FROM holdfast.content AS c USING unnest(%s::bytea[], %s::bytea[]) AS n (hash, upload)
+WHERE c.hash = n.hash AND c.upload = n.upload"""

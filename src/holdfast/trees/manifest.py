@@ -52,7 +52,7 @@ _KINDS = frozenset((b"f", b"l", b"p", b"s", b"c", b"b"))
 _EXTRA = struct.Struct("<cI")
 _XATTR = struct.Struct("<HI")
 _DEVICE = struct.Struct("<Q")
-_END = 0xFFFFFFFF
+END = 0xFFFFFFFF
 _MTIME_AT = 12
 _CHUNK = 4 << 20
 DIGEST = 32
@@ -158,7 +158,7 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
         if size > _CHUNK:
             yield b"".join(parts)
             parts, size = [], 0
-    parts.append(RECORD.pack(_END, count))
+    parts.append(RECORD.pack(END, count))
     yield b"".join(parts)
 
 
@@ -210,7 +210,7 @@ class Manifest:
             while True:
                 length, size = RECORD.unpack_from(content, at)
                 at += RECORD.size
-                if length == _END:
+                if length == END:
                     break
                 start = at + length
                 path = content[at:start]
