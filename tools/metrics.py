@@ -24,8 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 67_500  # 40,000 for the first version, 49,750 with git homes, 57,000 with landing; now with the pages
-MODULES, MOST_MODULES = "150 to 180, 210 with git, 240 with landing, 290 with the pages", 290
+MOST_LINES = 71_500  # 40,000 for the first version; 49,750 with git homes, 57,000 with landing, 67,500 with the pages
+MODULES, MOST_MODULES = "150 to 180; 210 with git, 240 with landing, 290 with pages, 300 with content stores", 300
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
 
@@ -58,6 +58,7 @@ REASONS: dict[str, str] = {
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
+    "holdfast.store.fail_fast": "a store of its own; only a repository that is examined uses it",
     "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
     "holdfast.testing.contract_changes": "a part of the contract, beside the other parts",
     "holdfast.issues.layering": "a pure function of edges, which the tests ask without a page",
