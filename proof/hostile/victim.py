@@ -280,7 +280,7 @@ def make_repository(victim: Victim, run: Run) -> None:
     holdfast("worktree", "create", "open", "--shared", "--from", "head")
     holdfast("worktree", "create", "spare", "--from", "head")
     holdfast("ref", "create", "v1", "head", "-m", "a name")
-    holdfast("pin", "add", "head", "--reason", "kept", "--until", "30d")
+    holdfast("pin", "add", "head", "--reason", "kept", "--keep-for", "30d")
     holdfast("gc", "policy", "--keep-last", "1")
     plan = json.loads(holdfast("gc", "plan", "--json"))["data"]["plan"]
     holdfast("gc", "run", "--plan", plan)

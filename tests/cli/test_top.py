@@ -168,7 +168,7 @@ def fills(columns: int, lines: int, screen: str) -> bool:
     """Whether a frame was drawn for this size: its first and last line, and the columns that fit."""
     shown = screen.splitlines()
     whole = len(shown) == lines and shown[0].startswith("holdfast  1 Over") and "q quit" in shown[-1]
-    return whole and ("CHANGED" in screen) == (columns == 200) and all(len(line) <= columns for line in shown)
+    return whole and ("SINCE" in screen) == (columns == 200) and all(len(line) <= columns for line in shown)
 
 
 CRASH = python(

@@ -169,7 +169,7 @@ def test_reentry_by_the_holding_thread_is_refused_at_once(held: bool, wanted: bo
 
     assert caught.value.code == "E_LOCK_REENTRY"
     assert not caught.value.retryable
-    assert "Pass on the guard that you have" in caught.value.hint
+    assert "Reuse the lock that this thread holds" in caught.value.hint
     assert caught.value.facts["path"] == str(path)
     assert guard.held
     guard.release()

@@ -415,8 +415,9 @@ def test_migrating_to_a_store_that_does_not_work_changes_nothing(
     tmp_path: Path, guarded_postgres: GuardedPostgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "repository"
-    initialise(root)
+    assert run(["init", str(root)]) == 0
     before = all_paths(root)
+    capsys.readouterr()
 
     for name, store in bad_addresses(guarded_postgres).items():
         for more in ((), ("--dry-run",)):

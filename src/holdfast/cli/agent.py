@@ -216,6 +216,10 @@ def _report(output: Output, assignment: Assignment, done: AgentResult) -> None:
     output.result(record)
 
 
+def _preparing() -> str:
+    return "preparing the worktree…"
+
+
 @contextlib.contextmanager
 def _taken(
     repository: Repository,
@@ -230,11 +234,10 @@ def _taken(
     from holdfast.cli.progress import waiting
 
     shown: Callable[[], str] = partial(issue_waited_for, tracker) if options.wait_for_issue != 0.0 else str
-    later: Iterator[Callable[[], str]] = iter([lambda: "preparing the worktree…"])  # after the claim
 
     def quietly() -> AbstractContextManager[frozenset[int]]:
         nonlocal shown
-        shown = next(later, str)  # after the lease, nothing
+        shown = _preparing  # after the claim it is created, and after the lease it is set up
         return child.block_signals()
 
     def leasing(worktree: str) -> None:

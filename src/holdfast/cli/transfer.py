@@ -43,7 +43,7 @@ def push(
     """
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
-    if remote is not None and opened.repository.context.home.contents is not None:
+    if remote is not None and opened.repository.home.contents is not None:
         snapshot, remote = (remote, *snapshot), None
     of_line = snapshots.line(worktree).entries if worktree else ()
     names = [*snapshot, *(each.descriptor.snapshot_id for each in of_line)]
@@ -85,7 +85,7 @@ def fetch(
       holdfast snapshot fetch origin 4f1c --keep-for 7d
     """
     opened = open_worktree(repo, worktree)
-    if remote is not None and opened.repository.context.home.contents is not None:
+    if remote is not None and opened.repository.home.contents is not None:
         snapshot_id, remote = (remote, *snapshot_id), None
     with saying("Fetching snapshots"):
         done = opened.repository.snapshots.fetch(

@@ -160,7 +160,7 @@ def _trust_content(output: Output, root: Path, *, show: bool, yes: bool) -> str 
 
     try:
         with Repository(root) as repository:
-            contents = repository.context.home.contents
+            contents = repository.home.contents
     except NotFound:  # a tracker or a ledger
         return None
     if contents is None:

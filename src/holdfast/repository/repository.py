@@ -138,14 +138,14 @@ class Repository:
         )
         self.context = RepositoryContext(home_at(paths), store, trail, leases, site)
         if store.files is None and type(paths) is RepositoryPaths:
-            self._connect_content()
+            with contextlib.suppress(*((Failure,) if to_examine else ())):
+                self._connect_content()
 
     def _connect_content(self) -> None:
-        with contextlib.suppress(*([Failure] if isinstance(self.context.store, FailFastStore) else [])):
-            if self.format.content:
-                from holdfast.repository.content import Contents
+        if self.format.content:
+            from holdfast.repository.content import Contents
 
-                self.context.home.contents = Contents(self.context, self.format.content)
+            self.context.home.contents = Contents(self.context, self.format.content)
 
     def _site(self, paths: RepositoryPaths, store: Store, holder: Holder) -> Site:
         from holdfast.repository.site import Site

@@ -348,11 +348,16 @@ def _add(root: Path, new: CommitStatistics) -> bool:
     return True
 
 
-def _checkpoints(root: Path) -> Directory:
-    with contextlib.suppress(NotFound):
-        return Directory.open(root / CHECKPOINTS)
-    make_directories(root / CHECKPOINTS)
-    return Directory.open(root / CHECKPOINTS)
+@contextlib.contextmanager
+def _checkpoints(root: Path) -> Iterator[Directory]:
+    """The directory of the checkpoints. Raises `NotFound` if the repository is gone: nothing brings it back."""
+    above, _, name = CHECKPOINTS.rpartition("/")
+    with (
+        Directory.open(root) as top,
+        top.enter(above, create=True) as control,
+        control.enter(name, create=True) as directory,
+    ):
+        yield directory
 
 
 def _try_lock(descriptor: int) -> bool:
