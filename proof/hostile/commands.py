@@ -86,6 +86,7 @@ gc policy --keep-last 2
 gc policy
 audit
 audit --verify
+audit archive --keep 1 --to {out}/archive
 doctor
 doctor --strict
 doctor --fix
@@ -143,6 +144,7 @@ ledger watch --limit 1 --wait 1ms
 ledger show 1
 ledger status
 ledger verify
+ledger archive --keep 1 --to {out}/archive
 ledger unlock --identity x
 ledger claim 1.3 --actor agent:me --ttl 5s
 ledger claim 1.2 --actor agent:me --wait 1ms
