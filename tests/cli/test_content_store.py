@@ -37,6 +37,7 @@ class Machine:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["postgres", "s3"])
 def test_two_machines_work_on_one_plain_home(
     kind: str, scratch: Path, postgres_url: str, request: pytest.FixtureRequest

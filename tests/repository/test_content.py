@@ -171,6 +171,7 @@ class Join(Scenario):
         self._first.repository.worktrees.forget(done.name)
 
 
+@pytest.mark.sampled(1)
 def test_a_killed_join_is_finished_by_the_next(first: Machine, postgres_url: str) -> None:
     kill_points(Join(first, postgres_url), names=LASTING, share=SHARE).require_clean(at_least=3)
 

@@ -236,6 +236,7 @@ def soak(site: Site, diaries: Path, seconds: float, *, retention: float, faults:
 
 
 @pytest.mark.timeout(int(2 * SECONDS) + 600)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_grows_but_the_records(kind: str, network: Network, tmp_path: Path, server_scratch: Path) -> None:
     with site_of(kind, network, server_scratch, options=COMPACTING) as site:
