@@ -6,6 +6,7 @@ They are planted after the user has adopted the checkout, and approved what git'
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,6 +276,7 @@ def contents() -> Iterator[Attack]:
         yield Attack(
             f".git/{path} is a link to a sentinel, and there is work to commit", _committing(path), _COMMITTING
         )
+    yield Attack("the records are a link to those of another repository", _other_records, ALL)
     yield Attack("every directory of objects is a link to a trap", _linked_objects, _COMMITTING)
     yield Attack("every object that work needs is a link to a sentinel", _linked_object, _COMMITTING)
     for name in ("..", "x", "0" * 16, "../../heads/trunk", "-d", "0123456789abcdef/x"):
@@ -313,6 +315,13 @@ def _committing(path: str) -> Plant:
         _work(victim)
 
     return plant
+
+
+def _other_records(victim: Victim) -> None:
+    records, other = common(victim) / "holdfast", victim.trap / "records"
+    shutil.copytree(records, other, symlinks=True)
+    shutil.rmtree(records)
+    link(records, other)
 
 
 def _linked_objects(victim: Victim) -> None:

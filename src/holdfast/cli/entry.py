@@ -424,6 +424,7 @@ def _enter_git_directory() -> None:
     from pathlib import Path
 
     from holdfast.git.checkout import find_checkout
+    from holdfast.repository.locating import root_in
     from holdfast.repository.overview import find_workspace
 
     if os.environ.get(REPO):
@@ -432,8 +433,7 @@ def _enter_git_directory() -> None:
         find_workspace(Path(os.curdir))
     except NotInitialised:
         found = find_checkout(os.curdir, os.environ.get("GIT_DIR"))
-        root = found and os.path.join(found.common, "holdfast")
-        if root and calls.is_repository(root):
+        if root := found and root_in(found.common):
             os.environ[REPO] = root
 
 

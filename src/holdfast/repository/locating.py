@@ -36,10 +36,15 @@ def git_home_of(directory: str) -> str | None:
     from holdfast.git.checkout import find_checkout, is_confirmed
 
     checkout = find_checkout(directory)
-    root = None if checkout is None else os.path.join(checkout.common, "holdfast")
-    if checkout is None or root is None or not calls.is_repository(root):
-        return None
-    return root if is_confirmed(checkout) else None
+    root = None if checkout is None else root_in(checkout.common)
+    return root if checkout is not None and root is not None and is_confirmed(checkout) else None
+
+
+def root_in(common: str) -> str | None:
+    """The root of the git home in the common directory of a git repository; None if there is none. A link does not
+    count: it could lead to another repository."""
+    root = os.path.join(common, "holdfast")
+    return root if calls.is_directory(root) and calls.is_repository(root) else None
 
 
 def is_git_home(root: str) -> bool:

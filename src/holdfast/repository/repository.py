@@ -35,7 +35,7 @@ from holdfast.repository.context import (
     worktree_keys,
 )
 from holdfast.repository.home import Home, PlainHome
-from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home
+from holdfast.repository.locating import find_repository_root, git_home_of, git_worktree_at, is_git_home, root_in
 from holdfast.repository.payloads import directory_of, lease_name, refuse_replaced, worktree_name
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
@@ -571,7 +571,7 @@ def find_repository(start: str | os.PathLike[str], git_dir: str | None = None) -
         from holdfast.git.checkout import find_checkout
 
         checkout = find_checkout(os.fspath(start), git_dir)
-        found = checkout and os.path.join(checkout.common, "holdfast")
+        found = checkout and root_in(checkout.common)
     if found is not None and calls.is_repository(found):
         return Path(found)
     here = os.path.abspath(start)
