@@ -6,7 +6,6 @@ They are planted after the user has adopted the checkout, and approved what git'
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,9 +318,8 @@ def _committing(path: str) -> Plant:
 
 def _other_records(victim: Victim) -> None:
     records, other = common(victim) / "holdfast", victim.trap / "records"
-    shutil.copytree(records, other, symlinks=True)
-    shutil.rmtree(records)
-    link(records, other)
+    records.rename(other)  # no copy: other attacks may have planted huge files
+    records.symlink_to(other)
 
 
 def _linked_objects(victim: Victim) -> None:
