@@ -673,7 +673,7 @@ class StoreUnsafe(StoreUnavailable, code="E_STORE_UNSAFE", exit_status=ExitStatu
     """The store's server has a version that is known to lose data. Nothing was changed."""
 
     hint = (
-        "Upgrade etcd to 3.5.6 or later, or within 3.4 to 3.4.22 or later. For a trial, add "
+        "Upgrade etcd to 3.5.6 or later or, within 3.4, to 3.4.22 or later. For a trial, add "
         "accept-unsafe-server=true to the address of the store."
     )
     problem = "is unsafe"

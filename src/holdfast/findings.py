@@ -166,9 +166,9 @@ REMEDIES = {
     "worktree-disconnected": "in the main checkout: 'git worktree repair PATH', unless it is another repository's",
     "worktree-moved": "record its new path",
     "worktree-name-stale": "remove the name",
-    "worktree-unregistered": "forget the worktree; its snapshots stay",
+    "worktree-unregistered": "delete its record; its snapshots stay",
 }
-"""What `--fix` does; for findings without a fix, advice for people. Some findings bring their own remedy."""
+"""The effect of `--fix`; for findings without a fix, advice for people. Some findings bring their own remedy."""
 _KINDS = {code: (severity, each[code]) for severity, each in MEANINGS.items() for code in each}
 
 

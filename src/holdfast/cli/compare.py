@@ -144,9 +144,9 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 def verify(output: Output, /, *, snapshot: str | None, everything: bool, repair: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
-    If there are differences, names them and exits with status 6. Changes nothing, except with --repair, which restores
-    a damaged file if another snapshot or a worktree has a file with the same hash. In a git checkout, snapshots share
-    their objects, so only a worktree can have such a file.
+    If there are differences, the command names them and exits with status 6. It changes nothing, except with --repair,
+    which restores a damaged file if another snapshot or a worktree has a file with the same hash. In a git checkout,
+    snapshots share their objects, so only a worktree can have such a file.
 
     \b
     Examples:

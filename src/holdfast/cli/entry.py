@@ -269,8 +269,8 @@ Holdfast lets many agents and people work in one repository at the same time, wi
 stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
 
 \b
-Create a repository, and work in it under a lease:
-  holdfast init project && cd project/main
+Adopt a git checkout, and work in it under a lease:
+  cd my-project && holdfast init
   holdfast run --snapshot -- ./work
 See who holds what, and let an agent take work from the queue:
   holdfast who
@@ -369,7 +369,7 @@ EVERYWHERE: list[click.Parameter] = []
 
 for _name, _text in (
     ("quiet", "Print no progress and no warnings."),
-    ("verbose", "Say how long it took, and add a traceback to unexpected errors."),
+    ("verbose", "Say how long the command took, and add a traceback to unexpected errors."),
 ):
     _flag: Any = {"is_flag": True, "expose_value": False, "callback": _set, "help": _text}
     _names = f"-{_name[0]}", f"--{_name}"

@@ -18,7 +18,7 @@ from holdfast.repository.to_json import worktree_to_json
 def info(output: Output, *, repo: str | None) -> None:
     """Show the format of a repository, its worktrees with their heads and leases, and any warnings.
 
-    If the server with the records is unavailable, it says so and shows everything else.
+    If the server with the records is unavailable, the command says so and shows everything else.
 
     \b
     Examples:

@@ -107,7 +107,7 @@ def waiting_for_issue(wait: float | None, tracker: Tracker) -> AbstractContextMa
 
 
 def issue_waited_for(tracker: Tracker) -> str:
-    """What a command waits for while no issue can be claimed."""
+    """The thing that a command waits for while no issue can be claimed, as text for people."""
     from holdfast.cli.progress import waiting_for
 
     issues = tracker.transactions.summaries(finished=False)

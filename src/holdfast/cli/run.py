@@ -80,7 +80,7 @@ def run(output: Output, /, *, repo: str | None, worktree: str | None, command: t
     and HOLDFAST_TOKEN in its environment, so the holdfast commands that it calls use this lease. With --json, the
     outcome is printed to standard error.
 
-    With --name, it runs in the current directory under a lease without a worktree, and has HOLDFAST_LEASE_NAME,
+    With --name, COMMAND runs in the current directory under a lease without a worktree, and has HOLDFAST_LEASE_NAME,
     HOLDFAST_LEASE_ID and HOLDFAST_LEASE_TOKEN instead of the last three.
 
     \b

@@ -31,7 +31,7 @@ def push(
     content store, if it is not there. A snapshot that you name is sent again.
 
     REMOTE is a git remote; by default, that of the checked-out branch, else origin. A snapshot is pushed with the
-    commits that it builds on, its note, and the name of its holder: whoever can read the remote can read them.
+    commits that it builds on, its note, and the name of its holder: anyone who can read the remote can read them.
     Snapshots that the remote already has are not pushed again, and nothing on the remote is ever replaced or deleted.
     Git hooks do not run, so the large files of Git LFS are not copied.
 

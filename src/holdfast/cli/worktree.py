@@ -35,7 +35,8 @@ group = Group(
     "worktree",
     help="""\
 Worktrees: directories to work in, each with its own lease and history. Every repository has
-'main'; the others are in its directory worktrees/. They contain nothing but your files.
+'main'; the others are in its directory worktrees/ or, in a git checkout, beside the checkout.
+They contain nothing but your files.
 
 \b
 Example:
@@ -264,8 +265,8 @@ def remove(
         record = {**worktree_to_json(state), **_usage_to_json(usage)}
         record |= {"worktrees": list(map(str, worktrees)), "repositories": list(map(str, repositories))}
         lines = ["Would remove:", *_worktree_lines(state, usage)]
-        lines += [f"in it, so it is refused: the git worktree {each}" for each in worktrees]
-        lines += [f"in it, so it needs --force: the repository {each}" for each in repositories]
+        lines += [f"First remove the git worktree in it: {each}" for each in worktrees]
+        lines += [f"Only with --force, because of the repository in it: {each}" for each in repositories]
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
     named = known_lock_id(lock_id)

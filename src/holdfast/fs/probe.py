@@ -94,7 +94,7 @@ def network_problems(directory: Path, kind: str | None = None) -> list[str]:
 
 
 class Capabilities(NamedTuple):
-    """What a filesystem can do. `flock`: a lock excludes other processes, and they get it after its release."""
+    """The features of a filesystem. `flock`: a lock excludes other processes, and they get it after its release."""
 
     kind: str
     network: bool

@@ -218,15 +218,15 @@ def _sort(record: bytes, look: Look) -> None:
 
 
 class Below(NamedTuple):
-    """What is below a directory and in no snapshot of it: worktrees of the same repository, and repositories of their
-    own that git does not ignore."""
+    """The contents below a directory that no snapshot of it has: worktrees of the same repository, and repositories of
+    their own that git does not ignore."""
 
     worktrees: list[Path]
     repositories: list[Path]
 
 
 def below(git: Git, top: Path) -> Below:
-    """What would be lost if the directory of the worktree at `top` were deleted, or left behind if it were moved."""
+    """The contents that would be lost if the worktree at `top` were deleted, or left behind if it were moved."""
     registered = (Path(path) for _, path in git_ids(git))
     worktrees = sorted(each for each in registered if top in each.parents and calls.exists(each))
     others = sorted(Path(path) for path in _with_git(top) if Path(path) not in worktrees)

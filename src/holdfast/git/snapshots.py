@@ -58,7 +58,7 @@ class GitSource(msgspec.Struct, frozen=True):
 
 
 class LeftOut(NamedTuple):
-    """What a snapshot leaves out: the numbers of ignored entries and nested repositories, and the names of a few."""
+    """The entries that a snapshot leaves out: the numbers of ignored ones and nested repositories, and a few names."""
 
     ignored: int
     nested: int

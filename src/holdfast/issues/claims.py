@@ -336,7 +336,7 @@ def _refuse_overlap(issue: AnyIssue, other: AnyIssue) -> None:
 
 
 def _nothing_ready(broken: Sequence[Broken], skipped: Sequence[PathsInProgress]) -> NotFound:
-    hint = "'holdfast blocked' shows what waits for what, 'holdfast who' what others work on."
+    hint = "'holdfast blocked' lists the issues that wait for others; 'holdfast who' shows the work in progress."
     if skipped:
         left = f"; and {len(skipped) - MOST_TOLD} more" if len(skipped) > MOST_TOLD else ""
         reasons = "; ".join(each.message for each in skipped[:MOST_TOLD]) + left

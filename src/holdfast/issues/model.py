@@ -134,7 +134,7 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
 
 
 class IssueSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What lists and the queue need of an issue."""
+    """The part of an issue that lists and the queue need."""
 
     id: str
     title: str

@@ -70,7 +70,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ListingBasis(msgspec.Struct, frozen=True, array_like=True):
-    """What ranks are based on: the versions of the index and of the note beside it, how many ids the index lists, and
+    """The basis of ranks: the versions of the index and of the note beside it, how many ids the index lists, and
     the deleted ones. On a server there is neither."""
 
     index: str = ""

@@ -36,7 +36,7 @@ class Ending(StrEnum):
 
 
 class Workplace(NamedTuple):
-    """Where the work is done: the name of the worktree, its path, and whether it has a repository of its own, in which
+    """The place of the work: the name of the worktree, its path, and whether it has a repository of its own, in which
     only the agent can commit."""
 
     worktree: str

@@ -64,7 +64,7 @@ class HeldClaim(Held[Claim]):
 
     @property
     def owner(self) -> str:
-        """Who claimed it."""
+        """The actor that claimed it."""
         return self.claim.owner
 
     def extend(self, ttl: float | None = None) -> Claim:

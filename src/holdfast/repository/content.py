@@ -65,7 +65,7 @@ Published = TypeVar("Published")
 
 
 class ContentState(msgspec.Struct, frozen=True, kw_only=True):
-    """What publishers and the collector agree on. The epoch rises whenever chunks are condemned; once that is
+    """The state that publishers and the collector share. The epoch rises whenever chunks are condemned; once that is
     `decided`, they are deleted, and nobody takes it back."""
 
     epoch: int = 0

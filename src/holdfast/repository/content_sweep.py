@@ -54,7 +54,7 @@ def _finish(contents: Contents, need: Need, state: ContentState) -> int:
 
 
 class Need:
-    """What is needed: the chunks of all descriptors, and what unexpired uploads have stored."""
+    """The chunks that are needed: those of all descriptors, and those that unexpired uploads have stored."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents

@@ -1,4 +1,4 @@
-"""Where worktrees of a git home are created: beside the checkout, or where the setting `worktree.directory` says.
+"""The directory of the worktrees of a git home: beside the checkout, or where the setting `worktree.directory` says.
 
 A directory inside the checkout is kept out of git's sight by a line in `info/exclude`, which is the user's file. A
 comment above it says whose it is, so that `deinit` finds it again.

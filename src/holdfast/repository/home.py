@@ -197,7 +197,7 @@ class Home(ABC):
         return None
 
     def below(self, worktree: str) -> tuple[list[Path], list[Path]]:
-        """What is in the directory of a worktree, and in no snapshot of it: other worktrees, and repositories."""
+        """The contents of a worktree's directory that no snapshot of it has: other worktrees, and repositories."""
         return [], []
 
     def described(self, worktree: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class LandOptions(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """What landing would do now: the current commit, whether uncommitted work would be added to it, the paths that
+    """A preview of a landing: the current commit, whether uncommitted work would be added to it, the paths that
     would conflict with the branch, the number of entries ahead, and what the queue waits for."""
 
     branch: str
@@ -142,7 +142,7 @@ class Landings:
         return self.changes.landing(matches[0] if matches else text or "none")
 
     def waits_for(self, landing: Landing) -> str:
-        """What a queued entry waits for, as text for people; empty if it has an outcome or nothing is in the way."""
+        """The cause for which a queued entry waits, as text for people; empty if it has an outcome or can land now."""
         target = self.changes.target(landing.target)
         if not landing.is_open or target is None:
             return ""
@@ -310,7 +310,7 @@ class Landings:
         return self.git.run("log", "-1", "--format=%s", commit).decode(errors="replace").strip()
 
     def preview(self, worktree: str, options: LandOptions) -> Preview:
-        """What `enqueue` and `wait` would do now, without changing anything. Raises what they would raise at once."""
+        """A preview of `enqueue` and `wait`, which changes nothing. Raises what they would raise at once."""
         place, issue = self.target(options), self._issue(worktree, options.issue_id)
         self._check_apart(worktree, place.branch)
         path, commit = self._repository.path(worktree), self._home.work_commit(worktree)

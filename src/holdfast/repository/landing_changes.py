@@ -417,7 +417,7 @@ def explained(entry: Landing) -> str:
 
 
 def how_to_resolve(branch: str, against: str, remote: str) -> str:
-    """What to do about a conflict. It names the commit, which exists in an isolated worktree too; the branch does not,
+    """The advice about a conflict. It names the commit, which exists in an isolated worktree too; the branch does not,
     and a local branch may be older than that of the remote."""
     fetch = f" (if git does not know that commit: 'git fetch {remote} {branch}' first)" if remote else ""
     return f"Run 'git merge {against[:12]}' in the worktree{fetch}, resolve the conflicts, test, and commit."

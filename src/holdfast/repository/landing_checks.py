@@ -336,7 +336,7 @@ def _is_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def described(run: CheckRun | None) -> str:
-    """Which command of a run failed, and how, as text for people."""
+    """The failed command of a run, and how it failed, as text for people."""
     last = run.commands[-1] if run and run.commands else None
     if last is None:
         return "the checks could not run"

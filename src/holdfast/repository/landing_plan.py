@@ -1,4 +1,4 @@
-"""Which candidates of a landing queue to test next, and what the results decide. Pure: no clock and no I/O.
+"""The plan for a landing queue: the candidates to test next, and the decision from the results. No clock, no I/O.
 
 A *candidate* is a sequence of entries that are put on the target's tip one after the other. The planner asks for tests
 of candidates that are a prefix of the queue, and decides from their results alone:
@@ -56,7 +56,7 @@ class LandingPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PlanOutcome(NamedTuple):
-    """What the results decide: the candidate to publish, or entries that fail; both are empty if tests are needed.
+    """The decision: the candidate to publish, or entries that fail; both are empty if tests are needed.
 
     `flaky` says that the candidate to publish failed before it passed.
     """
@@ -87,7 +87,7 @@ def wanted(plan: LandingPlan, running: Collection[Candidate] = ()) -> tuple[Cand
 
 
 def outcome(plan: LandingPlan) -> PlanOutcome:
-    """What the results so far decide. Carry it out, then continue with `published` or `with_queue`."""
+    """The decision from the results so far. Carry it out, then continue with `published` or `with_queue`."""
     prefixes = _prefixes(plan)
     passed = [each for each in prefixes.values() if each.passed]
     if passed:
@@ -173,7 +173,7 @@ def _lengths(plan: LandingPlan, running: Collection[int]) -> Iterator[int]:
 
 
 def _batches(plan: LandingPlan) -> Iterator[int]:
-    """Where the next batches end, if each of them passes."""
+    """The ends of the next batches, if each of them passes."""
     end, size = 0, plan.size
     while end < len(plan.queue):
         end = min(end + size, len(plan.queue))

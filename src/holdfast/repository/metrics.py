@@ -1,8 +1,8 @@
 """Figures about a repository for monitoring, in Prometheus' text format.
 
-Gauges show the records as they are. Counters count the entries of the audit trail and the events of issues. A cache
-keeps the counts, so a call reads only new entries. Without it, everything is counted again. At worst, a counter
-restarts from zero, which Prometheus expects.
+Gauges show the records as they are. Counters count the entries of the audit trail and the events of issues, and what
+processes have added when they were done. A cache keeps the counts, so a call reads only new entries. Without it,
+everything is counted again. At worst, a counter restarts from zero, which Prometheus expects.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
 
 
 def _of_processes(root: Path) -> Iterator[Metric]:
-    """What processes have added to the records of their machines when they were done."""
+    """The figures that processes added to the records of their machines when they were done."""
     found, place = saved_statistics(root), root
     with contextlib.suppress(NotInitialised):
         place = tracker_of(root)

@@ -66,7 +66,7 @@ class _Open:
 
 
 def lease_spans(entries: Iterable[AuditEntry]) -> Iterator[HeldSpan]:
-    """Who held the lease of each worktree, and each named lease."""
+    """The holders of the lease of each worktree, and of each named lease."""
     of_worktrees, of_names = _Open(WORKTREE), _Open(LEASE)
     for each in entries:
         if each.event not in _ABOUT_LEASES or (at := _instant(each.at)) is None:
@@ -89,7 +89,7 @@ def lease_spans(entries: Iterable[AuditEntry]) -> Iterator[HeldSpan]:
 
 
 def issue_spans(events: Iterable[IssueEvent]) -> Iterator[HeldSpan]:
-    """Who had claimed each issue."""
+    """The holders of the claims of issues."""
     found = _Open(ISSUE)
     for each in events:
         claimed, end = each.type == "issue_claimed", _issue_end(each)
@@ -110,7 +110,7 @@ def _issue_end(event: IssueEvent) -> str:
 
 
 def node_spans(events: Iterable[Recorded]) -> Iterator[HeldSpan]:
-    """Who had claimed each node of the ledger."""
+    """The holders of the claims of ledger nodes."""
     found = _Open(NODE)
     for each in events:
         kind, node = str(each.event.get("type")), str(each.event.get("node_id", ""))

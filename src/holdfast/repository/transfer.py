@@ -95,7 +95,7 @@ def push(
 
 def _send(contents: Contents, remote: str | None, snapshot_ids: Collection[str] | None) -> Pushed:
     """Send snapshots whose trees are here to the content store. Those that are named are sent even if they should be
-    there, in case that the store has lost them."""
+    there, in case the store has lost them."""
     context, address = contents.context, _content_of(contents, remote)
     asked = [name for name, _ in context.store.scan(DESCRIPTORS)] if snapshot_ids is None else list(snapshot_ids)
     pushed = []

@@ -268,7 +268,7 @@ class Worktrees:
         return create(self._context, options)
 
     def below(self, name: str) -> tuple[list[Path], list[Path]]:
-        """What is in the directory of a worktree, and in no snapshot of it: other worktrees, and repositories."""
+        """The contents of a worktree's directory that no snapshot of it has: other worktrees, and repositories."""
         require_here(self._context.config(worktree_name(name)), self._context.paths.main)
         return self._context.home.below(name)
 

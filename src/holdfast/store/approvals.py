@@ -49,7 +49,7 @@ _CODEC = StructCodec(Approved)
 
 
 def approved(root: str | os.PathLike[str]) -> Approved:
-    """What the user has approved for the repository at `root`."""
+    """The user's approvals for the repository at `root`."""
     real = calls.realpath(root)
     nothing = Approved(os.fsencode(real).decode("utf-8", "replace"), _repository_id(real))
     try:

@@ -94,7 +94,7 @@ def unreadable(store: Store, stream: str, after: int, tombstone: int) -> Failure
 
 
 class ArchivedState(Protocol[Record]):
-    """What later readers need of the archived records."""
+    """The state of the archived records that later readers need."""
 
     def add(self, entry: Entry[Record]) -> None: ...
     def as_record(self) -> dict[str, Any]: ...

@@ -331,7 +331,7 @@ class FileStore:
             durable.discard(drafts, early.draft)
 
     def _acknowledge(self, opened: OpenDirectories, progress: _Progress) -> None:
-        """What is left to do for published records after the lock is released, so that no other writer waits for it."""
+        """The rest of the work for published records: after the lock is released, so that no other writer waits."""
         if progress.numbered is not None:
             location, records = progress.numbered
             directory = opened.get(location.directory)

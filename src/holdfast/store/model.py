@@ -539,7 +539,7 @@ class Tally:
         return self._counts._replace(waits=found.contended, seconds_waited=found.seconds_waited)
 
     def new(self) -> CommitStatistics:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         before, self._saved = self._saved, self.read()
         return self._saved.plus(before, -1)
 

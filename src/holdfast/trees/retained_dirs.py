@@ -60,7 +60,7 @@ def needed_by_captures(trees: Iterable[Path]) -> Need:
 
 
 class Excess(NamedTuple):
-    """What no tree needs in one directory of a retained tree."""
+    """The entries of one directory of a retained tree that no tree needs."""
 
     path: str
     files: list[str]

@@ -20,11 +20,12 @@ from holdfast.web.workspaces import AUDIT, ISSUES, LANDING, Workspace
 
 PURPOSE, BREAKING = "claimed in the browser", "break an expired lease"
 TOPICS = (ISSUES, AUDIT, LANDING)
-"""What an action may have changed: every page looks again."""
+"""The records that an action may have changed: pages that show them are read again."""
 
 
 class Done(NamedTuple):
-    """What was done, the command line that does the same, and the page that shows it, if that is another one."""
+    """The result of an action: a message, the equivalent command line, and the page that shows the result, if that is
+    another one."""
 
     message: str
     command: str
@@ -35,7 +36,7 @@ class Done(NamedTuple):
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an action is given. Every field is text, as forms have it."""
+    """The fields of an action. All of them are text, as forms send it."""
 
 
 class CreateIssue(Given, frozen=True, kw_only=True):
@@ -196,7 +197,7 @@ def retry_landing(workspace: Workspace, given: ChangeLanding) -> Done:
 
 
 class Action(NamedTuple):
-    """The form of what is given, and the function that carries it out."""
+    """The fields that an action takes, and the function that carries it out."""
 
     given: type[Given]
     run: Callable[[Workspace, Any], Done]
@@ -242,7 +243,7 @@ def _claimed(text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """A text as browsers send it, with the line breaks of other programs."""
+    """A text from a browser, with the line breaks that other programs use."""
     return text.replace("\r\n", "\n")
 
 

@@ -22,7 +22,7 @@ from holdfast.web.workspaces import Workspace
 
 MOST_ISSUES, MOST_OTHERS = 1_000, 200  # of worktrees and of entries of queues
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""In a file, the style is inside; scripts, pictures and requests stay impossible."""
+"""A file contains its style; scripts, pictures and requests stay impossible."""
 
 
 def export_pages(workspaces: Sequence[Workspace], path: Path) -> int:
@@ -76,7 +76,7 @@ def _links(workspace: Workspace) -> Html:
 
 
 def _workspace(asked: PageRequest) -> list[Html]:
-    """The pages of a workspace. First, it is known which there are, so that links lead to these only."""
+    """The pages of a workspace. Their names are collected first, so that links lead only to pages in the file."""
     pages = [
         *((name, "") for name, _, _ in IN_NAVIGATION),
         *_names("issue", _issues, asked.workspace),

@@ -1,7 +1,7 @@
-"""HTML that is escaped by construction: the only way to a `Html` is `h`, and `h` escapes every text.
+"""HTML that is escaped by construction: only `h` makes an `Html`, and `h` escapes every text.
 
 Names of elements and attributes are checked, there are no attributes with scripts or styles, and a link leads to a page
-of this server. Control characters, and those that change the direction of text, are shown and not obeyed.
+of this server. Control characters, and those that change the direction of text, are shown, not obeyed.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ STATES = {
 
 
 class PageRequest(NamedTuple):
-    """A question: which workspace, what follows the name of the page in the address, the query, and the present. With
-    `part`, the answer is for a file: nothing is asked for later."""
+    """A request for a page: the workspace, the rest of the address after the name of the page, the query, and the time.
+    With `part`, the page is for a file, which cannot request anything later."""
 
     workspace: Workspace
     workspaces: Sequence[Workspace]
@@ -56,7 +56,7 @@ class PageRequest(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The answer: `body` inside the frame. `page` marks the place in the navigation; `command` shows the same in a
+    """A page: `body` goes inside the frame. `page` marks the place in the navigation; `command` shows the same in a
     terminal; `scripts` are files in `static/`. A final page never changes."""
 
     title: str
@@ -325,15 +325,15 @@ def command_line(command: str) -> Html:
 
 
 def empty(text: str, *commands: str) -> Html:
-    """What a page says that has nothing to show, and what to type next."""
+    """The text of a page that has nothing to show, and the commands to type next."""
     return h("div", h("p", text), [h("p", command_line(each)) for each in commands], class_="empty")
 
 
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Child]], *, label: str, class_: str = "", folds: bool = False
 ) -> Html:
-    """A table. On a narrow screen, it scrolls sideways; or it `folds`: each row becomes a few lines, in which each cell
-    has its title, and those without content are left out."""
+    """A table. On a narrow screen, it scrolls sideways; or it `folds`: each row becomes a few lines, one for each cell
+    that has content, with the title of its column."""
 
     def role(name: str) -> str | None:
         return name if folds else None  # a browser may take a table with another layout for no table
@@ -373,8 +373,8 @@ def lazy(
     class_: str = "",
     once: bool = False,
 ) -> Html:
-    """A part that takes longer to find out: the scripts ask for it when the page is there, and again when it changes,
-    unless `once`. A file has it at once."""
+    """A slow part: the scripts request it once the page is shown and, unless `once`, again when it changes. A file
+    contains it."""
     class_ = f"lazy {class_}".strip()
     if asked.part is not None:
         return h(tag, asked.part(part, asked._replace(name=name)), class_=class_)
@@ -384,8 +384,8 @@ def lazy(
 
 
 def rarely(asked: PageRequest, name: str, make: Callable[[], Html]) -> Html:
-    """A part that is expensive: many tabs and quick changes share one answer for a while. Who gets an older one asks
-    again afterwards."""
+    """An expensive part: many tabs and quick changes share one answer for a while. A page with an older answer asks
+    again later."""
     found, is_new = asked.workspace.remembered(f"{name} {asked.name}", make)
     return found if is_new else join(found, h("span", data_again=REMEMBERED_MS, hidden=True))
 

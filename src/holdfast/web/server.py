@@ -26,7 +26,7 @@ KEEP_ALIVE = 15
 
 
 class ServerOptions(NamedTuple):
-    """Where to listen, who may ask, and what happens when a browser was let in."""
+    """Where to listen, the host names that requests may use, and whether actions are allowed."""
 
     host: str = "127.0.0.1"
     port: int = 0

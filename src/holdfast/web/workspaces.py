@@ -42,7 +42,7 @@ OpenWatch = Callable[[], AbstractContextManager[Watch]]
 
 
 class WorkspaceSettings(NamedTuple):
-    """What the command line knows and the pages need."""
+    """Settings of the command line that the pages need."""
 
     actor: str
     address: str | None  # of the issues and the ledger, if it is not the configured store

@@ -22,7 +22,7 @@ _NEWEST_FIRST = (State.DONE, State.REJECTED, State.ARCHIVED)
 
 
 class Filter(NamedTuple):
-    """What the address asks for. `whole` is the column that is shown whole."""
+    """The filter in the address. `whole` is the column that is shown whole."""
 
     query: Query = Query()
     hide_blocked: bool = False

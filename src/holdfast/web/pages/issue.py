@@ -164,7 +164,7 @@ def _run(asked: PageRequest, run: GateRun) -> Html:
 
 
 def _attempts_part(asked: PageRequest, events: list[IssueEvent]) -> Html | None:
-    """Who has claimed the issue, for how long, and how it ended; the newest first."""
+    """The claims of the issue, how long they lasted, and how they ended; the newest first."""
     reasons: dict[float | None, object] = {}
     for event in events:
         with contextlib.suppress(ValueError):  # another program wrote it

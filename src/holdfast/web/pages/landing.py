@@ -156,7 +156,7 @@ def batches_part(asked: PageRequest) -> Html:
 
 
 def _batch(asked: PageRequest, batch: TestedBatch, entries: Mapping[str, Landing], going: frozenset[str]) -> Html:
-    """What became of the entries, then one row per run with a mark for each entry that it tested."""
+    """The outcomes of the entries, then one row per run with a mark for each entry that it tested."""
     members = [
         h("li", _link(asked.workspace, found), " ", h("span", found.state.value, class_=f"state {found.state.value}"))
         if (found := entries.get(each)) is not None

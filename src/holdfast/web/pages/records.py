@@ -54,7 +54,7 @@ def ledger_page(asked: PageRequest) -> Page:
     ]
     rows = [_event_row(asked, each) for each in reversed(events)]
     body = join(
-        _verdict(asked, last),
+        _soundness(asked, last),
         section("Claims", table(("Node", "Owner", "Since", "Time left"), claims, label="Claims"), count=len(claims))
         if claims
         else None,
@@ -67,8 +67,8 @@ def ledger_page(asked: PageRequest) -> Page:
     return Page("Ledger", "ledger", body, command)
 
 
-def _verdict(asked: PageRequest, events: int) -> Html:
-    """The mark that the ledger is sound. A long one is verified when somebody asks for it."""
+def _soundness(asked: PageRequest, events: int) -> Html:
+    """Whether the ledger is sound; a long one is verified only on request."""
     found = lazy(asked, "ledger-check", h("p", "Verifying…", class_="notice"), once=True)
     if events <= MOST_VERIFIED:
         return found

@@ -36,7 +36,7 @@ HALF = 34  # pixels: half of the widest label of the axis
 _COLOURS = 8
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?")  # what the field of a form sends, without a zone
 Place = Callable[[float], float]
-"""From an instant to a distance from the left."""
+"""Maps an instant to a distance from the left edge."""
 
 
 def timeline_page(asked: PageRequest) -> Page:
@@ -96,7 +96,7 @@ def _tools(asked: PageRequest, length: float, cursor: float | None) -> Html:
         h("input", type="hidden", name="last", value=last) if last else None,
         h("label", "Held at (UTC) ", h("input", name="at", type="datetime-local", step=1, required=True, value=value)),
         h("button", "Show"),
-        h("span", "or click a moment in the picture.", class_="dim"),
+        h("span", "or click in the timeline.", class_="dim"),
         action=address(asked.workspace, "timeline"),
         method="get",
         class_="filter",
@@ -226,7 +226,7 @@ def _span(span: HeldSpan, colour: int, x: Place, y: int, now: float, titles: dic
 
 
 def _at(asked: PageRequest, spans: Iterable[HeldSpan], titles: dict[str, str], cursor: float) -> Html:
-    """What was held at the moment of the cursor."""
+    """The holdings at the moment of the cursor."""
     then = format_instant(cursor)
     rows: list[list[Child]] = []
     for each in spans:

@@ -116,7 +116,7 @@ def changes_part(asked: PageRequest) -> Html:
 
 
 def conflicts_part(asked: PageRequest) -> Html:
-    """Which worktrees would conflict with each other, or with the branch that work lands on."""
+    """The worktrees that would conflict with each other, or with the branch that work lands on."""
     return rarely(asked, "conflicts", lambda: _conflicts(asked))
 
 
