@@ -270,7 +270,8 @@ stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and 
 
 \b
 Adopt a git checkout, and work in it under a lease:
-  cd my-project && holdfast init
+  cd my-project
+  holdfast init
   holdfast run --snapshot -- ./work
 See who holds what, and let an agent take work from the queue:
   holdfast who

@@ -1,4 +1,4 @@
-// What every page does: follow changes, count times, keys, the palette, and actions. No page needs it to be read.
+// Shared by all pages: following changes, counting times, keys, the palette, and actions. Pages are readable without.
 
 const body = document.body;
 const workspace = body.dataset.workspace;

@@ -1,4 +1,4 @@
-// A line follows the pointer; a click asks for what was held at that moment.
+// A line follows the pointer; a click shows the holdings at that moment.
 
 const place = document.getElementById("timeline");
 
