@@ -58,7 +58,7 @@ REASONS: dict[str, str] = {
     "holdfast.demo.check": "the check of the demo reads only what is on disk, so it stays apart from the scenario",
     "holdfast.ledger.asynchronous": "public, and loads asyncio; `holdfast` loads it on demand",
     "holdfast.locks.async_file_lock": "loads asyncio, which only coroutines need",
-    "holdfast.store.fail_fast": "a store of its own; only a repository that is examined uses it",
+    "holdfast.store.postgres_requests": "a request and its time limits, apart from keeping connections",
     "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
     "holdfast.testing.contract_changes": "a part of the contract, beside the other parts",
     "holdfast.issues.layering": "a pure function of edges, which the tests ask without a page",
