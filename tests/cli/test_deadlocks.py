@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pytest
 
+from holdfast.repository.ledgers import init_ledger
 from tests.cli.commands import HOLDFAST, PATIENCE, data, environment, holdfast, wait_until
 
 if sys.platform == "win32":
@@ -17,11 +18,9 @@ if sys.platform == "win32":
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    directory = tmp_path / "root"
-    assert holdfast("init", directory).returncode == 0
-    assert holdfast("ledger", "init", "--repo", directory).returncode == 0
-    return directory
+def root(records: Path, scratch: Path) -> Path:
+    init_ledger(records)
+    return scratch / "repo"
 
 
 class Agent:

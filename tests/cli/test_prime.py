@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.repository.opening import open_tracker
 from tests.cli.commands import data, envelope, error, holdfast, python
 
 if sys.platform == "win32":
@@ -23,11 +24,9 @@ READ = python(
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    path = tmp_path / "project"
-    holdfast("init", path)
-    holdfast("issue", "init", cwd=path)
-    return path
+def root(records: Path, scratch: Path) -> Path:
+    open_tracker(records, actor="human:owner").initialise()
+    return scratch / "repo"
 
 
 def create(root: Path, title: str, *options: str) -> str:

@@ -141,9 +141,8 @@ def wall_clock(tmp_path: Path) -> WallClock:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    assert holdfast("init", tmp_path / "repo").returncode == 0
-    return tmp_path / "repo"
+def repo(records: Path, scratch: Path) -> Path:
+    return scratch / "repo"
 
 
 def test_the_shim_sets_the_wall_clock_of_a_process(wall_clock: WallClock) -> None:

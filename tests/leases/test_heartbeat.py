@@ -25,8 +25,8 @@ def was_renewed_after(service: LeaseService, instant: str) -> bool:
     return renewed_at(service) > instant
 
 
-def test_shortening_a_lease_wakes_its_sleeping_heartbeat(scratch: Path) -> None:
-    service = LeaseService(FileStore(scratch), AuditTrail())
+def test_shortening_a_lease_wakes_its_sleeping_heartbeat(records: Path) -> None:
+    service = LeaseService(FileStore(records), AuditTrail())
     with acquire(service, "main", service.request(ttl=3600.0)) as held:
         held.renew(3.0)  # the heartbeat would sleep for 20 minutes
         seen = renewed_at(service)
@@ -36,8 +36,8 @@ def test_shortening_a_lease_wakes_its_sleeping_heartbeat(scratch: Path) -> None:
         held.check()
 
 
-def test_a_waiter_that_is_cancelled_stops_at_once_and_leaves_the_queue(scratch: Path) -> None:
-    service = LeaseService(FileStore(scratch), AuditTrail())
+def test_a_waiter_that_is_cancelled_stops_at_once_and_leaves_the_queue(records: Path) -> None:
+    service = LeaseService(FileStore(records), AuditTrail())
     cancelled = threading.Event()
     ended: list[BaseException] = []
 
@@ -46,7 +46,7 @@ def test_a_waiter_that_is_cancelled_stops_at_once_and_leaves_the_queue(scratch: 
             acquire(service, "main", service.request(ttl=3600.0), wait=None, cancelled=cancelled)
         ended.append(raised.value)
 
-    other = LeaseService(FileStore(scratch), AuditTrail(), holder=service.holder._replace(pid=1))
+    other = LeaseService(FileStore(records), AuditTrail(), holder=service.holder._replace(pid=1))
     with acquire(other, "main", other.request(ttl=3600.0)):
         waiting = threading.Thread(target=wait)
         waiting.start()

@@ -120,8 +120,8 @@ def test_jitter_spreads_renewals_of_leases_acquired_together() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_held_lease_or_claim_outlives_its_ttl_and_ends_with_its_block(kind: str, scratch: Path) -> None:
-    with hold(kind, scratch, TTL) as held:
+def test_a_held_lease_or_claim_outlives_its_ttl_and_ends_with_its_block(kind: str, records: Path) -> None:
+    with hold(kind, records, TTL) as held:
         first = held.record
         for _ in range(2 * BEATS):
             before = held.record
@@ -136,9 +136,9 @@ def test_a_held_lease_or_claim_outlives_its_ttl_and_ends_with_its_block(kind: st
     held.release()  # releasing twice is fine
 
 
-def test_a_lease_held_by_a_coroutine_is_renewed_too(scratch: Path) -> None:
+def test_a_lease_held_by_a_coroutine_is_renewed_too(records: Path) -> None:
     async def work() -> HeldLease:
-        service = LeaseService(FileStore(scratch), AuditTrail())
+        service = LeaseService(FileStore(records), AuditTrail())
         async with acquire(service, "main", service.request(ttl=TTL)) as held:
             first = held.lease
             while held.lease == first:
@@ -149,7 +149,7 @@ def test_a_lease_held_by_a_coroutine_is_renewed_too(scratch: Path) -> None:
     held = asyncio.run(work())
     with pytest.raises(LockNotHeld):
         held.check()
-    assert LeaseService(FileStore(scratch), AuditTrail()).state("main") is None
+    assert LeaseService(FileStore(records), AuditTrail()).state("main") is None
 
 
 # --- Expiry -----------------------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def test_a_lease_held_by_a_coroutine_is_renewed_too(scratch: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_process_stopped_beyond_its_ttl_learns_of_the_loss_when_it_resumes(kind: str, scratch: Path) -> None:
+def test_a_process_stopped_beyond_its_ttl_learns_of_the_loss_when_it_resumes(kind: str, records: Path) -> None:
     def work(line: Line) -> None:
-        with hold(kind, scratch, TTL) as held:
+        with hold(kind, records, TTL) as held:
             line.say(held.ttl)
             held.lost.wait(PATIENCE)
             try:
@@ -201,9 +201,9 @@ def test_setting_the_wall_clock_changes_nothing(step: float) -> None:
         held.check()
 
 
-def test_a_holder_learns_of_the_expiry_even_if_the_store_does_not_answer(scratch: Path) -> None:
-    held = hold("lease", scratch, TTL)
-    with guard_taken(scratch):
+def test_a_holder_learns_of_the_expiry_even_if_the_store_does_not_answer(records: Path) -> None:
+    held = hold("lease", records, TTL)
+    with guard_taken(records):
         held.beat()
         assert held.lost.wait(PATIENCE)  # although a renewal is blocked
         with pytest.raises(LockExpired):
@@ -239,9 +239,9 @@ def test_a_heartbeat_that_blocks_on_the_store_would_be_found(short_sleeps: None)
 # --- Failures ---------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_is_retried_until_the_store_is_back(scratch: Path) -> None:
-    with hold("lease", scratch, 6.0, timeout=0.05) as held:
-        with guard_taken(scratch):
+def test_a_renewal_is_retried_until_the_store_is_back(records: Path) -> None:
+    with hold("lease", records, 6.0, timeout=0.05) as held:
+        with guard_taken(records):
             wait_until(lambda: isinstance(held.problem, LockTimeout))
             held.check()  # not expired yet
         before = held.record
@@ -313,8 +313,8 @@ def test_a_renewal_is_retried_if_no_thread_can_start(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_released_cannot_be_entered_again(kind: str, scratch: Path) -> None:
-    held = hold(kind, scratch, LONG)
+def test_what_was_released_cannot_be_entered_again(kind: str, records: Path) -> None:
+    held = hold(kind, records, LONG)
     with held:
         held.check()
     with pytest.raises(LockNotHeld), held:
@@ -340,8 +340,8 @@ def test_a_lost_lease_cannot_be_entered() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> None:
-    with hold("lease", scratch, TTL) as held:
+def test_a_forked_child_holds_nothing_and_releases_nothing(records: Path) -> None:
+    with hold("lease", records, TTL) as held:
 
         def work(line: Line) -> None:
             found: list[object] = [heartbeat_threads()]
@@ -364,9 +364,9 @@ def test_a_forked_child_holds_nothing_and_releases_nothing(scratch: Path) -> Non
         held.check()
 
 
-def test_an_unreferenced_lease_is_not_kept_alive(scratch: Path) -> None:
+def test_an_unreferenced_lease_is_not_kept_alive(records: Path) -> None:
     def hold_for_a_while() -> weakref.ref[Held[Any]]:
-        held = hold("lease", scratch, TTL).beat()
+        held = hold("lease", records, TTL).beat()
         before = held.record
         wait_until(lambda: held.record != before)
         return weakref.ref(held)
@@ -378,7 +378,7 @@ def test_an_unreferenced_lease_is_not_kept_alive(scratch: Path) -> None:
     gone = hold_for_a_while()
     wait_until(is_collected)
     wait_until(lambda: not heartbeat_threads())
-    state = LeaseService(FileStore(scratch), AuditTrail()).state("main")
+    state = LeaseService(FileStore(records), AuditTrail()).state("main")
     assert state is not None  # not released: it will expire
 
 

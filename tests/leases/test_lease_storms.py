@@ -114,9 +114,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(scratch: Path) -> Iterator[Stage]:
+def stage(records: Path) -> Iterator[Stage]:
     with Workers() as workers:
-        yield Stage(scratch, workers)
+        yield Stage(records, workers)
 
 
 @pytest.mark.req("LC-02", "LC-07", "LC-08")

@@ -36,6 +36,7 @@ def service_at(root: Path, address: str) -> LeaseService:
     return LeaseService(open_address(root, address), AuditTrail()).of_names()
 
 
+@pytest.mark.plain_home("it is about stores alone")
 def test_every_grant_has_the_next_token_and_the_queue_is_served_in_order(tmp_path: Path, store_url: str) -> None:
     first, second, third = (service_at(tmp_path, store_url) for _ in range(3))
     held = acquire(first, JOB, first.request(ttl=LONG, purpose="the report"))
@@ -57,6 +58,7 @@ def test_every_grant_has_the_next_token_and_the_queue_is_served_in_order(tmp_pat
     assert events == ["lock_acquired", "lock_released"] * 2 + ["lock_acquired"]
 
 
+@pytest.mark.plain_home("it is about stores alone")
 def test_a_heartbeat_keeps_it_and_a_released_one_is_lost_to_nobody(tmp_path: Path, store_url: str) -> None:
     leases = service_at(tmp_path, store_url)
     with acquire(leases, JOB, leases.request(ttl=1.0)) as held:
@@ -124,6 +126,7 @@ def test_coroutines_wait_for_a_name(repository: Repository) -> None:
     assert sorted(done) == [1, 2]
 
 
+@pytest.mark.plain_home("it is about stores alone")
 def test_a_deadlock_may_lead_through_a_name_and_a_worktree() -> None:
     store = MemoryStore()
     one, other = (LeaseService(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")

@@ -87,10 +87,10 @@ def waiting_service(root: Path, timeout: float) -> tuple[FileStore, LeaseService
     return store, leases
 
 
-def test_a_wait_ends_at_its_own_time_limit_not_at_that_of_a_document_lock(scratch: Path) -> None:
-    _, leases = waiting_service(scratch, LONG)
+def test_a_wait_ends_at_its_own_time_limit_not_at_that_of_a_document_lock(records: Path) -> None:
+    _, leases = waiting_service(records, LONG)
     with (
-        FileLocker().lock_exclusive(scratch / ".jvs/guards/worktree-main.lock"),
+        FileLocker().lock_exclusive(records / ".jvs/guards/worktree-main.lock"),
         ThreadPoolExecutor(1) as pool,
     ):
         wait = pool.submit(service.acquire, leases, "main", leases.request(), wait=0.3)
@@ -100,10 +100,10 @@ def test_a_wait_ends_at_its_own_time_limit_not_at_that_of_a_document_lock(scratc
     assert re.search(r"the worktree main, at .*worktree-main.lock, after 300ms; held by", failure.message)
 
 
-def test_a_wait_outlasts_a_document_lock_that_is_not_free_in_time(scratch: Path) -> None:
-    store, leases = waiting_service(scratch, 0.02)
+def test_a_wait_outlasts_a_document_lock_that_is_not_free_in_time(records: Path) -> None:
+    store, leases = waiting_service(records, 0.02)
     with ThreadPoolExecutor(1) as pool:
-        with FileLocker().lock_exclusive(scratch / ".jvs/guards/worktree-main.lock"):
+        with FileLocker().lock_exclusive(records / ".jvs/guards/worktree-main.lock"):
             wait = pool.submit(service.acquire, leases, "main", leases.request(), wait=PATIENCE)
             wait_until(lambda: wait.done() or store.lock_statistics().timed_out >= 3)
         assert wait.result(PATIENCE).token == 2

@@ -17,6 +17,7 @@ from tests.mcp.clients import ERAS, connected, make_repo, run
 from tests.support.homes import records_of
 
 pytestmark = [
+    pytest.mark.both_homes,
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process semantics"),
 ]
 
@@ -39,8 +40,8 @@ def test_the_roots_of_the_client_take_precedence_over_the_option(
 
     async def test() -> None:
         async with connected("--repo", one, cwd=tmp_path, mode=era, roots=[tmp_path, two / "main"]) as agent:
-            assert (await agent.read("worktrees"))["root"] == str(two)
-            assert (await agent("who"))["root"] == str(two)
+            assert (await agent.read("worktrees"))["root"] == str(records_of(two))
+            assert (await agent("who"))["root"] == str(records_of(two))
 
     run(test)
 
@@ -54,7 +55,7 @@ def test_the_project_follows_the_roots_when_they_change(repos: tuple[Path, Path]
             lease = await agent("take_lease")
             roots[:] = [two]
             await agent.client.session.send_notification(types.RootsListChangedNotification())
-            assert (await agent("who"))["root"] == str(two)
+            assert (await agent("who"))["root"] == str(records_of(two))
             roots[:] = [one]
             await agent.client.session.send_notification(types.RootsListChangedNotification())
             assert (await agent("take_lease"))["lock_id"] == lease["lock_id"]  # it was kept
@@ -70,12 +71,12 @@ def test_without_roots_the_option_wins_then_the_environment_then_the_directory(
 
     async def test() -> None:
         async with connected(cwd=tmp_path, env={"HOLDFAST_REPO": str(two)}) as agent:
-            assert (await agent("who"))["root"] == str(two)
+            assert (await agent("who"))["root"] == str(records_of(two))
 
     run(test)
-    assert find_project(settings(two), []).root == two
-    assert find_project(settings(two, repo=one), []).root == one
-    assert find_project(settings(two, repo=one / "main"), []).root == one
+    assert find_project(settings(two), []).root == records_of(two)
+    assert find_project(settings(two, repo=one), []).root == records_of(one)
+    assert find_project(settings(two, repo=one / "main"), []).root == records_of(one)
 
 
 def test_roots_without_a_project_are_skipped(repos: tuple[Path, Path], tmp_path: Path) -> None:
@@ -83,11 +84,11 @@ def test_roots_without_a_project_are_skipped(repos: tuple[Path, Path], tmp_path:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
-    assert find_project(settings(elsewhere), [elsewhere.as_uri(), two.as_uri()]).root == two
-    assert find_project(settings(elsewhere, repo=one), [elsewhere.as_uri()]).root == one
+    assert find_project(settings(elsewhere), [elsewhere.as_uri(), two.as_uri()]).root == records_of(two)
+    assert find_project(settings(elsewhere, repo=one), [elsewhere.as_uri()]).root == records_of(one)
     with pytest.raises(NotFound, match="elsewhere"):
         find_project(settings(one), [elsewhere.as_uri()])  # not the working directory: the client did not offer it
-    assert find_project(settings(one), ["https://example.org/two"]).root == one
+    assert find_project(settings(one), ["https://example.org/two"]).root == records_of(one)
 
 
 def test_the_worktree_of_the_client_is_the_default(repos: tuple[Path, Path]) -> None:
@@ -107,7 +108,7 @@ def test_a_directory_called_ledger_in_a_worktree_is_not_mistaken_for_a_project(r
     one, _ = repos
     (one / "main/ledger").mkdir()
 
-    assert find_project(settings(one), [(one / "main").as_uri()]).root == one
+    assert find_project(settings(one), [(one / "main").as_uri()]).root == records_of(one)
 
 
 def test_a_root_is_a_directory_on_this_machine() -> None:
@@ -159,8 +160,9 @@ def test_a_store_that_is_not_approved_is_not_contacted_and_the_agent_is_told_how
     repos: tuple[Path, Path], tmp_path: Path
 ) -> None:
     one, _ = repos
-    (one / ".holdfast").mkdir(exist_ok=True)
-    (one / ".holdfast/config.json").write_text(f'{{"schema_version": 1, "store": "file://{tmp_path}/elsewhere"}}')
+    place = records_of(one) / ".holdfast"
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(f'{{"schema_version": 1, "store": "file://{tmp_path}/elsewhere"}}')
 
     async def test() -> None:
         async with connected("--repo", one, cwd=tmp_path) as agent:

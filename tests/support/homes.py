@@ -1,4 +1,4 @@
-"""The two homes of a repository: tests marked `both_homes` run in a plain home and in a git home.
+"""The two homes of a repository: tests marked `both_homes`, or with `records`, run in a plain home and in a git home.
 
 The git home is that of a bare repository, `.git`, whose worktrees have the paths of a plain home: `main`, and those in
 `worktrees/`. A link leads to the records, where a plain home has them. A test that is about the content of a plain home
@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     node = metafunc.definition
-    if node.get_closest_marker("both_homes") and not node.get_closest_marker("plain_home"):
+    wanted = node.get_closest_marker("both_homes") or "records" in metafunc.fixturenames
+    if wanted and not node.get_closest_marker("plain_home"):
         metafunc.parametrize("home", ["plain", "git"], indirect=True)
 
 
@@ -57,6 +58,13 @@ def home(request: pytest.FixtureRequest) -> Iterator[str]:
     _current[0] = getattr(request, "param", "plain")
     yield _current[0]
     _current[0] = "plain"
+
+
+@pytest.fixture
+def records(scratch: Path) -> Path:
+    """The directory with the records of a new repository."""
+    make_repository(scratch / "repo").close()
+    return records_of(scratch / "repo")
 
 
 def in_git() -> bool:

@@ -161,8 +161,10 @@ class Project(NamedTuple):
 
     def given_lease(self, worktree: str) -> GivenLease | None:
         given, repo = self.settings.given, self.settings.repo
-        here = repo is None or self.root in (repo, *repo.parents)
-        return given if given is not None and here and given.worktree == worktree else None
+        if given is not None and given.worktree == worktree:
+            with contextlib.suppress(NotFound):
+                return given if repo is None or _root_above(repo) == self.root else None
+        return None
 
     def tracker(self, actor: str) -> Tracker:
         settings = self.settings
